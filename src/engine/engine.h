@@ -1,0 +1,40 @@
+/* Progress: who runs a rank's programs, and how one waits.
+ *
+ * A runnable is one rank of one communicator. Whoever holds its run lock runs it: a caller that waits runs it itself (a
+ * group's caller all of its ranks, in turn), so the fast path has no hand-over; work on a stream is run by the process's
+ * engine thread unless a caller that synchronises takes the lock first. Waiting is: spin (only where every waiting rank of
+ * the host can have a core), then sched_yield for a bounded time, then sleep on the rank's bell. */
+#ifndef TP_ENGINE_ENGINE_H
+#define TP_ENGINE_ENGINE_H
+
+#include "boot/boot.h"
+
+enum tp_run {
+	TP_RUN_IDLE,                /* nothing outstanding */
+	TP_RUN_WAITING,             /* outstanding, but nothing could be moved now */
+	TP_RUN_MOVED                /* something moved: call again */
+};
+
+struct tp_runnable {
+	enum tp_run (*run)(struct tp_runnable *self);       /* with the lock held */
+	/* Descriptors to sleep on besides the bell (network); may be NULL. */
+	int (*poll_fds)(struct tp_runnable *self, int *fds, uint32_t *events, int max);
+	/* A wait has lasted long (every 200 ms or so, lock held): look for mismatched calls, the dead, … */
+	void (*stalled)(struct tp_runnable *self, uint64_t waited_ms);
+	struct tp_bell *bell;
+	bool crowded;               /* the host has more ranks than cores: yield at once, don't spin */
+	_Atomic uint32_t lock;
+	_Atomic uint32_t queued;    /* in the engine thread's list */
+	struct tp_runnable *next_queued;
+};
+
+bool tp_engine_try_lock(struct tp_runnable *runnable);
+void tp_engine_unlock(struct tp_runnable *runnable);
+/* Runs the set until done(arg). Runnables whose lock another thread holds are left to it. Returns when done. */
+void tp_engine_wait(struct tp_runnable *const *set, int count, bool (*done)(void *arg), void *arg);
+/* The engine thread runs it until it is idle. Started at first use; sleeps (no CPU) when nothing is queued. */
+ncclResult_t tp_engine_submit(struct tp_runnable *runnable);
+/* Waits until the engine thread has let go of it for good: before it is freed. */
+void tp_engine_forget(struct tp_runnable *runnable);
+
+#endif

@@ -1,0 +1,57 @@
+/* The host executor: runs a rank's program on host memory. Lanes are small state machines; whoever runs the rank runs all
+ * its ready lanes in turn. */
+#ifndef TP_EXEC_EXEC_H
+#define TP_EXEC_EXEC_H
+
+#include "engine/engine.h"
+#include "link/link.h"
+#include "plan/plan.h"
+
+/* The arithmetic (reduce.c): dst[i] = op over s of src[s][i], sources in order. Small floats (half, bfloat16, fp8) are
+ * accumulated in float over all sources of the step and rounded once, to nearest even (fp8 e4m3 and e5m2: saturating to
+ * the largest finite value; NaN stays NaN). Integers wrap. min and max of floats: a NaN in any source gives NaN. */
+struct tp_reduce {
+	ncclDataType_t type;
+	ncclRedOp_t op;             /* Sum, Prod, Max, Min */
+	bool pre, post;             /* multiply chunks read from INPUT by pre_scale; final values by post_scale */
+	double pre_scale;           /* PreMulSum's scalar, or 1/n for half and fp8 averages; integers: as integer */
+	double post_scale;          /* averages: 1/n; integers divide by post_divisor (truncating towards zero) */
+	int64_t post_divisor, pre_integer;
+};
+/* dst may be equal to any src (not overlap otherwise). nsrc >= 1. first_raw bit s: source s is raw INPUT, to be pre-scaled. */
+void tp_reduce_run(const struct tp_reduce *r, bool final, void *dst, const void *const *src, int nsrc, uint64_t raw_mask,
+	size_t bytes);
+void tp_reduce_fill_avg(struct tp_reduce *r, int nranks);       /* op ncclAvg to the scales above */
+
+struct tp_exec_transfer { int peer; bool is_send; void *buf; size_t bytes; };
+
+struct tp_exec_call {
+	const struct tp_plan *plan;         /* with this rank's programs, one a channel */
+	const void *input;
+	void *output;
+	size_t block_bytes, chunk_bytes;    /* chunk_bytes: the chooser's limit */
+	size_t line_bytes;
+	struct tp_reduce reduce;            /* type always valid; op where the plan reduces */
+	uint32_t tag;                       /* of the call, in every slot */
+	const struct tp_exec_transfer *transfers;   /* TP_SEND_RECV: [ntransfers], kept by the caller until the end */
+	int ntransfers;
+};
+
+struct tp_exec;             /* one rank's executor: links, scratch memory */
+struct tp_exec_op;          /* one running operation */
+
+ncclResult_t tp_exec_create(struct tp_boot *boot, struct tp_links *links, struct tp_exec **out);
+void tp_exec_destroy(struct tp_exec *exec);
+/* Gets links and lanes ready; allocation-free once a plan has been seen. */
+ncclResult_t tp_exec_start(struct tp_exec *exec, const struct tp_exec_call *call, struct tp_exec_op **out);
+/* Advances; *done once finished (op is recycled then). An error names the peer and is final. A tag or size that doesn't
+ * match is ncclInvalidUsage for the caller to explain (tp_boot_find_mismatch). */
+ncclResult_t tp_exec_run(struct tp_exec *exec, struct tp_exec_op *op, bool *moved, bool *done);
+void tp_exec_cancel(struct tp_exec *exec, struct tp_exec_op *op);
+/* The fast path: a ONE_SHOT-shaped plan whose message fits one slot, run to its end right here (spins, then yields; gives
+ * up to the general path by *handled = false before anything was sent). poll is called now and then while it waits and
+ * ends the wait by returning an error. */
+ncclResult_t tp_exec_one_shot(struct tp_exec *exec, const struct tp_exec_call *call, bool crowded,
+	ncclResult_t (*poll)(void *arg, uint64_t waited_ns), void *arg, bool *handled);
+
+#endif

@@ -1,0 +1,108 @@
+/* A link carries chunks one way between two ranks: a ring of slots. An executor sees only slots; what is behind them:
+ *   shm  the ring lies in the segment that the ranks of a host share, at a place that both compute: no connection phase;
+ *        chunks above inline_bytes may travel by reference, read with process_vm_readv (or plainly within a process);
+ *   net  two private rings, moved by the proxy (net.c) through a network transport;
+ *   self a private ring between two lanes of one rank.
+ * A slot is published by storing its sequence number last (release), which the receiver's poll acquires: for small chunks
+ * header and data are one cache line, one transfer. The receiver gives slots back by storing `head` (release), which the
+ * sender loads (acquire) only when its cached copy says that the ring is full. */
+#ifndef TP_LINK_LINK_H
+#define TP_LINK_LINK_H
+
+#include "boot/boot.h"
+#include "net/net.h"
+
+enum tp_slot_kind { TP_SLOT_INLINE, TP_SLOT_REF };
+
+struct tp_slot {
+	_Atomic uint32_t seq;       /* the chunk's number on this link plus one; 0: never used */
+	uint32_t bytes;             /* of the chunk */
+	uint32_t tag;               /* hash of the call: a mismatched call is seen at once, not as garbage */
+	uint32_t kind;
+	unsigned char data[];       /* INLINE: the chunk; REF: struct tp_slot_ref */
+};
+struct tp_slot_ref { uint64_t addr; };
+
+enum tp_link_kind { TP_LINK_SHM, TP_LINK_NET, TP_LINK_SELF };
+
+/* One end of a link. The same struct serves sender and receiver; each uses its own fields and none of the other's. */
+struct tp_link {
+	unsigned char *slots;
+	size_t stride, capacity;            /* of a slot; of its data */
+	uint32_t mask;                      /* number of slots - 1 */
+	uint32_t next;                      /* chunks sent (or received) so far */
+	uint32_t head_seen;                 /* sender: chunks known to be consumed */
+	_Atomic uint32_t *head;             /* receiver stores, sender loads */
+	uint8_t kind;                       /* enum tp_link_kind */
+	uint8_t same_process;               /* a reference can be read plainly */
+	uint8_t by_ref;                     /* references allowed: agreed at init */
+	int32_t peer;                       /* rank at the other end */
+	pid_t peer_pid;
+	struct tp_bell *peer_bell;          /* NULL: net and self */
+	struct tp_link_net *net;            /* the proxy's state; NULL: others */
+};
+
+
+/* Sender: the next slot, or NULL where the ring is full. */
+static inline struct tp_slot *tp_link_claim(struct tp_link *l)
+{
+	if (__builtin_expect(l->next - l->head_seen > l->mask, 0)) {
+		l->head_seen = atomic_load_explicit(l->head, memory_order_acquire);     /* pairs with tp_link_release */
+		if (l->next - l->head_seen > l->mask) return NULL;
+	}
+	return (struct tp_slot *)(l->slots + (size_t)(l->next & l->mask) * l->stride);
+}
+/* Sender: header fields but seq and data are written; publish. */
+static inline void tp_link_publish(struct tp_link *l, struct tp_slot *slot)
+{
+	l->next++;
+	atomic_store_explicit(&slot->seq, l->next, memory_order_release);           /* pairs with tp_link_peek */
+	if (l->peer_bell) tp_bell_ring(l->peer_bell);
+}
+/* Receiver: the next full slot, or NULL. */
+static inline struct tp_slot *tp_link_peek(struct tp_link *l)
+{
+	struct tp_slot *slot = (struct tp_slot *)(l->slots + (size_t)(l->next & l->mask) * l->stride);
+	return atomic_load_explicit(&slot->seq, memory_order_acquire) == l->next + 1 ? slot : NULL;
+}
+/* Receiver: done with the slot (and with the memory that it refers to). */
+static inline void tp_link_release(struct tp_link *l)
+{
+	l->next++;
+	atomic_store_explicit(l->head, l->next, memory_order_release);
+	if (l->peer_bell) tp_bell_ring(l->peer_bell);
+}
+/* Sender: has everything sent been consumed? (References may be reused then.) */
+static inline bool tp_link_drained(struct tp_link *l)
+{
+	if (l->next == l->head_seen) return true;
+	l->head_seen = atomic_load_explicit(l->head, memory_order_acquire);
+	return l->next == l->head_seen;
+}
+
+/* All links of one rank of one communicator. */
+struct tp_links;
+struct tp_links_options {
+	int nchannels;
+	bool allow_by_ref;                  /* process_vm_readv may be used where it works; agreed at init inside create */
+	const char *net_name;               /* or NULL */
+};
+/* Collective over the communicator: shares the host's segment, agrees on references, gathers net handles. */
+ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options *options, struct tp_links **out);
+/* An end of link (channel, lane_class) from rank `from` to rank `to`, one of which is ours; made at first use and kept.
+ * shm and self links are ready at once; a net link becomes ready by tp_links_progress. */
+ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_link **out);
+bool tp_link_is_ready(const struct tp_link *link);
+/* Moves net links (connects, accepts, sends, receives). *moved: something happened. An error names the peer. */
+ncclResult_t tp_links_progress(struct tp_links *links, bool *moved);
+bool tp_links_need_progress(const struct tp_links *links);      /* any net link with work outstanding */
+/* The network descriptors to sleep on while net work is outstanding (at most max); see tp_net_ops.poll_fds. */
+int tp_links_poll_fds(struct tp_links *links, int *fds, uint32_t *events, int max);
+/* What path a pair uses and why not a better one, for the log and the path report. text: one line. */
+struct tp_link_path { const char *via; char text[160]; };       /* via: "SHM/CMA", "SHM", "NET/Socket/0", "SELF" */
+ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_link_path *out);
+size_t tp_links_inline_capacity(const struct tp_links *links, bool across);    /* the largest chunk that a slot holds */
+bool tp_links_by_ref(const struct tp_links *links);             /* agreed: references inside the host */
+void tp_links_destroy(struct tp_links *links);
+
+#endif

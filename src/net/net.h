@@ -1,0 +1,66 @@
+/* Network transports behind one table of operations, shaped so that NCCL's net plugin interface maps onto it both ways.
+ * All calls are non-blocking: ncclInProgress is not an error but "call again". A comm handle belongs to one thread at a
+ * time (the holder of the rank's run lock). */
+#ifndef TP_NET_NET_H
+#define TP_NET_NET_H
+
+#include "base/base.h"
+
+#define TP_NET_HANDLE_BYTES 128
+#define TP_NET_MAX_RECVS 8
+#define TP_NET_MAX_REQUESTS 32          /* outstanding a connection */
+
+enum tp_net_memory { TP_NET_HOST = 1, TP_NET_CUDA = 2, TP_NET_DMABUF = 4 };
+
+struct tp_net_properties {
+	char name[32];                      /* "eth0", "mlx5_0" */
+	char pci_path[128];                 /* "" where there is none */
+	uint64_t guid;
+	uint32_t memory;                    /* enum tp_net_memory bits that reg_memory takes */
+	uint32_t speed_mbps, port, max_comms, max_recvs;
+	float latency_us;
+};
+
+/* How a connection proves that it belongs: the communicator's secret and what the link is. */
+struct tp_net_hello {
+	uint8_t secret[TP_SECRET_BYTES];    /* never sent */
+	uint64_t comm_hash;
+	int32_t from, to;
+	uint8_t channel, lane_class;
+};
+
+struct tp_net_ops {
+	const char *name;                   /* "Socket", "IB": as in "Using network …" and NCCL_NET */
+	ncclResult_t (*init)(void);         /* ncclSuccess with devices() > 0, or an error whose reason is in tp_net_why_not */
+	ncclResult_t (*devices)(int *count);
+	ncclResult_t (*properties)(int dev, struct tp_net_properties *out);
+	ncclResult_t (*listen)(int dev, void *handle /* [TP_NET_HANDLE_BYTES] */, void **listener);
+	/* *send_comm stays NULL while the connection is under way; call again with the same state. */
+	ncclResult_t (*connect)(int dev, const void *handle, const struct tp_net_hello *hello, void **state, void **send_comm);
+	/* One listener serves all links of a rank: hello is filled in for whoever came, and proven. expect gives the secret and
+	 * comm_hash. *recv_comm stays NULL where nobody is there yet. */
+	ncclResult_t (*accept)(void *listener, const struct tp_net_hello *expect, struct tp_net_hello *who, void **recv_comm);
+	ncclResult_t (*reg_memory)(void *comm, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle);
+	ncclResult_t (*reg_dmabuf)(void *comm, void *data, size_t bytes, uint64_t offset, int fd, void **mhandle);
+	ncclResult_t (*dereg_memory)(void *comm, void *mhandle);
+	/* *request NULL: no room now. The tag must match; a receive may be larger than the send. */
+	ncclResult_t (*isend)(void *send_comm, const void *data, size_t bytes, int tag, void *mhandle, void **request);
+	ncclResult_t (*irecv)(void *recv_comm, int n, void *const *data, const size_t *bytes, const int *tags,
+		void *const *mhandles, void **request);
+	ncclResult_t (*iflush)(void *recv_comm, int n, void *const *data, const size_t *bytes, void *const *mhandles, void **request);
+	/* sizes: [n] bytes received. A peer that went away is ncclRemoteError. */
+	ncclResult_t (*test)(void *request, bool *done, size_t *sizes);
+	/* The descriptors whose readiness can move this comm on: for sleeping. events: EPOLLIN/EPOLLOUT each wants now. */
+	int (*poll_fds)(void *comm, int *fds, uint32_t *events, int max);
+	ncclResult_t (*close_send)(void *send_comm);
+	ncclResult_t (*close_recv)(void *recv_comm);
+	ncclResult_t (*close_listen)(void *listener);
+};
+
+extern const struct tp_net_ops tp_net_socket;
+/* By NCCL_NET (an unknown or unusable name is an error that lists what there is and why each isn't usable), a
+ * communicator's netName, or the best one. */
+ncclResult_t tp_net_choose(const char *name, const struct tp_net_ops **out);
+const char *tp_net_why_not(const struct tp_net_ops *ops);   /* why init failed; NULL where it didn't */
+
+#endif
