@@ -1,0 +1,73 @@
+/* What the parts of links share: links.c finds and keeps ends, shm.c lays out the host's segment, cma.c reads another
+ * process's memory, net.c (by net_link.h's contract below) moves net links. Nothing here is for other folders. */
+#ifndef TP_LINK_INTERNAL_H
+#define TP_LINK_INTERNAL_H
+
+#include "link/link.h"
+
+/* ---- net: the proxy's side, in net.c ----
+ * A net end has a private ring of its own with the same slots as a shared one; claim, publish, peek and release work on it
+ * unchanged. For a sending end the proxy plays the receiver of the ring (it reads slots in order and stores *head once a
+ * slot may be used again), for a receiving end it plays the sender (it fills slots, publishes seq with release, loads
+ * *head with acquire). All of it runs in tp_links_progress, under the rank's run lock: no other thread touches a ring.
+ * Slots travel as {bytes, tag} and data; the kind is always TP_SLOT_INLINE. */
+struct tp_net_links;
+
+struct tp_net_links_options {
+	const char *net_name;       /* or NULL: NCCL_NET or the best transport */
+	int nchannels;
+	bool all_pairs;             /* local pairs use net links too (NCCL_SHM_DISABLE) */
+};
+/* Collective over the communicator: chooses the transport, listens, gathers the handles. Only called where some pair needs
+ * it (several hosts, or all_pairs). An error leaves nothing behind. */
+ncclResult_t tp_net_links_create(struct tp_boot *boot, const struct tp_net_links_options *options, struct tp_net_links **out);
+/* Fills a zeroed link: slots, stride, capacity, mask, head, kind TP_LINK_NET, by_ref 0, same_process 0, peer, peer_pid, peer_bell NULL,
+ * net. `from` or `to` is this rank. Starts connecting (or expecting); returns at once. Logs NCCL's line
+ * "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0" (INFO, NET) when it opens. */
+ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_class, int from, int to, struct tp_link *link);
+/* Ready: connected. Claim and publish (peek) are allowed before; they fill (find empty) the ring. */
+bool tp_net_link_is_ready(const struct tp_link *link);
+ncclResult_t tp_net_links_progress(struct tp_net_links *nets, bool *moved);
+bool tp_net_links_need_progress(const struct tp_net_links *nets);
+int tp_net_links_poll_fds(struct tp_net_links *nets, int *fds, uint32_t *events, int max);
+/* "NET/Socket/0", for any pair that goes over the network. */
+const char *tp_net_links_via(const struct tp_net_links *nets);
+/* The largest chunk that a net slot holds, the same for all net links, agreed. */
+size_t tp_net_links_capacity(const struct tp_net_links *nets);
+/* Releases one end's ring and connection; then, after all ends, the rest. */
+void tp_net_links_close(struct tp_net_links *nets, struct tp_link *link);
+void tp_net_links_destroy(struct tp_net_links *nets);
+
+/* ---- shm: the place of each ring in the host's segment ---- */
+struct tp_shm_shape {
+	int nlocal, nchannels;
+	uint32_t nslots;            /* a power of two */
+	size_t capacity;            /* of a slot's data */
+	size_t stride;              /* of a slot */
+	size_t link_bytes;          /* head line and slots */
+	size_t segment_bytes;
+};
+/* From numbers that all ranks agree on (largest: of any host's ranks, so that every host has the same capacity). */
+void tp_shm_shape_fit(int nlocal, int largest_nlocal, int nchannels, struct tp_shm_shape *out);
+/* Where the ring (channel, class, from, to: places on this host) begins: its head line, then its slots. */
+size_t tp_shm_shape_place(const struct tp_shm_shape *shape, int channel, int lane_class, int from, int to);
+
+/* ---- cma: references into another process ---- */
+/* Collective over the communicator: every rank reads a nonce from its neighbours on the host. *works: everywhere. why: what
+ * the first rank that can't found, empty where all can; same on all ranks of a host. */
+struct tp_cma { bool works; char why[96]; };
+ncclResult_t tp_cma_agree(struct tp_boot *boot, bool wanted, struct tp_cma *out);
+
+struct tp_links {
+	struct tp_boot *boot;
+	int nchannels;
+	bool shm_disabled;          /* agreed: local pairs use net links */
+	struct tp_cma cma;
+	struct tp_shm_shape shape;
+	unsigned char *segment;     /* NULL: no two ranks on this host, or shm_disabled */
+	struct tp_net_links *nets;  /* NULL: no pair needs it */
+	/* [peer * 2 + receiving] -> [channel * TP_LINK_CLASSES + class]; made at first use. */
+	struct tp_link ***ends;
+};
+
+#endif
