@@ -51,6 +51,8 @@ struct tp_shm_shape {
 void tp_shm_shape_fit(int nlocal, int largest_nlocal, int nchannels, struct tp_shm_shape *out);
 /* Where the ring (channel, class, from, to: places on this host) begins: its head line, then its slots. */
 size_t tp_shm_shape_place(const struct tp_shm_shape *shape, int channel, int lane_class, int from, int to);
+/* Makes an end of the ring at that place; whose end it is the caller fills in. */
+void tp_shm_link_fill(const struct tp_shm_shape *shape, unsigned char *segment, size_t place, struct tp_link *link);
 
 /* ---- cma: references into another process ---- */
 /* Collective over the communicator: every rank reads a nonce from its neighbours on the host. *works: everywhere. why: what

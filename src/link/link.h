@@ -80,6 +80,12 @@ static inline bool tp_link_drained(struct tp_link *l)
 	return l->next == l->head_seen;
 }
 
+/* A private ring between two lanes of one rank; references are read plainly. Freed by its sender's end. */
+ncclResult_t tp_link_self_create(size_t capacity, uint32_t nslots, int rank, struct tp_link *sender, struct tp_link *receiver);
+void tp_link_self_destroy(struct tp_link *sender);
+/* Reads what a reference from another process points to. A peer that is gone is ncclRemoteError. */
+ncclResult_t tp_link_read(const struct tp_link *link, void *dst, uint64_t addr, size_t bytes);
+
 /* All links of one rank of one communicator. */
 struct tp_links;
 struct tp_links_options {
@@ -90,7 +96,8 @@ struct tp_links_options {
 /* Collective over the communicator: shares the host's segment, agrees on references, gathers net handles. */
 ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options *options, struct tp_links **out);
 /* An end of link (channel, lane_class) from rank `from` to rank `to`, one of which is ours; made at first use and kept.
- * shm and self links are ready at once; a net link becomes ready by tp_links_progress. */
+ * shm links are ready at once; a net link becomes ready by tp_links_progress. (Both ends of a self link would be ours: see
+ * tp_link_self_create.) */
 ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_link **out);
 bool tp_link_is_ready(const struct tp_link *link);
 /* Moves net links (connects, accepts, sends, receives). *moved: something happened. An error names the peer. */
