@@ -12,6 +12,8 @@
 #include "boot/boot.h"
 #include "net/net.h"
 
+#define TP_LINK_CLASSES 4       /* as plan/plan.h has it (a different value there would not compile) */
+
 enum tp_slot_kind { TP_SLOT_INLINE, TP_SLOT_REF };
 
 struct tp_slot {
