@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What host memory needs beyond NCCL's interface: streams, and how a process learns its rank. These symbols carry the
+ * version TELPHER_0.1; a program that only uses nccl.h needs none of them. */
+#ifndef TELPHER_H_
+#define TELPHER_H_
+
+#include "nccl.h"
+
+#define TELPHER_VERSION "0.1.0"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The library's own version, "0.1.0"; ncclGetVersion tells whose interface it has. Static. */
+const char *telpher_version(void);
+
+/* Host streams. A stream runs its operations one after the other, in the order of the calls, on a thread of the library,
+ * whatever communicators they belong to; operations of one communicator keep their order across streams too. A stream is
+ * passed wherever NCCL takes a cudaStream_t, and belongs to this process. All calls may come from any thread. A stream
+ * that isn't one (foreign, destroyed) is ncclInvalidArgument.
+ * With the streams NULL, 0x1 and 0x2 a call returns when its operation is done; these have no order among each other
+ * beyond the communicator's own. */
+ncclResult_t telpher_stream_create(cudaStream_t *stream);
+/* Returns at once; what was issued on the stream still runs to its end. */
+ncclResult_t telpher_stream_destroy(cudaStream_t stream);
+/* Waits until everything issued so far is done. The first error of an operation since the last synchronize or query that
+ * reported one, else ncclSuccess. */
+ncclResult_t telpher_stream_synchronize(cudaStream_t stream);
+/* The same without waiting: ncclInProgress where something is outstanding. */
+ncclResult_t telpher_stream_query(cudaStream_t stream);
+
+/* Who this process is, by what its launcher put into the environment. Looked for in this order:
+ *   telpher run     TELPHER_RANK, TELPHER_NRANKS, TELPHER_LOCAL_RANK, TELPHER_LOCAL_NRANKS
+ *   Open MPI        OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE (also a Kubernetes MPIJob's workers)
+ *   MPICH, Intel    PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+ *   torchrun        RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
+ *   Slurm           SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID
+ *   Kubernetes      an indexed Job: JOB_COMPLETION_INDEX, with TELPHER_NRANKS for the number of ranks
+ * Launchers inside each other (mpirun under Slurm): the first that is complete wins. */
+typedef struct {
+	int rank, nranks;
+	int local_rank, local_nranks;   /* on this machine; -1 where the launcher doesn't say */
+	const char *launcher;           /* "telpher run", "Open MPI", …; static */
+} telpher_rank_t;
+/* ncclInvalidUsage: no launcher is recognised. ncclInvalidArgument: numbers that make no sense. */
+ncclResult_t telpher_rank_from_environment(telpher_rank_t *out);
+
+/* The same with the unique id by which these ranks meet: NCCL_COMM_ID=host:port, an address of rank 0's machine, which
+ * `telpher run` sets together with TELPHER_JOB_SECRET; under another launcher set both yourself, alike for all ranks.
+ * ncclInvalidUsage says what is missing. A single rank needs neither. */
+ncclResult_t telpher_unique_id_from_environment(telpher_rank_t *rank, ncclUniqueId *id);
+
+/* telpher_unique_id_from_environment, then ncclCommInitRankConfig. config may be NULL. */
+ncclResult_t telpher_comm_init_from_environment(ncclComm_t *comm, ncclConfig_t *config);
+
+/* The path between two ranks of a communicator, one of which is the caller's own: "SHM/CMA", "NET/Socket/0", … and in a
+ * sentence why not a better one. text holds text_bytes and is cut to that. */
+ncclResult_t telpher_comm_path(ncclComm_t comm, int from, int to, char *text, size_t text_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
