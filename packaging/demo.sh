@@ -1,0 +1,12 @@
+#!/bin/bash
+# The main job: four ranks as two virtual hosts train on handwritten digits, then measure all-reduce and show the paths.
+# usage: demo.sh BUILD_DIR
+set -eu
+build=$1
+telpher=$build/bin/telpher
+
+echo "== Four ranks on two virtual hosts learn handwritten digits (gradients through ncclAllReduce)"
+"$telpher" run -n 4 --hosts 2 -- "$build/bin/digits"
+echo
+echo "== The same ranks measure all-reduce"
+TELPHER_REPORT_PATHS=1 "$telpher" run -n 4 --hosts 2 --no-prefix -- "$telpher" perf all_reduce -b 8 -e 16M -f 8

@@ -1,0 +1,42 @@
+#!/bin/bash
+# Installs what a build needs and this machine lacks; says what. Does nothing where nothing is missing.
+# usage: install-missing.sh build|check
+set -eu
+
+missing=()
+need_command() { command -v "$1" >/dev/null 2>&1 || missing+=("$2"); }
+need_file() {
+	local found
+	found=$(find /usr/include /usr/local/include /usr/lib /usr/local/lib -path "*/$1" -print -quit 2>/dev/null)
+	[ -n "$found" ] || missing+=("$2")
+}
+
+need_command cc gcc
+need_command cmake cmake
+need_command ninja ninja-build
+need_file sodium.h libsodium-dev
+need_file libsodium.a libsodium-dev
+need_file popt.h libpopt-dev
+need_file cjson/cJSON.h libcjson-dev
+if [ "${1:-build}" = check ]; then
+	need_file cmocka.h libcmocka-dev
+	need_command ip iproute2
+	need_command python3 python3
+fi
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+echo "Missing here: ${missing[*]}"
+if ! command -v apt-get >/dev/null 2>&1; then
+	echo "This machine has no apt-get. Install these with its own package manager (the names are Debian's), then try again." >&2
+	exit 1
+fi
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+	command -v sudo >/dev/null 2>&1 || { echo "Installing needs root or sudo: run as root: apt-get install ${missing[*]}" >&2; exit 1; }
+	as_root=(sudo)
+fi
+echo "Installing with apt-get: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+"${as_root[@]}" apt-get update -qq
+"${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

@@ -1,0 +1,65 @@
+/* `telpher`: runs, measures and explains. This file finds the sub-command; each has a file of its own. */
+#include "tools.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct { const char *name; int (*main)(int argc, char **argv); const char *doc; } tools[] = {
+	{ "run", tool_run, "start ranks on this machine, as one or several virtual hosts" },
+	{ "perf", tool_perf, "measure and check every collective, with nccl-tests' flags and columns" },
+	{ "explain", tool_explain, "say which plan a collective would run, what each candidate would cost, and why" },
+	{ "env", tool_env, "list every parameter with its value and where it comes from" },
+};
+
+int tool_parse_size(const char *text, size_t *out)
+{
+	char *end;
+	if (*text < '0' || *text > '9') return 0;
+	errno = 0;
+	unsigned long long value = strtoull(text, &end, 0);
+	unsigned shift = 0;
+	switch (*end) {
+	case 'k': case 'K': shift = 10; end++; break;
+	case 'm': case 'M': shift = 20; end++; break;
+	case 'g': case 'G': shift = 30; end++; break;
+	default: break;
+	}
+	if (*end == 'i' && shift) end++;
+	if ((*end == 'b' || *end == 'B') && shift) end++;
+	if (errno || *end || value > (SIZE_MAX >> 1) >> shift) return 0;
+	*out = (size_t)value << shift;
+	return 1;
+}
+
+int tool_usage_error(const char *name, const char *format, ...)
+{
+	va_list args;
+	va_start(args, format);
+	fprintf(stderr, "telpher %s: ", name);
+	vfprintf(stderr, format, args);
+	fprintf(stderr, " (telpher %s --help)\n", name);
+	va_end(args);
+	return TOOL_USAGE;
+}
+
+static int print_help(FILE *to)
+{
+	fprintf(to, "usage: telpher COMMAND [ARGUMENTS]\n\n");
+	for (size_t i = 0; i < sizeof(tools) / sizeof(tools[0]); i++)
+		fprintf(to, "  %-9s %s\n", tools[i].name, tools[i].doc);
+	fprintf(to, "\n`telpher COMMAND --help` says more.\n");
+	return to == stdout ? 0 : TOOL_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc < 2) return print_help(stderr);
+	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return print_help(stdout);
+	for (size_t i = 0; i < sizeof(tools) / sizeof(tools[0]); i++)
+		if (!strcmp(argv[1], tools[i].name)) return tools[i].main(argc - 1, argv + 1);
+	fprintf(stderr, "telpher: there is no command '%s'\n", argv[1]);
+	return print_help(stderr);
+}
