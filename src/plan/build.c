@@ -152,6 +152,20 @@ int tp_build_local(struct tp_builder *b, bool token)
 void tp_build_take_local(struct tp_builder *b, int link) { add(b, true, (struct tp_operand){ TP_LINK, 0, link }); }
 void tp_build_give_local(struct tp_builder *b, int link) { add(b, false, (struct tp_operand){ TP_LINK, 0, link }); }
 
+int *tp_build_order(struct tp_builder *b, const struct tp_layout *layout, int rank, int *at)
+{
+	int *order = tp_alloc((size_t)layout->nranks + (size_t)layout->ndomains, sizeof(*order), "the order of a plan's ranks");
+	if (!order) {
+		b->failed = true;
+		return NULL;
+	}
+	int *first = order + layout->nranks;
+	for (int d = 1; d < layout->ndomains; d++) first[d] = first[d - 1] + layout->domain_size[d - 1];
+	for (int r = 0; r < layout->nranks; r++) order[first[layout->domain[r]] + layout->place[r]] = r;
+	*at = first[layout->domain[rank]] + layout->place[rank];
+	return order;
+}
+
 void tp_build_describe(const struct tp_plan_spec *spec, struct tp_plan *plan)
 {
 	int n = spec->layout->nranks;

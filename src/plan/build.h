@@ -55,6 +55,10 @@ int tp_build_local(struct tp_builder *b, bool token);               /* a new lin
 void tp_build_take_local(struct tp_builder *b, int link);
 void tp_build_give_local(struct tp_builder *b, int link);
 
+/* The ranks domain by domain, then by place: order[position] is a rank. Rings and trees follow it, so that few of their
+ * links leave a domain. *at: this rank's position. The caller frees; NULL and failed where there is no memory. */
+int *tp_build_order(struct tp_builder *b, const struct tp_layout *layout, int rank, int *at);
+
 /* One algorithm. refuses and describe see nranks >= 2 (one rank is a copy, whatever the algorithm), a valid root and
  * nchannels >= 1. describe changes only what isn't the default: pieces 1, no scratch, TP_SHAPE_STEPS. */
 struct tp_generator {

@@ -3,6 +3,10 @@
 
 static const struct tp_generator *const generators[TP_NALGOS] = {
 	[TP_ALGO_RING] = &tp_generator_ring,
+	[TP_ALGO_TREE] = &tp_generator_tree,
+	[TP_ALGO_ONE_SHOT] = &tp_generator_one_shot,
+	[TP_ALGO_TWO_SHOT] = &tp_generator_two_shot,
+	[TP_ALGO_DIRECT] = &tp_generator_direct,
 };
 
 const struct tp_generator *tp_generator_of(enum tp_algo algo)
