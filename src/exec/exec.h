@@ -9,7 +9,10 @@
 
 /* The arithmetic (reduce.c): dst[i] = op over s of src[s][i], sources in order. Small floats (half, bfloat16, fp8) are
  * accumulated in float over all sources of the step and rounded once, to nearest even (fp8 e4m3 and e5m2: saturating to
- * the largest finite value; NaN stays NaN). Integers wrap. min and max of floats: a NaN in any source gives NaN. */
+ * the largest finite value, infinities too; NaN stays NaN). Integers wrap. min and max of floats: a NaN in any source
+ * gives NaN; of equal values (+0 and -0) the earlier source's is kept. A NaN result is the type's one NaN, sign clear and
+ * all other bits set, so results don't depend on the processor; one source without scaling is copied as it is.
+ * A scaled source is multiplied in the accumulator's type and not rounded in between. Scaling goes with Sum only. */
 struct tp_reduce {
 	ncclDataType_t type;
 	ncclRedOp_t op;             /* Sum, Prod, Max, Min */
@@ -18,10 +21,12 @@ struct tp_reduce {
 	double post_scale;          /* averages: 1/n; integers divide by post_divisor (truncating towards zero) */
 	int64_t post_divisor, pre_integer;
 };
-/* dst may be equal to any src (not overlap otherwise). nsrc >= 1. first_raw bit s: source s is raw INPUT, to be pre-scaled. */
+/* dst may be equal to any src (not overlap otherwise). nsrc >= 1; any alignment; bytes: whole elements, 0 too. raw_mask bit
+ * s: source s is raw INPUT, to be pre-scaled where r->pre; sources from 64 on never are. final: the result is multiplied
+ * or divided where r->post. */
 void tp_reduce_run(const struct tp_reduce *r, bool final, void *dst, const void *const *src, int nsrc, uint64_t raw_mask,
 	size_t bytes);
-void tp_reduce_fill_avg(struct tp_reduce *r, int nranks);       /* op ncclAvg to the scales above */
+void tp_reduce_fill_avg(struct tp_reduce *r, int nranks);       /* op ncclAvg to Sum and the scales above; type must be set */
 
 struct tp_exec_transfer { int peer; bool is_send; void *buf; size_t bytes; };
 
