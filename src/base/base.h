@@ -29,6 +29,8 @@ uint64_t tp_hash64(const void *data, size_t bytes, uint64_t seed);
 
 /* Who this machine is: NCCL_HOSTID, else boot id and host name and namespaces. Equal on all processes of a host. */
 uint64_t tp_host_hash(void);
+/* This process: its host, number, process namespace and start time. Different in a forked child. */
+uint64_t tp_process_hash(void);
 const char *tp_host_name(void);
 
 /* What the processor has; TELPHER_ISA=scalar|avx2|avx512 lowers it (tests). */

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 #include "nccl.h"
 
 union tp_addr { struct sockaddr sa; struct sockaddr_in v4; struct sockaddr_in6 v6; };
@@ -38,6 +39,10 @@ ncclResult_t tp_socket_set_nonblocking(int fd, bool on);
 /* Abstract Unix sockets (no file is left behind): name without the leading zero byte. */
 ncclResult_t tp_unix_listen(const char *name, int backlog, int *fd);
 ncclResult_t tp_unix_connect(const char *name, int timeout_ms, int *fd);
+/* Who connected: abstract sockets have no permissions of their own. */
+ncclResult_t tp_unix_peer(int sock, pid_t *pid, uid_t *uid);
+/* fd and the bytes in one message (10 s at most); the receiver must expect the same number of bytes. A message of other
+ * than one descriptor is refused, and what came with it closed. */
 ncclResult_t tp_unix_send_fd(int sock, int fd, const void *data, size_t bytes);
 ncclResult_t tp_unix_recv_fd(int sock, int *fd, void *data, size_t bytes, uint64_t deadline_ms);
 

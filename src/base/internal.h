@@ -1,0 +1,41 @@
+/* What the files of base share among themselves; no other folder includes this. */
+#ifndef TP_BASE_INTERNAL_H
+#define TP_BASE_INTERNAL_H
+
+#include "base/base.h"
+
+/* The last component names of a source path: "base/log.c". */
+const char *tp_log_short_file(const char *file);
+
+/* Configuration files (conf.c). */
+struct tp_conf_entry { char *name, *value; const char *file; int line; };
+struct tp_conf { struct tp_conf_entry *entries; size_t count, capacity; };
+/* Parses text (not zero-terminated) as the contents of file, whose name must outlive conf; a bad line is a WARN and is
+ * left out. Of several lines with one name the first counts. */
+void tp_conf_parse(struct tp_conf *conf, const char *text, size_t bytes, const char *file);
+void tp_conf_free(struct tp_conf *conf);
+/* The value of name in the process's files, or NULL. The text is never freed. Thread-safe. */
+const struct tp_conf_entry *tp_conf_find(const char *name);
+const struct tp_conf_entry *tp_conf_entry_at(size_t index);
+/* Reads the files anew at the next look-up. */
+void tp_conf_reload(void);
+
+/* Forgets one table's values. */
+void tp_param_forget(struct tp_param *params, size_t count);
+/* Reads the value of text into number; false where it isn't a value of param's kind and range. */
+bool tp_param_parse(const struct tp_param *param, const char *text, int64_t *number);
+
+/* The known name nearest to name among count names: NULL where none is near enough to be what was meant. */
+const char *tp_param_nearest(const char *name, const char *const *names, size_t count);
+
+/* Reasons of the names without effect (env_names.c), sorted by name. */
+struct tp_env_reason { const char *name, *why; };
+extern const struct tp_env_reason tp_env_reasons[];
+extern const size_t tp_env_reason_count;
+
+/* Like tp_addr_parse, with numeric hosts only: asks no name server. */
+ncclResult_t tp_addr_parse_numeric(const char *text, const char *what, union tp_addr *out);
+/* True where NCCL_SOCKET_IFNAME's list names the interface. */
+bool tp_interface_listed(const char *list, bool exact, const char *name);
+
+#endif
