@@ -28,6 +28,22 @@ struct tp_runnable {
 	struct tp_runnable *next_queued;
 };
 
+/* Once in every process that rings bells, before it does: rings carry no fence, so the sleeper's barrier must reach them. */
+void tp_engine_prepare(void);
+
+/* One wait: spin, yield, and then the caller sleeps. For loops that watch memory themselves. */
+struct tp_wait { uint64_t since_ns; uint32_t turns; bool crowded; };
+static inline void tp_wait_begin(struct tp_wait *wait, bool crowded)
+{
+	*wait = (struct tp_wait){ .crowded = crowded };
+}
+/* One turn without sleep. false: the time for that is over; arm the bell, look again, sleep, disarm. */
+bool tp_wait_turn(struct tp_wait *wait);
+uint64_t tp_wait_lasted_ns(const struct tp_wait *wait);
+uint32_t tp_bell_arm(struct tp_bell *bell);
+void tp_bell_sleep(struct tp_bell *bell, uint32_t armed);       /* until it rings, 50 ms at most */
+void tp_bell_disarm(struct tp_bell *bell);
+
 bool tp_engine_try_lock(struct tp_runnable *runnable);
 void tp_engine_unlock(struct tp_runnable *runnable);
 /* Runs the set until done(arg). Runnables whose lock another thread holds are left to it. Returns when done. */

@@ -1,0 +1,189 @@
+/* Who runs a runnable: the caller that waits for it, or the process's one engine thread.
+ *
+ * The thread keeps a list of its own; others add to it through `incoming`, under a mutex that is held for a few
+ * instructions only. A runnable that has nothing left is dropped from the list in two steps (flag down, one more look), so
+ * that a submit in between is never lost. */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+
+struct engine {
+	pthread_mutex_t mutex;
+	pthread_cond_t let_go;
+	bool started, forked;
+	struct tp_runnable *incoming;
+	struct tp_runnable *forget;         /* what a caller wants out of the list */
+	_Atomic uint32_t kick;              /* changes when the thread should look */
+	uint32_t seen;                      /* the thread's own: kick as of its last look */
+	struct tp_runnable **list;          /* the thread's own from here */
+	bool *idle;
+	int count, room;
+};
+static struct engine engine = { .mutex = PTHREAD_MUTEX_INITIALIZER, .let_go = PTHREAD_COND_INITIALIZER };
+
+static void kick(void)
+{
+	atomic_fetch_add_explicit(&engine.kick, 1, memory_order_seq_cst);   /* pairs with the load in kicked */
+	tp_futex_wake(&engine.kick, 1);
+}
+
+static bool kicked(void *arg)
+{
+	(void)arg;
+	return atomic_load_explicit(&engine.kick, memory_order_seq_cst) != engine.seen;
+}
+
+/* A list that can't grow leaves the rest in `incoming`; the next round tries again. */
+static void take_incoming(void)
+{
+	engine.seen = atomic_load_explicit(&engine.kick, memory_order_seq_cst);
+	pthread_mutex_lock(&engine.mutex);
+	while (engine.incoming) {
+		if (engine.count == engine.room) {
+			int room = engine.room ? 2 * engine.room : 16;
+			struct tp_runnable **list = realloc(engine.list, (size_t)room * sizeof(*list));
+			if (list) engine.list = list;
+			bool *idle = realloc(engine.idle, (size_t)room * sizeof(*idle));
+			if (idle) engine.idle = idle;
+			if (!list || !idle) break;
+			engine.room = room;
+		}
+		engine.list[engine.count++] = engine.incoming;
+		engine.incoming = engine.incoming->next_queued;
+	}
+	if (engine.forget) {
+		for (int i = 0; i < engine.count; i++)
+			if (engine.list[i] == engine.forget) engine.list[i--] = engine.list[--engine.count];
+		engine.forget = NULL;
+		pthread_cond_broadcast(&engine.let_go);
+	}
+	pthread_mutex_unlock(&engine.mutex);
+}
+
+/* Drops what has nothing left. Its flag goes down first: a submit from now on queues it anew; one from before is seen by
+ * the look that follows. */
+static bool drop_idle(void)
+{
+	bool moved = false;
+	for (int i = 0; i < engine.count; i++) {
+		struct tp_runnable *r = engine.list[i];
+		if (!engine.idle[i]) continue;
+		atomic_store_explicit(&r->queued, 0, memory_order_seq_cst);
+		bool idle;
+		struct tp_round once = { .set = &r, .count = 1 };
+		moved |= tp_round_run(&once, &idle);
+		uint32_t down = 0;
+		if (!idle && atomic_compare_exchange_strong_explicit(&r->queued, &down, 1, memory_order_seq_cst, memory_order_seq_cst))
+			continue;
+		engine.list[i] = engine.list[--engine.count];
+		engine.idle[i] = engine.idle[engine.count];
+		i--;
+	}
+	return moved;
+}
+
+static void *run_engine(void *arg)
+{
+	(void)arg;
+	struct tp_round round = { 0 };
+	for (;;) {
+		take_incoming();
+		if (!engine.count) {
+			if (!kicked(NULL)) tp_futex_wait(&engine.kick, engine.seen, 0);
+			round = (struct tp_round){ 0 };
+			continue;
+		}
+		round.set = engine.list;
+		round.count = engine.count;
+		bool moved = tp_round_run(&round, engine.idle);
+		moved |= drop_idle();
+		round.set = engine.list;
+		round.count = engine.count;
+		if (!moved && round.count) tp_round_pause(&round, &engine.kick, kicked, NULL);
+	}
+	return NULL;
+}
+
+static void before_fork(void) { pthread_mutex_lock(&engine.mutex); }
+static void after_fork_parent(void) { pthread_mutex_unlock(&engine.mutex); }
+static void after_fork_child(void)
+{
+	engine.forked = engine.started;
+	pthread_mutex_unlock(&engine.mutex);
+}
+
+static ncclResult_t start_locked(void)
+{
+	if (engine.forked)
+		return TP_FAIL(ncclInvalidUsage, "this process was forked from one that had communicators in use; the threads that move "
+			"their data are not in the child: make communicators in the child, or use them in the parent only");
+	if (engine.started) return ncclSuccess;
+	static bool hooked;
+	if (!hooked && pthread_atfork(before_fork, after_fork_parent, after_fork_child) != 0)
+		return TP_FAIL(ncclSystemError, "no memory to watch for forks");
+	hooked = true;
+	tp_engine_prepare();
+	pthread_t thread;
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	int error = pthread_create(&thread, NULL, run_engine, NULL);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (error) return TP_FAIL(ncclSystemError, "the engine thread can't be started: %s", strerror(error));
+	pthread_setname_np(thread, "telpher-engine");
+	pthread_detach(thread);
+	engine.started = true;
+	return ncclSuccess;
+}
+
+ncclResult_t tp_engine_submit(struct tp_runnable *runnable)
+{
+	/* Queued already: it is enough that the thread looks again. */
+	if (atomic_exchange_explicit(&runnable->queued, 1, memory_order_seq_cst)) {
+		kick();
+		return ncclSuccess;
+	}
+	pthread_mutex_lock(&engine.mutex);
+	ncclResult_t result = start_locked();
+	if (result == ncclSuccess) {
+		runnable->next_queued = engine.incoming;
+		engine.incoming = runnable;
+	} else {
+		atomic_store_explicit(&runnable->queued, 0, memory_order_seq_cst);
+	}
+	pthread_mutex_unlock(&engine.mutex);
+	if (result == ncclSuccess) kick();
+	return result;
+}
+
+void tp_engine_forget(struct tp_runnable *runnable)
+{
+	pthread_mutex_lock(&engine.mutex);
+	if (engine.started && !engine.forked) {
+		while (engine.forget) pthread_cond_wait(&engine.let_go, &engine.mutex);
+		engine.forget = runnable;
+		kick();
+		while (engine.forget == runnable) pthread_cond_wait(&engine.let_go, &engine.mutex);
+	}
+	pthread_mutex_unlock(&engine.mutex);
+}
+
+struct until { bool (*done)(void *arg); void *arg; };
+
+static bool is_over(void *arg)
+{
+	struct until *until = arg;
+	return until->done(until->arg);
+}
+
+void tp_engine_wait(struct tp_runnable *const *set, int count, bool (*done)(void *arg), void *arg)
+{
+	struct tp_round round = { .set = (struct tp_runnable **)(uintptr_t)set, .count = count };
+	struct until until = { done, arg };
+	while (!done(arg))
+		if (!tp_round_run(&round, NULL) && !done(arg)) tp_round_pause(&round, NULL, is_over, &until);
+}
