@@ -4,11 +4,13 @@
 #ifndef TP_NET_NET_H
 #define TP_NET_NET_H
 
+#include <sys/uio.h>
 #include "base/base.h"
 
 #define TP_NET_HANDLE_BYTES 128
 #define TP_NET_MAX_RECVS 8
 #define TP_NET_MAX_REQUESTS 32          /* outstanding a connection */
+#define TP_NET_MAX_PARTS 3
 
 enum tp_net_memory { TP_NET_HOST = 1, TP_NET_CUDA = 2, TP_NET_DMABUF = 4 };
 
@@ -37,6 +39,8 @@ struct tp_net_ops {
 	ncclResult_t (*listen)(int dev, void *handle /* [TP_NET_HANDLE_BYTES] */, void **listener);
 	/* *send_comm stays NULL while the connection is under way; call again with the same state. */
 	ncclResult_t (*connect)(int dev, const void *handle, const struct tp_net_hello *hello, void **state, void **send_comm);
+	/* Gives up a connection that is under way (state as connect left it, *send_comm still NULL). NULL: nothing to free. */
+	void (*cancel_connect)(void *state);
 	/* One listener serves all links of a rank: hello is filled in for whoever came, and proven. expect gives the secret and
 	 * comm_hash. *recv_comm stays NULL where nobody is there yet. */
 	ncclResult_t (*accept)(void *listener, const struct tp_net_hello *expect, struct tp_net_hello *who, void **recv_comm);
@@ -45,6 +49,9 @@ struct tp_net_ops {
 	ncclResult_t (*dereg_memory)(void *comm, void *mhandle);
 	/* *request NULL: no room now. The tag must match; a receive may be larger than the send. */
 	ncclResult_t (*isend)(void *send_comm, const void *data, size_t bytes, int tag, void *mhandle, void **request);
+	/* As isend, of parts that arrive as one message: [n <= TP_NET_MAX_PARTS]. Copied: the array, not the memory. NULL where a
+	 * transport can't. */
+	ncclResult_t (*isendv)(void *send_comm, const struct iovec *parts, int n, int tag, void *const *mhandles, void **request);
 	ncclResult_t (*irecv)(void *recv_comm, int n, void *const *data, const size_t *bytes, const int *tags,
 		void *const *mhandles, void **request);
 	ncclResult_t (*iflush)(void *recv_comm, int n, void *const *data, const size_t *bytes, void *const *mhandles, void **request);
@@ -52,15 +59,21 @@ struct tp_net_ops {
 	ncclResult_t (*test)(void *request, bool *done, size_t *sizes);
 	/* The descriptors whose readiness can move this comm on: for sleeping. events: EPOLLIN/EPOLLOUT each wants now. */
 	int (*poll_fds)(void *comm, int *fds, uint32_t *events, int max);
+	/* The same for a connect under way and for a listener; NULL where a transport can't. */
+	int (*poll_connect_fds)(void *state, int *fds, uint32_t *events, int max);
+	int (*poll_listen_fds)(void *listener, int *fds, uint32_t *events, int max);
 	ncclResult_t (*close_send)(void *send_comm);
 	ncclResult_t (*close_recv)(void *recv_comm);
 	ncclResult_t (*close_listen)(void *listener);
 };
 
+/* close_*: safe with requests outstanding; what wasn't sent by then is lost. */
 extern const struct tp_net_ops tp_net_socket;
 /* By NCCL_NET (an unknown or unusable name is an error that lists what there is and why each isn't usable), a
  * communicator's netName, or the best one. */
 ncclResult_t tp_net_choose(const char *name, const struct tp_net_ops **out);
+/* "Using network Socket": once a communicator, at its init. */
+void tp_net_log_using(const struct tp_net_ops *ops);
 const char *tp_net_why_not(const struct tp_net_ops *ops);   /* why init failed; NULL where it didn't */
 
 #endif

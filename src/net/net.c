@@ -1,0 +1,101 @@
+/* Which network a communicator uses. */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include "net/net.h"
+
+static struct tp_param net_params[] = {
+	{ .name = "NCCL_NET", .kind = TP_PARAM_STRING, .doc = "the network to use, by name (Socket); it fails where that can't be used" },
+};
+TP_PARAM_TABLE("network", net_params)
+
+/* Best first. */
+static const struct tp_net_ops *const networks[] = { &tp_net_socket };
+
+#define WHY_BYTES 512
+static char reasons[TP_ARRAY_LEN(networks)][WHY_BYTES];
+static bool failed[TP_ARRAY_LEN(networks)];
+static pthread_mutex_t reasons_lock = PTHREAD_MUTEX_INITIALIZER;
+
+const char *tp_net_why_not(const struct tp_net_ops *ops)
+{
+	const char *why = NULL;
+
+	pthread_mutex_lock(&reasons_lock);
+	for (size_t i = 0; i < TP_ARRAY_LEN(networks); i++)
+		if (networks[i] == ops && failed[i]) why = reasons[i];
+	pthread_mutex_unlock(&reasons_lock);
+	return why;
+}
+
+static ncclResult_t try_network(size_t i)
+{
+	const struct tp_net_ops *ops = networks[i];
+	int count = 0;
+	ncclResult_t result = ops->init();
+
+	if (result == ncclSuccess) result = ops->devices(&count);
+	if (result == ncclSuccess && count == 0) result = TP_FAIL(ncclInvalidUsage, "network %s has no device", ops->name);
+	pthread_mutex_lock(&reasons_lock);
+	failed[i] = result != ncclSuccess;
+	if (failed[i]) snprintf(reasons[i], sizeof(reasons[i]), "%s", tp_log_last_error());
+	pthread_mutex_unlock(&reasons_lock);
+	TP_INFO(TP_INIT | TP_NET, result == ncclSuccess ? "Initialized NET plugin %s" : "Failed to initialize NET plugin %s", ops->name);
+	return result;
+}
+
+/* "Socket (usable), IB (not usable: …)" */
+static void list_networks(char *text, size_t size)
+{
+	size_t used = 0;
+
+	text[0] = 0;
+	for (size_t i = 0; i < TP_ARRAY_LEN(networks) && used < size; i++) {
+		bool usable = try_network(i) == ncclSuccess;
+		used += (size_t)snprintf(text + used, size - used, "%s%s (%s%.400s)", i ? ", " : "", networks[i]->name, usable ? "usable" : "not usable: ",
+			usable ? "" : reasons[i]);
+	}
+}
+
+/* Names are compared without regard to case, as NCCL does. */
+static ncclResult_t choose_named(const char *name, const char *source, const struct tp_net_ops **out)
+{
+	char list[1024];
+
+	for (size_t i = 0; i < TP_ARRAY_LEN(networks); i++) {
+		if (strcasecmp(name, networks[i]->name) != 0) continue;
+		if (try_network(i) != ncclSuccess) {
+			list_networks(list, sizeof(list));
+			return TP_FAIL(ncclInvalidUsage, "%s=%s: that network can't be used here. There are: %s", source, name, list);
+		}
+		*out = networks[i];
+		return ncclSuccess;
+	}
+	list_networks(list, sizeof(list));
+	return TP_FAIL(ncclInvalidUsage, "%s=%s: there is no such network. There are: %s", source, name, list);
+}
+
+ncclResult_t tp_net_choose(const char *name, const struct tp_net_ops **out)
+{
+	const char *forced = tp_param_string(&net_params[0]);
+	const struct tp_net_ops *ops = NULL;
+	char list[1024];
+
+	if (forced && *forced) TP_TRY(choose_named(forced, "NCCL_NET", &ops));
+	else if (name && *name) TP_TRY(choose_named(name, "netName", &ops));
+	for (size_t i = 0; i < TP_ARRAY_LEN(networks) && !ops; i++)
+		if (try_network(i) == ncclSuccess) ops = networks[i];
+	if (!ops) {
+		list_networks(list, sizeof(list));
+		return TP_FAIL(ncclInvalidUsage, "no network can be used on %s. There are: %s", tp_host_name(), list);
+	}
+	TP_INFO(TP_INIT | TP_NET, "Assigned NET plugin %s to comm", ops->name);
+	*out = ops;
+	return ncclSuccess;
+}
+
+void tp_net_log_using(const struct tp_net_ops *ops)
+{
+	TP_INFO(TP_INIT | TP_NET, "Using network %s", ops->name);
+}
