@@ -15,12 +15,15 @@ static bool reported;
 const struct tp_env_name *tp_env_names(size_t *count)
 {
 	size_t n = TP_MIN(tp_env_reason_count, (size_t)NAMES_MAX);
+	static bool made;
 	pthread_mutex_lock(&report_lock);
-	for (size_t i = 0; i < n; i++) {
+	/* Once: tables register before main, so what is honoured doesn't change. */
+	for (size_t i = 0; i < n && !made; i++) {
 		bool honoured = tp_param_find(tp_env_reasons[i].name) != NULL;
 		env_names[i] = (struct tp_env_name){ tp_env_reasons[i].name, honoured ? TP_ENV_HONOURED : TP_ENV_NO_EFFECT,
 			honoured ? NULL : tp_env_reasons[i].why };
 	}
+	made = true;
 	pthread_mutex_unlock(&report_lock);
 	*count = n;
 	return env_names;
@@ -147,7 +150,14 @@ void tp_param_report_environment(void)
 		name[bytes] = 0;
 		report_name(name, "environment");
 	}
-	const struct tp_conf_entry *entry;
-	for (size_t i = 0; (entry = tp_conf_entry_at(i)) != NULL; i++)
-		report_name(entry->name, entry->file);
+	const char *name, *file;
+	for (size_t i = 0; tp_conf_name_at(i, &name, &file); i++)
+		report_name(name, file);
+}
+
+void tp_param_report_again(void)
+{
+	pthread_mutex_lock(&report_lock);
+	reported = false;
+	pthread_mutex_unlock(&report_lock);
 }

@@ -1,5 +1,8 @@
 /* Who this machine is and what its processors can do. One "host" is a set of processes that can share memory: they run
  * under one kernel (boot id) and reach each other's abstract Unix sockets (one network namespace). */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -96,8 +99,11 @@ uint64_t tp_process_hash(void)
 static void read_isa(void)
 {
 #if defined(__x86_64__)
+	unsigned a, b, c = 0, d;
 	__builtin_cpu_init();
-	if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+	/* The other checks ask the system too whether it saves the registers; F16C needs no more than AVX2's. */
+	bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+	if (f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
 		processor_isa = TP_ISA_AVX2;
 		if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
 		    __builtin_cpu_supports("avx512vl"))

@@ -7,16 +7,26 @@
 /* The last component names of a source path: "base/log.c". */
 const char *tp_log_short_file(const char *file);
 
+/* A copy of text that lives as long as the process, one for all equal texts; NULL without memory. Values of parameters
+ * are such: whoever holds one may keep it, whatever is read anew. */
+const char *tp_intern(const char *text);
+
 /* Configuration files (conf.c). */
+#define TP_CONF_WARNINGS 8
 struct tp_conf_entry { char *name, *value; const char *file; int line; };
-struct tp_conf { struct tp_conf_entry *entries; size_t count, capacity; };
-/* Parses text (not zero-terminated) as the contents of file, whose name must outlive conf; a bad line is a WARN and is
+struct tp_conf {
+	struct tp_conf_entry *entries;
+	size_t count, capacity;
+	char *warnings[TP_CONF_WARNINGS];   /* of more, the first count */
+	int nwarnings;
+};
+/* Parses text (not zero-terminated) as the contents of file, whose name must outlive conf; a bad line is a warning and is
  * left out. Of several lines with one name the first counts. */
 void tp_conf_parse(struct tp_conf *conf, const char *text, size_t bytes, const char *file);
 void tp_conf_free(struct tp_conf *conf);
-/* The value of name in the process's files, or NULL. The text is never freed. Thread-safe. */
-const struct tp_conf_entry *tp_conf_find(const char *name);
-const struct tp_conf_entry *tp_conf_entry_at(size_t index);
+/* Looks name up in the process's files; the texts live on. Thread-safe. */
+bool tp_conf_find(const char *name, const char **value, const char **file);
+bool tp_conf_name_at(size_t index, const char **name, const char **file);
 /* Reads the files anew at the next look-up. */
 void tp_conf_reload(void);
 
@@ -24,6 +34,9 @@ void tp_conf_reload(void);
 void tp_param_forget(struct tp_param *params, size_t count);
 /* Reads the value of text into number; false where it isn't a value of param's kind and range. */
 bool tp_param_parse(const struct tp_param *param, const char *text, int64_t *number);
+
+/* Lets tp_param_report_environment speak again. */
+void tp_param_report_again(void);
 
 /* The known name nearest to name among count names: NULL where none is near enough to be what was meant. */
 const char *tp_param_nearest(const char *name, const char *const *names, size_t count);

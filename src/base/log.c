@@ -1,9 +1,10 @@
 /* The logger. A line is composed in full and handed to the kernel in one write, so lines of several threads and
  * processes never mix; standard output is flushed before, so that our lines keep their place among the program's own.
  * The settings are read at the first line and live in atomics: a line that nobody wants costs two loads. A WARN met
- * while the settings are being read (a broken configuration file) waits in `pending` until they are. */
+ * while a thread reads the settings (a broken configuration file) waits in its `pending` until they are read. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -51,21 +52,23 @@ static struct {
 	_Atomic int level;              /* -1: the settings are to be read; its release pairs with log_level's acquire */
 	_Atomic uint32_t mask;
 	_Atomic int fd;
-	pthread_mutex_t lock;           /* guards what follows, and the reading */
-	bool warn_info;
+	_Atomic bool warn_info;
+	pthread_mutex_t lock;           /* guards what follows; no other lock but error_lock is taken under it */
 	uint32_t time_levels;
 	char time_format[256];
+	int file_fd;                    /* of NCCL_DEBUG_FILE, -1 before there is one; its number never changes */
 	char path[4096];                /* of the open file; "": standard output */
 	uint64_t start_ns;
-	int pending_count;
-	char *pending[PENDING_MAX];
-} state = { .level = -1, .fd = STDOUT_FILENO, .lock = PTHREAD_MUTEX_INITIALIZER };
+} state = { .level = -1, .fd = STDOUT_FILENO, .file_fd = -1, .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static pthread_mutex_t error_lock = PTHREAD_MUTEX_INITIALIZER;
 static char last_error[ERROR_BYTES];
 static _Thread_local char last_error_seen[ERROR_BYTES];
 static _Thread_local int thread_device = -1;
+/* While this thread reads the settings its warnings wait here. */
 static _Thread_local bool reading_settings;
+static _Thread_local int pending_count;
+static _Thread_local char *pending[PENDING_MAX];
 
 void tp_log_set_device(int device) { thread_device = device; }
 
@@ -117,57 +120,64 @@ static void open_file_locked(int level)
 		expand_path(pattern, path, sizeof(path));
 	if (strcmp(path, state.path) == 0)
 		return;
-	int fd = STDOUT_FILENO;
-	if (path[0]) {
-		fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-		if (fd < 0) {
-			TP_WARN("NCCL_DEBUG_FILE=%s: can't open %s: %s; logging to standard output", pattern, path, strerror(errno));
-			fd = STDOUT_FILENO;
-			path[0] = 0;
-		}
+	int fd = path[0] ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644) : -1;
+	if (path[0] && fd < 0) {
+		TP_WARN("NCCL_DEBUG_FILE=%s: can't open %s: %s; logging to standard output", pattern, path, strerror(errno));
+		path[0] = 0;
 	}
-	/* A thread may still hold the former descriptor for its line: the file behind it is exchanged, never its number. */
-	int former = atomic_load_explicit(&state.fd, memory_order_relaxed);
-	if (former != STDOUT_FILENO && fd != STDOUT_FILENO) {
-		dup3(fd, former, O_CLOEXEC);
+	/* A thread may be about to write to the former file: what is behind its descriptor changes, never the number. */
+	if (fd >= 0 && state.file_fd >= 0) {
+		dup3(fd, state.file_fd, O_CLOEXEC);
 		close(fd);
-		fd = former;
+	} else if (fd >= 0) {
+		state.file_fd = fd;
 	}
-	atomic_store_explicit(&state.fd, fd, memory_order_relaxed);
+	atomic_store_explicit(&state.fd, fd >= 0 ? state.file_fd : STDOUT_FILENO, memory_order_relaxed);
 	memcpy(state.path, path, sizeof(path));
 }
 
-static void read_settings_locked(void)
+static int parse_level(const char *text)
+{
+	if (!text || !*text)
+		return TP_LOG_NONE;
+	for (int i = TP_LOG_NONE; i <= TP_LOG_TRACE; i++)
+		if (strcasecmp(text, levels[i].name) == 0)
+			return i;
+	TP_WARN("NCCL_DEBUG=%.64s is no log level; known are VERSION, WARN, INFO, ABORT and TRACE: using WARN", text);
+	return TP_LOG_WARN;
+}
+
+static void apply_settings_locked(void)
 {
 	char bad[32];
-	int level = TP_LOG_NONE;
 	uint32_t bits;
-	const char *text = tp_param_string(&log_params[P_DEBUG]);
-	if (text && *text) {
-		level = -1;
-		for (int i = TP_LOG_NONE; i <= TP_LOG_TRACE; i++)
-			if (strcasecmp(text, levels[i].name) == 0)
-				level = i;
-		if (level < 0) {
-			level = TP_LOG_WARN;
-			TP_WARN("NCCL_DEBUG=%.64s is no log level; known are VERSION, WARN, INFO, ABORT and TRACE: using WARN", text);
-		}
-	}
-	text = tp_param_string(&log_params[P_SUBSYS]);
-	if (parse_names(text, subsystems, TP_ARRAY_LEN(subsystems), &bits, bad))
-		TP_WARN("NCCL_DEBUG_SUBSYS names no subsystem with '%s'; known are INIT, COLL, P2P, SHM, NET, GRAPH, TUNING, ENV, ALLOC, CALL, "
+	int level = parse_level(tp_param_string(&log_params[P_DEBUG]));
+	if (parse_names(tp_param_string(&log_params[P_SUBSYS]), subsystems, TP_ARRAY_LEN(subsystems), &bits, bad))
+		TP_WARN("NCCL_DEBUG_SUBSYS: there is no subsystem '%s'; known are INIT, COLL, P2P, SHM, NET, GRAPH, TUNING, ENV, ALLOC, CALL, "
 			"PROXY, NVLS, BOOTSTRAP, REG, PROFILE, RAS and ALL", bad);
 	atomic_store_explicit(&state.mask, bits, memory_order_relaxed);
-	text = tp_param_string(&log_params[P_TIME_LEVELS]);
-	if (parse_names(text, levels, TP_ARRAY_LEN(levels), &state.time_levels, bad))
-		TP_WARN("NCCL_DEBUG_TIMESTAMP_LEVELS names no level with '%s'; known are VERSION, WARN, INFO, ABORT, TRACE and ALL", bad);
+	if (parse_names(tp_param_string(&log_params[P_TIME_LEVELS]), levels, TP_ARRAY_LEN(levels), &state.time_levels, bad))
+		TP_WARN("NCCL_DEBUG_TIMESTAMP_LEVELS: there is no level '%s'; known are VERSION, WARN, INFO, ABORT, TRACE and ALL", bad);
 	snprintf(state.time_format, sizeof(state.time_format), "%s", tp_param_string(&log_params[P_TIME_FORMAT]));
-	state.warn_info = tp_param_int(&log_params[P_WARN_INFO]) != 0;
+	atomic_store_explicit(&state.warn_info, tp_param_int(&log_params[P_WARN_INFO]) != 0, memory_order_relaxed);
 	if (!state.start_ns)
 		state.start_ns = tp_clock_ns();
 	open_file_locked(level);
 	/* Pairs with the acquire in log_level. */
 	atomic_store_explicit(&state.level, level, memory_order_release);
+}
+
+static void read_settings(void)
+{
+	reading_settings = true;
+	/* All parameters are read before the lock is taken: a thread that reads a parameter may be on its way to a warning. */
+	for (size_t i = 0; i < TP_ARRAY_LEN(log_params); i++)
+		tp_param_string(&log_params[i]);
+	pthread_mutex_lock(&state.lock);
+	if (atomic_load_explicit(&state.level, memory_order_relaxed) < 0)
+		apply_settings_locked();
+	pthread_mutex_unlock(&state.lock);
+	reading_settings = false;
 }
 
 static void write_line(const char *line, size_t bytes)
@@ -178,7 +188,8 @@ static void write_line(const char *line, size_t bytes)
 		fflush(stdout);
 	while (bytes > 0) {
 		ssize_t n = write(fd, line, bytes);
-		if (n < 0 && errno == EINTR)
+		struct pollfd p = { .fd = fd, .events = POLLOUT };
+		if (n < 0 && (errno == EINTR || (errno == EAGAIN && poll(&p, 1, 1000) > 0)))
 			continue;
 		if (n <= 0)
 			break;
@@ -191,26 +202,16 @@ static void write_line(const char *line, size_t bytes)
 static int log_level(void)
 {
 	int level = atomic_load_explicit(&state.level, memory_order_acquire);
-	if (level >= 0 || reading_settings)
+	if (__builtin_expect(level >= 0 || reading_settings, 1))
 		return level;
-	char *pending[PENDING_MAX];
-	int count = 0;
-	pthread_mutex_lock(&state.lock);
-	if (atomic_load_explicit(&state.level, memory_order_relaxed) < 0) {
-		reading_settings = true;
-		read_settings_locked();
-		reading_settings = false;
-		count = state.pending_count;
-		memcpy(pending, state.pending, sizeof(pending));
-		state.pending_count = 0;
-	}
-	level = atomic_load_explicit(&state.level, memory_order_relaxed);
-	pthread_mutex_unlock(&state.lock);
-	for (int i = 0; i < count; i++) {
+	read_settings();
+	level = atomic_load_explicit(&state.level, memory_order_acquire);
+	for (int i = 0; i < pending_count; i++) {
 		if (level >= TP_LOG_WARN)
 			write_line(pending[i], strlen(pending[i]));
 		free(pending[i]);
 	}
+	pending_count = 0;
 	return level;
 }
 
@@ -243,7 +244,7 @@ const char *tp_log_short_file(const char *file)
 }
 
 /* strftime's format, with %1f … %9f replaced by the fraction of the second. */
-static size_t format_time(char *out, size_t bytes)
+static size_t format_time(const char *pattern, char *out, size_t bytes)
 {
 	struct timespec now;
 	struct tm local;
@@ -251,7 +252,7 @@ static size_t format_time(char *out, size_t bytes)
 	size_t used = 0;
 	clock_gettime(CLOCK_REALTIME, &now);
 	localtime_r(&now.tv_sec, &local);
-	for (const char *p = state.time_format; *p && used + 12 < sizeof(format); p++) {
+	for (const char *p = pattern; *p && used + 12 < sizeof(format); p++) {
 		if (p[0] == '%' && p[1] >= '1' && p[1] <= '9' && p[2] == 'f') {
 			char digits[16];
 			snprintf(digits, sizeof(digits), "%09ld", now.tv_nsec);
@@ -265,9 +266,22 @@ static size_t format_time(char *out, size_t bytes)
 		}
 	}
 	format[used] = 0;
-	used = strftime(out, bytes, format, &local);
+	used = used ? strftime(out, bytes, format, &local) : 0;
 	out[used] = 0;
 	return used;
+}
+
+static size_t prefix_time(enum tp_log_level level, char *out, size_t bytes)
+{
+	char pattern[sizeof(state.time_format)] = "[%F %T] ";
+	bool wanted = level == TP_LOG_WARN;
+	if (!reading_settings) {
+		pthread_mutex_lock(&state.lock);
+		wanted = state.time_levels & (1u << level);
+		memcpy(pattern, state.time_format, sizeof(pattern));
+		pthread_mutex_unlock(&state.lock);
+	}
+	return wanted ? format_time(pattern, out, bytes) : 0;
 }
 
 static size_t format_prefix(char *out, size_t bytes, enum tp_log_level level, uint32_t subsys, const char *file, int line, const char *func)
@@ -276,15 +290,7 @@ static size_t format_prefix(char *out, size_t bytes, enum tp_log_level level, ui
 	int current = atomic_load_explicit(&state.level, memory_order_relaxed);
 	if (level == TP_LOG_VERSION && current < TP_LOG_INFO)
 		return 0;
-	if (!reading_settings) {
-		pthread_mutex_lock(&state.lock);
-		if (state.time_levels & (1u << level))
-			used = format_time(out, bytes / 2);
-		pthread_mutex_unlock(&state.lock);
-	} else {
-		snprintf(state.time_format, sizeof(state.time_format), "[%%F %%T] ");
-		used = format_time(out, bytes / 2);
-	}
+	used = prefix_time(level, out, bytes / 2);
 	int n;
 	int pid = getpid(), tid = (int)syscall(SYS_gettid);
 	const char *host = tp_host_name();
@@ -331,11 +337,10 @@ static void log_line(enum tp_log_level level, uint32_t subsys, const char *file,
 	text[bytes++] = '\n';
 	if (!reading_settings) {
 		write_line(text, bytes);
-	} else if (state.pending_count < PENDING_MAX) {
-		/* This thread holds state.lock. */
+	} else if (pending_count < PENDING_MAX) {
 		char *copy = strndup(text, bytes);
 		if (copy)
-			state.pending[state.pending_count++] = copy;
+			pending[pending_count++] = copy;
 	}
 	if (text != fixed)
 		free(text);
@@ -354,7 +359,7 @@ static void log_args(enum tp_log_level level, uint32_t subsys, const char *file,
 		errno = saved;
 		log_line(level, subsys, file, line, func, format, args);
 	}
-	if (level == TP_LOG_WARN && !reading_settings && state.warn_info) {
+	if (level == TP_LOG_WARN && !reading_settings && atomic_load_explicit(&state.warn_info, memory_order_relaxed)) {
 		int expected = TP_LOG_WARN;
 		atomic_compare_exchange_strong_explicit(&state.level, &expected, TP_LOG_INFO, memory_order_relaxed, memory_order_relaxed);
 	}
@@ -366,6 +371,16 @@ void tp_log_write(enum tp_log_level level, uint32_t subsys, const char *file, in
 	va_list args;
 	va_start(args, format);
 	log_args(level, subsys, file, line, func, format, args);
+	va_end(args);
+}
+
+void tp_log_note(const char *format, ...)
+{
+	if (!tp_log_wants(TP_LOG_WARN, ~0u))
+		return;
+	va_list args;
+	va_start(args, format);
+	log_line(TP_LOG_INFO, ~0u, "", 0, "", format, args);
 	va_end(args);
 }
 

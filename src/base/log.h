@@ -20,12 +20,14 @@ enum tp_subsys {                    /* NCCL_DEBUG_SUBSYS names, NCCL's own bits 
 bool tp_log_wants(enum tp_log_level level, uint32_t subsys);
 void tp_log_write(enum tp_log_level level, uint32_t subsys, const char *file, int line, const char *func,
 	const char *format, ...) __attribute__((format(printf, 6, 7)));
+/* An INFO line that is written wherever WARN lines are, and leaves the last error alone: what explains a warning. */
+void tp_log_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Logs at WARN, sets the last error, returns result: `return TP_FAIL(ncclInvalidArgument, "…", …)`. */
 ncclResult_t tp_log_fail(ncclResult_t result, const char *file, int line, const char *func, const char *format, ...)
 	__attribute__((format(printf, 5, 6)));
 /* The device number in brackets in this thread's lines; -1 where no communicator is concerned. */
 void tp_log_set_device(int device);
-/* The last WARN of the process (1,024 bytes at most); never NULL. */
+/* The last WARN of the process (1,024 bytes at most); never NULL; the text is the calling thread's until its next call. */
 const char *tp_log_last_error(void);
 /* Reads the variables anew at the next line (ncclResetDebugInit; tests). */
 void tp_log_reset(void);

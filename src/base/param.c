@@ -17,6 +17,25 @@ static struct tp_param conf_params[] = {
 };
 TP_PARAM_TABLE("param", conf_params)
 
+struct interned { struct interned *next; char text[]; };
+
+const char *tp_intern(const char *text)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	static struct interned *all;
+	pthread_mutex_lock(&lock);
+	struct interned *at = all;
+	while (at && strcmp(at->text, text) != 0)
+		at = at->next;
+	if (!at && (at = malloc(sizeof(*at) + strlen(text) + 1))) {
+		strcpy(at->text, text);
+		at->next = all;
+		all = at;
+	}
+	pthread_mutex_unlock(&lock);
+	return at ? at->text : NULL;
+}
+
 void tp_param_register(struct tp_param_table *table)
 {
 	pthread_mutex_lock(&table_lock);
@@ -133,18 +152,15 @@ static void warn_value(const struct tp_param *param, const char *text)
 	}
 }
 
-static void read_locked(struct tp_param *param)
+/* Returns a text that wasn't a value, or NULL. */
+static const char *read_locked(struct tp_param *param)
 {
 	int64_t number = 0;
-	const struct tp_conf_entry *entry = NULL;
 	const char *text = getenv(param->name), *bad = NULL;
 	param->origin = TP_FROM_ENVIRONMENT;
 	param->origin_file = NULL;
-	if (!text && (entry = tp_conf_find(param->name))) {
-		text = entry->value;
+	if (!text && tp_conf_find(param->name, &text, &param->origin_file))
 		param->origin = TP_FROM_FILE;
-		param->origin_file = entry->file;
-	}
 	/* An empty number is as good as unset; an empty string may mean something. */
 	if (text && param->kind != TP_PARAM_STRING && !*text)
 		text = NULL;
@@ -154,7 +170,7 @@ static void read_locked(struct tp_param *param)
 	}
 	if (text) {
 		/* The environment may be changed under our feet; a value that was read stays. */
-		param->text = strdup(text);
+		param->text = tp_intern(text);
 	} else {
 		param->origin = TP_FROM_DEFAULT;
 		param->origin_file = NULL;
@@ -164,10 +180,9 @@ static void read_locked(struct tp_param *param)
 			TP_WARN("%s: its default %s isn't in its own range", param->name, param->fallback);
 	}
 	param->number = number;
-	if (bad)
-		warn_value(param, bad);
 	/* Pairs with the acquire in read_once. */
 	__atomic_store_n(&param->state, 1, __ATOMIC_RELEASE);
+	return bad;
 }
 
 static _Thread_local bool reading;
@@ -176,17 +191,20 @@ static inline void read_once(struct tp_param *param)
 {
 	if (__builtin_expect(__atomic_load_n(&param->state, __ATOMIC_ACQUIRE) == 1, 1))
 		return;
-	/* A warning about a value makes the logger read its own parameters: the same thread comes back here. */
+	/* A warning about a configuration file makes the logger read its own parameters: this thread may come back here. */
 	bool outer = !reading;
+	const char *bad = NULL;
 	if (outer)
 		pthread_mutex_lock(&read_lock);
 	reading = true;
 	if (__atomic_load_n(&param->state, __ATOMIC_ACQUIRE) != 1)
-		read_locked(param);
+		bad = read_locked(param);
 	if (outer) {
 		reading = false;
 		pthread_mutex_unlock(&read_lock);
 	}
+	if (bad)
+		warn_value(param, bad);
 }
 
 int64_t tp_param_int(struct tp_param *param)
@@ -216,6 +234,7 @@ void tp_param_forget(struct tp_param *params, size_t count)
 void tp_param_reload(void)
 {
 	tp_conf_reload();
+	tp_param_report_again();
 	for (const struct tp_param_table *table = first_table; table; table = table->next)
 		tp_param_forget(table->params, table->count);
 }

@@ -1,6 +1,6 @@
 /* The one parameter table. A component declares an array of struct tp_param and registers it with TP_PARAM_TABLE;
  * from these come the environment variable, the configuration files (NCCL_CONF_FILE, ~/.nccl.conf, /etc/nccl.conf;
- * the environment wins), `telpher env` and the manual page. Values are read once, at first use. */
+ * the environment wins, then NCCL_CONF_FILE or, where that is unset, ~/.nccl.conf), `telpher env` and the manual page. Values are read once, at first use. */
 #ifndef TP_BASE_PARAM_H
 #define TP_BASE_PARAM_H
 

@@ -13,19 +13,33 @@
 #define IP_BIND_ADDRESS_NO_PORT 24
 #endif
 
-enum { P_RETRY_CNT, P_RETRY_SLEEP };
+enum { P_RETRY_CNT, P_RETRY_SLEEP, P_SNDBUF, P_RCVBUF };
 static struct tp_param socket_params[] = {
 	[P_RETRY_CNT] = { .name = "NCCL_SOCKET_RETRY_CNT", .kind = TP_PARAM_INT, .fallback = "34", .min = 0, .max = 1000000,
 		.doc = "times a refused connection is tried again" },
 	[P_RETRY_SLEEP] = { .name = "NCCL_SOCKET_RETRY_SLEEP_MSEC", .kind = TP_PARAM_INT, .fallback = "100", .min = 0, .max = 60000,
-		.doc = "wait before the n-th new try: n times this" },
+		.doc = "wait in ms before the n-th new try: n times this" },
+	[P_SNDBUF] = { .name = "NCCL_SOCKET_SNDBUF", .kind = TP_PARAM_INT, .fallback = "-1", .min = -1, .max = 1 << 30,
+		.doc = "bytes of a socket's send buffer; -1: the system decides" },
+	[P_RCVBUF] = { .name = "NCCL_SOCKET_RCVBUF", .kind = TP_PARAM_INT, .fallback = "-1", .min = -1, .max = 1 << 30,
+		.doc = "bytes of a socket's receive buffer; -1: the system decides" },
 };
-TP_PARAM_TABLE("connect", socket_params)
+TP_PARAM_TABLE("socket", socket_params)
 
 static void set_option(int fd, int level, int option)
 {
 	int on = 1;
 	setsockopt(fd, level, option, &on, sizeof(on));
+}
+
+/* Before connect and listen: the window's scale is agreed then, and accepted sockets inherit the sizes. */
+static void set_buffers(int fd)
+{
+	int send_bytes = (int)tp_param_int(&socket_params[P_SNDBUF]), recv_bytes = (int)tp_param_int(&socket_params[P_RCVBUF]);
+	if (send_bytes > 0)
+		setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof(send_bytes));
+	if (recv_bytes > 0)
+		setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &recv_bytes, sizeof(recv_bytes));
 }
 
 ncclResult_t tp_socket_set_nonblocking(int fd, bool on)
@@ -63,6 +77,7 @@ ncclResult_t tp_socket_listen(union tp_addr *addr, int backlog, int *fd)
 	if (s < 0)
 		return TP_FAIL(ncclSystemError, "no socket to listen at %s: %s", tp_addr_format(addr, text), strerror(errno));
 	set_option(s, SOL_SOCKET, SO_REUSEADDR);
+	set_buffers(s);
 	if (addr->sa.sa_family == AF_INET6)
 		set_option(s, IPPROTO_IPV6, IPV6_V6ONLY);
 	union tp_addr bound = *addr;
@@ -84,6 +99,7 @@ static int start_connect(const union tp_addr *to, const union tp_addr *from, int
 	if (s < 0)
 		return errno;
 	set_option(s, IPPROTO_TCP, TCP_NODELAY);
+	set_buffers(s);
 	if (from && from->sa.sa_family == to->sa.sa_family) {
 		union tp_addr local = *from;
 		if (local.sa.sa_family == AF_INET6)
