@@ -17,7 +17,14 @@
  * References. A destination link operand marked by_ref may travel as a reference to the buffer chunk in the same step
  * (its single buffer source, or its buffer destination) instead of a copy: the receiver reads that memory later. The
  * generator declares that nothing overwrites the chunk before it was read; the checker proves it (vector clocks). An
- * executor ends an operation only when all its references were read. */
+ * executor ends an operation only when all its references were read. Which chunk: the buffer source, where the step has no
+ * other source of data and doesn't reduce; else the first buffer destination.
+ *
+ * In place means, as NCCL has it: INPUT is OUTPUT (all-reduce, broadcast, reduce), INPUT is block `rank` of OUTPUT
+ * (all-gather; gather at the root), OUTPUT is block `rank` of INPUT (reduce-scatter; scatter at the root). All-to-all has
+ * no in-place form. Where the root alone has an INPUT (broadcast, scatter) or an OUTPUT (reduce, gather), no program of
+ * another rank touches it. INPUT is never written, but for what in place makes of it. A source that is INPUT always still
+ * holds this rank's own contribution when it is read, so pre-scaling there scales each contribution once. */
 #ifndef TP_PLAN_PLAN_H
 #define TP_PLAN_PLAN_H
 
@@ -77,6 +84,8 @@ struct tp_step {
 struct tp_lane {
 	uint32_t first_step, nsteps;
 	int32_t transfer;           /* TP_SEND_RECV: which transfer this lane moves (its buffer and size); else -1 */
+	uint32_t after;             /* TP_SEND_RECV: number + 1 of the lane that must have done all its rounds before this one
+	                               starts, as both use one link; 0: none */
 };
 
 #define TP_LINK_CLASSES 4       /* links between an ordered pair of ranks on one channel: three for collectives' lanes … */
@@ -129,7 +138,11 @@ void tp_plan_free(struct tp_plan *plan);
 char *tp_plan_text(const struct tp_plan *plan);
 
 /* A group's sends and receives of one rank, as a program: a lane a (peer, direction), in rounds of rank + d and rank - d;
- * several transfers with one peer follow each other; self-sends become copies. Lane l moves transfers[lane.transfer]. */
+ * several transfers with one peer follow each other; self-sends become copies. Lane l moves transfers[lane.transfer].
+ * The lanes: for d = 0, 1 … one for each send to rank + d and each receive from rank - d, a single step each: INPUT 0 to
+ * the link (class TP_LINK_P2P, by reference), or the link to OUTPUT 0; INPUT and OUTPUT are the transfer's buffer. Lanes
+ * differ in their number of rounds, so those that share a link are ordered by `after`. A self-send is a sending and a
+ * receiving lane joined by a local link, whose chunks travel by reference too: one copy. spec.layout is NULL. */
 struct tp_transfer { int peer; bool is_send; };
 ncclResult_t tp_plan_p2p(int rank, int nranks, const struct tp_transfer *transfers, int ntransfers, struct tp_plan **out);
 
@@ -162,6 +175,7 @@ struct tp_check_options {
 	uint32_t rounds;            /* 3 shows pipelining */
 	bool in_place;
 	bool by_ref;                /* references travel as such where declared */
+	bool ends_early;            /* a rank goes on without waiting until its references were read (as no executor may) */
 };
 enum tp_check_fault {
 	TP_CHECK_OK, TP_CHECK_DEADLOCK, TP_CHECK_WRONG_RESULT, TP_CHECK_TWICE, TP_CHECK_ORDER_DIFFERS, TP_CHECK_LEFT_FULL,
@@ -190,8 +204,23 @@ struct tp_cost_model {
 	size_t inline_bytes;                    /* chunks above travel by reference inside a domain, where allowed */
 	size_t slot_bytes_inside, slot_bytes_across;
 	bool by_ref_inside;
+	double ref_us;              /* what a chunk by reference costs its reader besides its bytes */
+	double switch_us;           /* until another rank that shares the core has had its turn */
+	double scale[TP_NALGOS];    /* predicted times are multiplied by it: what a table corrects by measurement */
 };
 void tp_cost_defaults(struct tp_cost_model *model);     /* a small machine, shared memory inside, TCP across */
+/* The defaults, corrected by the table that TELPHER_TUNE_FILE names. Ranks may see different files: the communicator
+ * agrees on one record. */
+ncclResult_t tp_cost_load(struct tp_cost_model *model);
+/* A table: a line "name value" each, # begins a comment; names are the model's, "inside.latency_us", "scale.RING". Values
+ * that aren't named stay. file: for messages. The model changes only on success. */
+ncclResult_t tp_cost_parse_table(const char *text, size_t bytes, const char *file, struct tp_cost_model *model);
+char *tp_cost_table_text(const struct tp_cost_model *model);    /* the model as such a table; the caller frees it */
+/* The model as ranks exchange it: no padding, comparable by memcmp. unpack checks what it is given. */
+#define TP_COST_VALUES 25
+struct tp_cost_record { uint32_t version, nvalues; double values[TP_COST_VALUES]; };
+void tp_cost_pack(const struct tp_cost_model *model, struct tp_cost_record *out);
+ncclResult_t tp_cost_unpack(const struct tp_cost_record *record, struct tp_cost_model *out);
 
 struct tp_candidate {
 	enum tp_algo algo;
@@ -209,7 +238,13 @@ struct tp_choice {
  * all ranks can agree on it. bytes: of a block. staged: references are not allowed (pre-scaled operators). */
 ncclResult_t tp_choose(const struct tp_layout *layout, enum tp_coll coll, int root, size_t block_bytes, bool staged,
 	const struct tp_cost_model *model, const char *algo_filter, struct tp_choice *out);
-/* The predicted time of one plan for one message. */
+/* Is the filter readable, and what does it say that has no meaning here? Logs one INFO line for each known name that these
+ * ranks don't have (NVLS, CollNet); an unknown name, function or form is ncclInvalidUsage. Once, at init. */
+ncclResult_t tp_choose_check_algo(const char *algo_filter);
+ncclResult_t tp_choose_check_proto(const char *proto_filter);   /* LL, LL128, Simple: known, and without effect here */
+const char *tp_choose_algo_text(void);      /* NCCL_ALGO and NCCL_PROTO; NULL where unset */
+const char *tp_choose_proto_text(void);
+/* The predicted time of one plan for one message; negative where the plan can't be. */
 double tp_cost_predict(const struct tp_plan_spec *spec, size_t block_bytes, size_t chunk_bytes, const struct tp_cost_model *model);
 
 #endif

@@ -1,0 +1,125 @@
+/* The chooser: the cost model's time of every algorithm that can do the collective and that NCCL_ALGO allows, each at its
+ * best chunk size; the least wins, the earlier in enum tp_algo where two are equal. A function of its arguments alone:
+ * ranks that agree on these can't disagree on the choice. */
+#include <stdio.h>
+#include <string.h>
+
+#include "plan/cost.h"
+#include "plan/filter.h"
+
+enum { PARAM_ALGO, PARAM_PROTO };
+static struct tp_param params[] = {
+	[PARAM_ALGO] = { .name = "NCCL_ALGO", .kind = TP_PARAM_STRING,
+		.doc = "algorithms allowed: \"[collective:]name,name;…\", ^ before the names leaves them out (telpher explain lists them)" },
+	[PARAM_PROTO] = { .name = "NCCL_PROTO", .kind = TP_PARAM_STRING,
+		.doc = "checked, and without effect on host memory, where all links have one protocol" },
+};
+TP_PARAM_TABLE("choose", params)
+
+const char *tp_choose_algo_text(void) { return tp_param_string(&params[PARAM_ALGO]); }
+const char *tp_choose_proto_text(void) { return tp_param_string(&params[PARAM_PROTO]); }
+
+ncclResult_t tp_choose_check_algo(const char *algo_filter)
+{
+	struct tp_filter filter;
+	TP_TRY(tp_filter_parse_algo(algo_filter, &filter));
+	for (int bit = 0; tp_filter_foreign_name(bit); bit++)
+		if (filter.foreign >> bit & 1)
+			TP_INFO(TP_TUNING | TP_ENV, "NCCL_ALGO names %s, which these ranks don't have: %s", tp_filter_foreign_name(bit),
+				tp_filter_foreign_why(bit));
+	return ncclSuccess;
+}
+
+ncclResult_t tp_choose_check_proto(const char *proto_filter)
+{
+	uint32_t named;
+	TP_TRY(tp_filter_parse_proto(proto_filter, &named));
+	if (proto_filter && *proto_filter)
+		TP_INFO(TP_TUNING | TP_ENV, "NCCL_PROTO=%s has no effect: links between host ranks have one protocol, which is LL's "
+			"for chunks of a cache line and Simple's for others", proto_filter);
+	return ncclSuccess;
+}
+
+/* NCCL's AlltoAll, Gather and Scatter are sends and receives, which NCCL_ALGO doesn't concern: a list for all collectives
+ * that holds none of their algorithms isn't meant for them. */
+static uint32_t allowed_algos(const struct tp_filter *filter, const struct tp_plan_spec *spec)
+{
+	uint32_t allowed = filter->algos[spec->coll];
+	if (filter->named[spec->coll] || !filter->restricted) return allowed;
+	if (spec->coll != TP_ALL_TO_ALL && spec->coll != TP_GATHER && spec->coll != TP_SCATTER) return allowed;
+	for (int a = 0; a < TP_NALGOS; a++) {
+		struct tp_plan_spec one = *spec;
+		one.algo = (enum tp_algo)a;
+		if ((allowed >> a & 1) && !tp_plan_refuses(&one)) return allowed;
+	}
+	return (1u << TP_NALGOS) - 1;
+}
+
+/* The best of a few chunk sizes: the largest allowed, and parts of it, so that a message of one chunk can pipeline. */
+static void try_chunks(const struct tp_plan_spec *spec, size_t block_bytes, bool by_ref, const struct tp_cost_model *model,
+	struct tp_candidate *c)
+{
+	struct tp_cost_profile profile;
+	if (!tp_cost_profile_of(spec, &profile)) {
+		c->why_not = "the cost model doesn't know it";
+		return;
+	}
+	size_t limit = tp_cost_chunk_limit(&profile, spec->layout, by_ref, model);
+	for (size_t chunk = limit, tries = 0; tries < 7 && chunk >= 4096; chunk /= 2, tries++) {
+		double us = tp_cost_time(&profile, spec, block_bytes, chunk, by_ref, model);
+		if (c->us >= 0 && us >= c->us) continue;
+		c->us = us;
+		c->chunk_bytes = chunk;
+	}
+	if (c->us >= 0) return;
+	c->us = tp_cost_time(&profile, spec, block_bytes, limit, by_ref, model);
+	c->chunk_bytes = limit;
+}
+
+static ncclResult_t nothing_left(const struct tp_plan_spec *spec, const char *algo_filter, const struct tp_choice *choice)
+{
+	char reasons[640] = "", can[128] = "";
+	for (int a = 0; a < TP_NALGOS; a++) {
+		struct tp_plan_spec one = *spec;
+		one.algo = (enum tp_algo)a;
+		const char *why = tp_plan_refuses(&one);
+		char *into = why ? reasons : can;
+		size_t room = why ? sizeof(reasons) : sizeof(can), used = strlen(into);
+		if (!why) snprintf(into + used, room - used, "%s%s", used ? ", " : "", tp_algo_name(one.algo));
+		else if (choice->candidates[a].why_not == why)
+			snprintf(into + used, room - used, "; %s: %s", tp_algo_name(one.algo), why);
+	}
+	return TP_FAIL(ncclInvalidUsage, "no algorithm/protocol available for function %s: NCCL_ALGO was set to \"%s\", and %s among %d "
+		"ranks is done by %s%s", tp_coll_name(spec->coll), algo_filter ? algo_filter : "", tp_coll_name(spec->coll),
+		spec->layout->nranks, *can ? can : "none", reasons);
+}
+
+ncclResult_t tp_choose(const struct tp_layout *layout, enum tp_coll coll, int root, size_t block_bytes, bool staged,
+	const struct tp_cost_model *model, const char *algo_filter, struct tp_choice *out)
+{
+	struct tp_choice choice = { .nchannels = 1 };
+	struct tp_filter filter;
+	struct tp_plan_spec spec = { .coll = coll, .root = root, .nchannels = 1, .layout = layout };
+	bool by_ref = model->by_ref_inside && !staged;
+	int best = -1;
+	if ((unsigned)coll >= TP_SEND_RECV) return TP_FAIL(ncclInvalidArgument, "There is no algorithm to choose for %s", tp_coll_name(coll));
+	if (tp_coll_has_root(coll) && (root < 0 || root >= layout->nranks))
+		return TP_FAIL(ncclInvalidArgument, "%s: root %d is not one of the ranks 0 to %d", tp_coll_name(coll), root,
+			layout->nranks - 1);
+	TP_TRY(tp_filter_parse_algo(algo_filter, &filter));
+	uint32_t allowed = allowed_algos(&filter, &spec);
+	for (int a = 0; a < TP_NALGOS; a++) {
+		struct tp_candidate *c = &choice.candidates[a];
+		spec.algo = (enum tp_algo)a;
+		*c = (struct tp_candidate){ .algo = spec.algo, .us = -1, .why_not = tp_plan_refuses(&spec) };
+		if (!(allowed >> a & 1)) c->why_not = "NCCL_ALGO leaves it out";
+		if (c->why_not) continue;
+		try_chunks(&spec, block_bytes, by_ref, model, c);
+		if (c->us >= 0 && (best < 0 || c->us < choice.candidates[best].us)) best = a;
+	}
+	if (best < 0) return nothing_left(&spec, algo_filter, &choice);
+	choice.algo = (enum tp_algo)best;
+	choice.chunk_bytes = choice.candidates[best].chunk_bytes;
+	*out = choice;
+	return ncclSuccess;
+}

@@ -1,0 +1,78 @@
+/* The cost model: what a plan's round costs, from how often each kind of work is done in it (profile.c).
+ *
+ *   time = call + rounds x round + chain (+ relays)
+ *   round = the largest of: the busiest rank's work; all work of a domain over its cores; what crosses its border
+ *   chain = the hops of one round that nothing hides; where the rounds go in lockstep, of all rounds
+ *
+ * Ranks beyond the cores wait for a turn at each hop. It is a model for choosing, not a clock: what matters is the order
+ * in which it puts the candidates. A table corrects it by measurement. */
+#include "plan/cost.h"
+
+#define LARGEST_CHUNK (1u << 20)        /* by reference: two of them and a result stay in a second-level cache */
+
+void tp_cost_defaults(struct tp_cost_model *model)
+{
+	*model = (struct tp_cost_model){
+		.inside = { .latency_us = 0.15, .us_per_byte = 0.8e-4, .step_us = 0.03 },
+		.across = { .latency_us = 17, .us_per_byte = 3.3e-4, .step_us = 2.5 },
+		.reduce_us_per_byte = 1.1e-4, .copy_us_per_byte = 1e-4, .call_us = 0.1,
+		.cores_per_domain = tp_cpu_count(), .inline_bytes = 32768, .slot_bytes_inside = 65536,
+		.slot_bytes_across = 131072, .by_ref_inside = true, .ref_us = 1.7, .switch_us = 1.3,
+	};
+	for (int a = 0; a < TP_NALGOS; a++) model->scale[a] = 1;
+}
+
+static int largest_domain(const struct tp_layout *layout)
+{
+	int largest = 1;
+	for (int d = 0; d < layout->ndomains; d++) largest = TP_MAX(largest, layout->domain_size[d]);
+	return largest;
+}
+
+static double work_us(const struct tp_cost_work *w, double chunk, bool by_ref, const struct tp_cost_model *m)
+{
+	double sends = w->refs + w->copies_out + w->results_out, takes = w->ref_takes + w->takes + w->reduces;
+	double near_refs = by_ref && sends > 0 ? w->refs * (1 - w->far_out / sends) : 0;
+	double near_takes = by_ref && takes > 0 ? w->ref_takes * (1 - TP_MIN(w->far_in / takes, 1)) : 0;
+	double stored = w->ref_takes > 0 ? w->ref_stored * (1 - near_takes / w->ref_takes) : 0;
+	double copies = w->refs - near_refs + w->copies_out + w->takes + stored + w->moves;
+	return m->inside.step_us * (w->steps + sends + takes)
+		+ chunk * (m->copy_us_per_byte * copies + m->reduce_us_per_byte * w->reduces)
+		+ near_takes * (m->ref_us + chunk * m->inside.us_per_byte)
+		+ (w->far_out + w->far_in) * (m->across.step_us + chunk * m->across.us_per_byte / 2);
+}
+
+size_t tp_cost_chunk_limit(const struct tp_cost_profile *p, const struct tp_layout *layout, bool by_ref,
+	const struct tp_cost_model *model)
+{
+	size_t limit = LARGEST_CHUNK;
+	if (layout->nranks == 1) return limit;
+	if (largest_domain(layout) > 1 && !(by_ref && p->refs_only)) limit = TP_MIN(limit, model->slot_bytes_inside);
+	if (layout->ndomains > 1) limit = TP_MIN(limit, model->slot_bytes_across);
+	return limit;
+}
+
+double tp_cost_time(const struct tp_cost_profile *p, const struct tp_plan_spec *spec, size_t block_bytes, size_t chunk_bytes,
+	bool by_ref, const struct tp_cost_model *m)
+{
+	double block = (double)block_bytes, room = p->pieces * (double)TP_MAX(chunk_bytes, 1);
+	double rounds = block > room ? (double)(size_t)((block + room - 1) / room) : 1, chunk = block / (rounds * p->pieces);
+	int ranks = largest_domain(spec->layout), cores = TP_MAX(TP_MIN(m->cores_per_domain, ranks), 1);
+	bool refs = by_ref && ranks > 1 && chunk > (double)m->inline_bytes;
+	double each = work_us(&p->each, chunk, refs, m), root = p->rooted ? work_us(&p->root, chunk, refs, m) : each;
+	double shared = (root + (ranks - 1) * each) / cores, wire = p->crossing * chunk * m->across.us_per_byte;
+	double round = TP_MAX(TP_MAX(TP_MAX(each, root), shared), wire);
+	double turn = m->switch_us * ((ranks + cores - 1) / cores - 1);
+	double chain = p->hops_inside * (m->inside.latency_us + turn) + p->hops_across * (m->across.latency_us + turn);
+	double own_sends = p->each.refs + p->each.copies_out + p->each.results_out;
+	double relay = p->relays * each / TP_MAX(own_sends, 1);
+	if (refs) chain += m->inside.latency_us + turn;         /* back: that the references were read */
+	return m->scale[spec->algo] * (m->call_us + rounds * round + (p->lockstep ? rounds : 1) * chain + relay);
+}
+
+double tp_cost_predict(const struct tp_plan_spec *spec, size_t block_bytes, size_t chunk_bytes, const struct tp_cost_model *model)
+{
+	struct tp_cost_profile p;
+	if (!tp_cost_profile_of(spec, &p)) return -1;
+	return tp_cost_time(&p, spec, block_bytes, chunk_bytes, model->by_ref_inside, model);
+}
