@@ -57,52 +57,14 @@ static bool is_integer(ncclDataType_t type)
 	return type <= ncclUint64;
 }
 
-/* Division towards zero. Through double up to 32 bits: with both numbers below 2^33 the rounded quotient never reaches
- * the next integer. */
-#define TP_DIVIDE(elem, quotient) do { \
-	for (size_t i = 0; i < bytes / sizeof(elem); i++) { \
-		elem v; \
-		memcpy(&v, at + i * sizeof(v), sizeof(v)); \
-		v = (elem)(quotient); \
-		memcpy(at + i * sizeof(v), &v, sizeof(v)); \
-	} \
-} while (0)
-
-static void divide(ncclDataType_t type, char *at, size_t bytes, int64_t divisor)
-{
-	const double d = (double)divisor;
-	switch (type) {
-	case ncclInt8:
-		TP_DIVIDE(int8_t, (double)v / d);
-		break;
-	case ncclUint8:
-		TP_DIVIDE(uint8_t, (double)v / d);
-		break;
-	case ncclInt32:
-		TP_DIVIDE(int32_t, (double)v / d);
-		break;
-	case ncclUint32:
-		TP_DIVIDE(uint32_t, (double)v / d);
-		break;
-	case ncclInt64:
-		TP_DIVIDE(int64_t, v / divisor);
-		break;
-	case ncclUint64:
-		TP_DIVIDE(uint64_t, v / (uint64_t)divisor);
-		break;
-	default:
-		break;
-	}
-}
-
 /* Sum and division block by block, while the sum is still in the cache. */
-static void run_divided(tp_reduce_kernel *kernel, const struct tp_reduce *r, char *dst, const void *const *src, int nsrc,
+static void run_divided(tp_reduce_kernel *kernel, tp_reduce_divider *divide, const struct tp_reduce *r, char *dst, const void *const *src, int nsrc,
 	size_t bytes, const struct tp_reduce_scale *scale)
 {
 	const void *from[64];
 	if (nsrc > (int)TP_ARRAY_LEN(from)) {
 		kernel(dst, src, nsrc, bytes, scale);
-		divide(r->type, dst, bytes, r->post_divisor);
+		divide(dst, bytes, r->post_divisor);
 		return;
 	}
 	for (size_t at = 0, block; at < bytes; at += block) {
@@ -111,7 +73,7 @@ static void run_divided(tp_reduce_kernel *kernel, const struct tp_reduce *r, cha
 		for (int s = 0; s < nsrc; s++)
 			from[s] = (const char *)src[s] + at;
 		kernel(dst + at, from, nsrc, block, scale);
-		divide(r->type, dst + at, block, r->post_divisor);
+		divide(dst + at, block, r->post_divisor);
 	}
 }
 
@@ -139,7 +101,8 @@ void tp_reduce_run_isa(enum tp_isa isa, const struct tp_reduce *r, bool final, v
 		.post = post && !is_integer(r->type) ? r->post_scale : 1,
 	};
 	if (divided)
-		run_divided(pre ? kernels->scaled[r->type] : kernels->plain[r->type][ncclSum], r, dst, src, nsrc, bytes, &scale);
+		run_divided(pre ? kernels->scaled[r->type] : kernels->plain[r->type][ncclSum], kernels->divide[r->type], r, dst, src, nsrc,
+			bytes, &scale);
 	else
 		kernels->scaled[r->type](dst, src, nsrc, bytes, &scale);
 }

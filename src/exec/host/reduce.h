@@ -17,10 +17,14 @@ struct tp_reduce_scale {
 /* bytes is a multiple of the element, not 0; nsrc >= 1. scale is read by `scaled` kernels only. */
 typedef void tp_reduce_kernel(char *dst, const void *const *src, int nsrc, size_t bytes, const struct tp_reduce_scale *scale);
 
-/* plain[type][op] for Sum, Prod, Max, Min; scaled[type] is a sum. */
+/* Divides integers in place, towards zero; divisor > 0. */
+typedef void tp_reduce_divider(char *at, size_t bytes, int64_t divisor);
+
+/* plain[type][op] for Sum, Prod, Max, Min; scaled[type] is a sum; divide[type] for integers. */
 struct tp_reduce_kernels {
 	tp_reduce_kernel *plain[ncclNumTypes][4];
 	tp_reduce_kernel *scaled[ncclNumTypes];
+	tp_reduce_divider *divide[ncclNumTypes];
 };
 
 extern const struct tp_reduce_kernels tp_reduce_kernels_scalar;

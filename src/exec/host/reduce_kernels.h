@@ -1,5 +1,10 @@
 /* The kernels of one instruction set. Its file defines TP_WIDE (bytes of a vector, a literal), TP_TABLE (the table's name)
- * and TP_HALF_W (the width that has half conversion in hardware, 0: none), and includes this once, under its target.
+ *, and
+ * includes this once, under its target. Where the processor has better than what compilers make of vector code, it says so:
+ * TP_NATIVE_W, TP_MASK_W, TP_HALF_W are TP_WIDE and TP_NATIVE the integer vector. NATIVE: tp_words_*,
+ * tp_bytes_* move 16- and 8-bit elements to and from 32-bit lanes (whose upper bits are 0 on the way out); tp_float_min and
+ * _max may do as they like with NaN. MASK: tp_unless_nan. HALF: tp_half_* convert, tp_e5m2_load widens, tp_e4m3_load widens
+ * the bits moved into a half. Otherwise these are 0.
  *
  * One pass over memory, whatever the number of sources: a block of four vectors is gathered from all sources in
  * registers, then stored. The last vector of a buffer overlaps the one before it instead of being cut in pieces; it is
@@ -166,6 +171,27 @@ TP_ALL_OPS(bf16, f32, float, 2)
 TP_ALL_OPS(e4m3, f32, float, 1)
 TP_ALL_OPS(e5m2, f32, float, 1)
 
+/* Through a floating type that is so much wider than the elements that the rounded quotient never reaches the next
+ * integer. A divisor that such a type can't hold exactly is larger than any element. */
+#define TP_DIVIDE(lanes, elem, through) \
+static void divide_##lanes(char *at, size_t bytes, int64_t divisor) \
+{ \
+	const through by = (through)divisor; \
+	for (size_t i = 0; i < bytes; i += sizeof(elem)) { \
+		elem v; \
+		memcpy(&v, at + i, sizeof(v)); \
+		v = (elem)((through)v / by); \
+		memcpy(at + i, &v, sizeof(v)); \
+	} \
+}
+
+TP_DIVIDE(i8, int8_t, float)
+TP_DIVIDE(u8, uint8_t, float)
+TP_DIVIDE(i32, int32_t, double)
+TP_DIVIDE(u32, uint32_t, double)
+TP_DIVIDE(i64, int64_t, int64_t)
+TP_DIVIDE(u64, uint64_t, uint64_t)
+
 #define TP_ROW(bits, order) { sum_##bits##_plain, prod_##bits##_plain, max_##order##_plain, min_##order##_plain }
 
 const struct tp_reduce_kernels TP_TABLE = {
@@ -176,6 +202,10 @@ const struct tp_reduce_kernels TP_TABLE = {
 		[ncclFloat16] = TP_ROW(f16, f16), [ncclFloat32] = TP_ROW(f32, f32), [ncclFloat64] = TP_ROW(f64, f64),
 		[ncclBfloat16] = TP_ROW(bf16, bf16),
 		[ncclFloat8e4m3] = TP_ROW(e4m3, e4m3), [ncclFloat8e5m2] = TP_ROW(e5m2, e5m2),
+	},
+	.divide = {
+		[ncclInt8] = divide_i8, [ncclUint8] = divide_u8, [ncclInt32] = divide_i32, [ncclUint32] = divide_u32,
+		[ncclInt64] = divide_i64, [ncclUint64] = divide_u64,
 	},
 	.scaled = {
 		[ncclInt8] = sum_u8_scaled, [ncclUint8] = sum_u8_scaled,
