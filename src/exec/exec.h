@@ -49,9 +49,12 @@ ncclResult_t tp_exec_create(struct tp_boot *boot, struct tp_links *links, struct
 void tp_exec_destroy(struct tp_exec *exec);
 /* Gets links and lanes ready; allocation-free once a plan has been seen. */
 ncclResult_t tp_exec_start(struct tp_exec *exec, const struct tp_exec_call *call, struct tp_exec_op **out);
-/* Advances; *done once finished (op is recycled then). An error names the peer and is final. A tag or size that doesn't
- * match is ncclInvalidUsage for the caller to explain (tp_boot_find_mismatch). */
+/* Advances; *done once finished (op is recycled then). Operations are run one after the other, in the order of their start.
+ * An error names the peer and is final (tp_exec_cancel the operation; the links are of no use any more). A tag or size that
+ * doesn't match is ncclInvalidUsage for the caller to explain (tp_boot_find_mismatch). */
 ncclResult_t tp_exec_run(struct tp_exec *exec, struct tp_exec_op *op, bool *moved, bool *done);
+/* Drops what is kept for a plan: before the plan is freed while the executor lives on. No operation of it may be running. */
+void tp_exec_forget(struct tp_exec *exec, const struct tp_plan *plan);
 void tp_exec_cancel(struct tp_exec *exec, struct tp_exec_op *op);
 /* The fast path: a ONE_SHOT-shaped plan whose message fits one slot, run to its end right here (spins, then yields; gives
  * up to the general path by *handled = false before anything was sent). poll is called now and then while it waits and

@@ -111,6 +111,8 @@ int tp_links_poll_fds(struct tp_links *links, int *fds, uint32_t *events, int ma
 struct tp_link_path { const char *via; char text[160]; };       /* via: "SHM/CMA", "SHM", "NET/Socket/0", "SELF" */
 ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_link_path *out);
 size_t tp_links_inline_capacity(const struct tp_links *links, bool across);    /* the largest chunk that a slot holds */
+bool tp_links_have_net(const struct tp_links *links);           /* some pair of this rank's communicator uses the network */
+int tp_links_channels(const struct tp_links *links);
 bool tp_links_by_ref(const struct tp_links *links);             /* agreed: references inside the host */
 void tp_links_destroy(struct tp_links *links);
 

@@ -196,6 +196,10 @@ size_t tp_links_inline_capacity(const struct tp_links *links, bool across)
 	return across && links->nets ? tp_net_links_capacity(links->nets) : links->shape.capacity;
 }
 
+bool tp_links_have_net(const struct tp_links *links) { return links->nets != NULL; }
+
+int tp_links_channels(const struct tp_links *links) { return links->nchannels; }
+
 bool tp_links_by_ref(const struct tp_links *links) { return links->cma.works && !links->shm_disabled; }
 
 void tp_links_destroy(struct tp_links *links)

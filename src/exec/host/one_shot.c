@@ -1,0 +1,134 @@
+/* The fused one-shot: a small all-reduce between ranks of one host, run to its end in the caller's thread.
+ *
+ * It does what the plan's two steps say (give INPUT to everyone; reduce everyone's in rank order), on the same slots, so a
+ * rank may run it while another runs the steps. What it leaves out is the machinery between: no lanes, no operation, and
+ * no look at `head`: operations run in the same order everywhere, so a peer whose chunk of this one is here has ended all
+ * earlier ones, and has consumed all that was sent to it before. */
+#include <string.h>
+
+#include "exec/host/internal.h"
+
+/* More than a few lines is not latency any more: the steps move it as well. */
+#define FUSED_BYTES ((size_t)8 << 10)
+enum { QUICK_LOOKS = 256, TURNS_A_POLL = 64 };
+
+struct patience {
+	struct tp_wait wait;
+	bool begun, crowded;
+	ncclResult_t (*poll)(void *arg, uint64_t waited_ns);
+	void *arg;
+};
+
+/* One round of the general path, too: all ranks must agree on the number of slots. */
+static bool is_one_chunk(const struct tp_exec *exec, const struct tp_exec_call *call)
+{
+	size_t bytes = call->block_bytes, line = call->line_bytes;
+	size_t limit = TP_MIN(call->chunk_bytes, tp_links_inline_capacity(exec->links, false));
+	if (bytes > FUSED_BYTES) return false;
+	return bytes <= line || bytes + line <= limit || (bytes <= limit && !(line & (line - 1)) && !(limit & (line - 1)));
+}
+
+static ncclResult_t wait_longer(struct tp_exec *exec, struct tp_link *link, struct patience *p)
+{
+	struct tp_bell *bell = &exec->boot->bells[exec->boot->local];
+	if (!p->begun) {
+		tp_wait_begin(&p->wait, p->crowded);
+		p->begun = true;
+	}
+	while (!tp_link_peek(link)) {
+		bool awake = tp_wait_turn(&p->wait);
+		if (!awake) {
+			uint32_t armed = tp_bell_arm(bell);
+			if (!tp_link_peek(link)) tp_bell_sleep(bell, armed);
+			tp_bell_disarm(bell);
+		}
+		if (p->poll && (!awake || p->wait.turns % TURNS_A_POLL == 0)) TP_TRY(p->poll(p->arg, tp_wait_lasted_ns(&p->wait)));
+	}
+	return ncclSuccess;
+}
+
+static inline struct tp_slot *look_quickly(struct tp_link *link, bool crowded)
+{
+	struct tp_slot *slot = tp_link_peek(link);
+	for (int i = crowded ? QUICK_LOOKS : 0; !slot && i < QUICK_LOOKS; i++) slot = tp_link_peek(link);
+	return slot;
+}
+
+static ncclResult_t fail_chunk(const struct tp_exec *exec, const struct tp_exec_call *call, const struct tp_link *link,
+	const struct tp_slot *slot)
+{
+	if (slot->tag != call->tag)
+		return TP_FAIL(ncclInvalidUsage, "rank %d: what came from rank %d on channel 0 belongs to another call (tag 0x%08x) than this %s (tag "
+			"0x%08x): the ranks' calls differ", exec->boot->rank, link->peer, slot->tag, tp_coll_name(call->plan->spec.coll), call->tag);
+	return TP_FAIL(ncclInvalidUsage, "rank %d expects %zu bytes from rank %d in this %s, and %u came: the ranks' calls differ",
+		exec->boot->rank, call->block_bytes, link->peer, tp_coll_name(call->plan->spec.coll), slot->bytes);
+}
+
+static inline void copy_small(void *dst, const void *src, size_t bytes)
+{
+	if (bytes == 8) memcpy(dst, src, 8);
+	else if (bytes == 4) memcpy(dst, src, 4);
+	else if (bytes) memcpy(dst, src, bytes);
+}
+
+/* One's own contribution, as everybody sees it: own[0] is where it lies. */
+static void give_all(const struct tp_exec *exec, const struct tp_exec_plan *plan, const struct tp_exec_call *call, const void **own)
+{
+	int n = exec->boot->nranks;
+	size_t bytes = call->block_bytes;
+	*own = call->input;
+	for (int i = 1, peer = exec->boot->rank; i < n; i++) {
+		if (++peer == n) peer = 0;
+		struct tp_link *link = plan->sends[peer];
+		struct tp_slot *slot = (struct tp_slot *)(link->slots + (size_t)(link->next & link->mask) * link->stride);
+		if (__builtin_expect(call->reduce.pre && i == 1 && bytes, 0)) {
+			tp_reduce_run(&call->reduce, false, slot->data, own, 1, 1, bytes);
+			*own = slot->data;
+		} else {
+			copy_small(slot->data, *own, bytes);
+		}
+		slot->bytes = (uint32_t)bytes;
+		slot->tag = call->tag;
+		slot->kind = TP_SLOT_INLINE;
+		tp_link_publish(link, slot);
+	}
+}
+
+ncclResult_t tp_exec_one_shot(struct tp_exec *exec, const struct tp_exec_call *call, bool crowded,
+	ncclResult_t (*poll)(void *arg, uint64_t waited_ns), void *arg, bool *handled)
+{
+	*handled = false;
+	if (call->plan->shape != TP_SHAPE_ONE_SHOT || !is_one_chunk(exec, call)) return ncclSuccess;
+	struct tp_exec_plan *plan;
+	TP_TRY(tp_exec_find_plan(exec, call->plan, &plan));
+	if (!plan->sends) return ncclSuccess;
+	int n = exec->boot->nranks, rank = exec->boot->rank;
+	for (int p = 0; p < n; p++)
+		if (p != rank && !tp_link_claim(plan->sends[p])) return ncclSuccess;
+	*handled = true;
+
+	const void *own, **from = exec->addresses;
+	give_all(exec, plan, call, &own);
+	struct patience patience = { .crowded = crowded, .poll = poll, .arg = arg };
+	for (int p = 0; p < n; p++) {
+		if (p == rank) {
+			from[p] = own;
+			continue;
+		}
+		struct tp_link *link = plan->receives[p];
+		struct tp_slot *slot = look_quickly(link, crowded);
+		if (__builtin_expect(!slot, 0)) {
+			TP_TRY(wait_longer(exec, link, &patience));
+			slot = tp_link_peek(link);
+		}
+		if (__builtin_expect(slot->tag != call->tag || slot->bytes != call->block_bytes, 0))
+			return fail_chunk(exec, call, link, slot);
+		from[p] = slot->data;
+		plan->sends[p]->head_seen = plan->sends[p]->next - 1;
+	}
+	if (call->block_bytes)
+		tp_reduce_run(&call->reduce, call->reduce.post, call->output, from, n, 0, call->block_bytes);
+	for (int p = 0; p < n; p++)
+		if (p != rank) tp_link_release(plan->receives[p]);
+	return ncclSuccess;
+}
