@@ -254,7 +254,7 @@ static ncclResult_t lay_out(struct tp_builder *b, struct tp_program *p)
 	for (uint32_t i = 0; i < b->nlanes; i++) {
 		const struct tp_build_lane *l = &b->lanes[i];
 		if (!l->nsteps) continue;
-		p->lanes[lane++] = (struct tp_lane){ step, l->nsteps, l->transfer };
+		p->lanes[lane++] = (struct tp_lane){ step, l->nsteps, l->transfer, l->after };
 		for (uint32_t s = 0; s < l->nsteps; s++) {
 			p->steps[step] = l->steps[s];
 			p->steps[step++].first += operand;

@@ -17,6 +17,7 @@ struct tp_build_lane {
 	struct tp_operand *operands;
 	uint32_t nsteps, steps_room, noperands, operands_room;
 	int32_t transfer;
+	uint32_t after;                 /* see struct tp_lane; lanes of such programs are never empty */
 };
 
 struct tp_build_view {
