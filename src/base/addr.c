@@ -107,7 +107,7 @@ static ncclResult_t parse(const char *text, const char *what, int flags, union t
 ncclResult_t tp_addr_parse(const char *text, const char *what, union tp_addr *out) { return parse(text, what, 0, out); }
 ncclResult_t tp_addr_parse_numeric(const char *text, const char *what, union tp_addr *out) { return parse(text, what, AI_NUMERICHOST, out); }
 
-bool tp_interface_listed(const char *list, bool exact, const char *name)
+static bool listed(const char *list, bool exact, const char *name)
 {
 	while (*list) {
 		size_t length = strcspn(list, ",");
@@ -118,14 +118,13 @@ bool tp_interface_listed(const char *list, bool exact, const char *name)
 	return false;
 }
 
-/* A set of interfaces in NCCL_SOCKET_IFNAME's syntax. */
-static bool allowed(const char *spec, const char *name)
+bool tp_interface_allowed(const char *spec, const char *name)
 {
 	bool negate = *spec == '^';
 	spec += negate;
 	bool exact = *spec == '=';
 	spec += exact;
-	return tp_interface_listed(spec, exact, name) != negate;
+	return listed(spec, exact, name) != negate;
 }
 
 static bool usable(const struct ifaddrs *i, int64_t family, bool asked)
@@ -151,7 +150,7 @@ static int collect(const struct ifaddrs *all, const char *spec, bool asked, stru
 	int count = 0;
 	int64_t family = tp_param_int(&addr_params[P_FAMILY]);
 	for (const struct ifaddrs *i = all; i; i = i->ifa_next) {
-		if (!usable(i, family, asked) || !allowed(spec, i->ifa_name))
+		if (!usable(i, family, asked) || !tp_interface_allowed(spec, i->ifa_name))
 			continue;
 		struct tp_interface one = { 0 };
 		snprintf(one.name, sizeof(one.name), "%s", i->ifa_name);
@@ -234,7 +233,7 @@ ncclResult_t tp_socket_interface_for(const union tp_addr *remote, struct tp_inte
 	bool found = false;
 	for (const struct ifaddrs *i = all; i && !found; i = i->ifa_next) {
 		/* With no list given, loopback counts too: a remote on this machine is reached through it. */
-		if (!usable(i, tp_param_int(&addr_params[P_FAMILY]), true) || (spec && *spec && !allowed(spec, i->ifa_name)) || !same_subnet(i, remote))
+		if (!usable(i, tp_param_int(&addr_params[P_FAMILY]), true) || (spec && *spec && !tp_interface_allowed(spec, i->ifa_name)) || !same_subnet(i, remote))
 			continue;
 		memset(out, 0, sizeof(*out));
 		snprintf(out->name, sizeof(out->name), "%s", i->ifa_name);

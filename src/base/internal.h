@@ -48,7 +48,7 @@ extern const size_t tp_env_reason_count;
 
 /* Like tp_addr_parse, with numeric hosts only: asks no name server. */
 ncclResult_t tp_addr_parse_numeric(const char *text, const char *what, union tp_addr *out);
-/* True where NCCL_SOCKET_IFNAME's list names the interface. */
-bool tp_interface_listed(const char *list, bool exact, const char *name);
+/* Is the interface in the set that spec describes in NCCL_SOCKET_IFNAME's syntax? */
+bool tp_interface_allowed(const char *spec, const char *name);
 
 #endif

@@ -1,0 +1,154 @@
+/* The path report: a list of pairs, printed by what they have in common, since that is what a reader asks for: which
+ * paths there are, who uses them, and why not something better. */
+#include <stdlib.h>
+#include <string.h>
+#include "watch/internal.h"
+
+#define PAIRS_COLUMN 36
+#define PAIRS_LISTED 64         /* of a group; more are counted */
+
+struct tp_watch_paths {
+	struct tp_watch_path *list;     /* sorted by (from, to) */
+	size_t count, capacity;
+};
+
+ncclResult_t tp_watch_paths_create(struct tp_watch_paths **out)
+{
+	struct tp_watch_paths *paths = tp_alloc(1, sizeof(*paths), "the path report");
+	if (!paths)
+		return ncclSystemError;
+	*out = paths;
+	return ncclSuccess;
+}
+
+void tp_watch_paths_destroy(struct tp_watch_paths *paths)
+{
+	if (!paths)
+		return;
+	free(paths->list);
+	free(paths);
+}
+
+size_t tp_watch_paths_count(const struct tp_watch_paths *paths) { return paths->count; }
+
+const struct tp_watch_path *tp_watch_paths_at(const struct tp_watch_paths *paths, size_t index) { return &paths->list[index]; }
+
+/* The place of (from, to), or where it belongs. */
+static size_t place_of(const struct tp_watch_paths *paths, int from, int to)
+{
+	size_t low = 0, high = paths->count;
+	while (low < high) {
+		size_t middle = (low + high) / 2;
+		const struct tp_watch_path *p = &paths->list[middle];
+		if (p->from < from || (p->from == from && p->to < to))
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+static bool is_pair(const struct tp_watch_paths *paths, size_t place, int from, int to)
+{
+	return place < paths->count && paths->list[place].from == from && paths->list[place].to == to;
+}
+
+/* A peer's text goes to a terminal: cut, and without control characters. */
+static void clean_text(char *text, size_t bytes)
+{
+	text[bytes - 1] = 0;
+	for (; *text; text++)
+		if ((unsigned char)*text < ' ' || *text == 0x7f)
+			*text = '?';
+}
+
+ncclResult_t tp_watch_paths_add(struct tp_watch_paths *paths, const struct tp_watch_path *path)
+{
+	size_t place = place_of(paths, path->from, path->to);
+	if (!is_pair(paths, place, path->from, path->to)) {
+		if (paths->count == paths->capacity) {
+			size_t capacity = paths->capacity ? paths->capacity * 2 : 64;
+			void *grown = realloc(paths->list, capacity * sizeof(*paths->list));
+			if (!grown)
+				return TP_FAIL(ncclSystemError, "out of memory: the path report needs room for %zu pairs", capacity);
+			paths->list = grown;
+			paths->capacity = capacity;
+		}
+		memmove(&paths->list[place + 1], &paths->list[place], (paths->count - place) * sizeof(*paths->list));
+		paths->count++;
+	}
+	paths->list[place] = *path;
+	clean_text(paths->list[place].via, sizeof(path->via));
+	clean_text(paths->list[place].why, sizeof(path->why));
+	return ncclSuccess;
+}
+
+static bool same_group(const struct tp_watch_path *a, const struct tp_watch_path *b)
+{
+	return strcmp(a->via, b->via) == 0 && strcmp(a->why, b->why) == 0;
+}
+
+/* Is the opposite direction in the same group? */
+static bool both_ways(const struct tp_watch_paths *paths, const struct tp_watch_path *p)
+{
+	size_t place = place_of(paths, p->to, p->from);
+	return is_pair(paths, place, p->to, p->from) && same_group(&paths->list[place], p);
+}
+
+static void print_row(FILE *out, int via_width, const char *via, const char *pairs, const char *why)
+{
+	if (*why)
+		fprintf(out, "%-*s  %-*s  %s\n", via_width, via, PAIRS_COLUMN, pairs, why);
+	else
+		fprintf(out, "%-*s  %s\n", via_width, via, pairs);
+}
+
+static void print_group(const struct tp_watch_paths *paths, size_t first, int via_width, bool *printed, FILE *out)
+{
+	const struct tp_watch_path *head = &paths->list[first];
+	const char *via = head->via, *why = head->why;
+	char row[PAIRS_COLUMN + 64] = "", pair[32];
+	size_t used = 0, listed = 0, left_out = 0;
+	for (size_t i = first; i < paths->count; i++) {
+		const struct tp_watch_path *p = &paths->list[i];
+		if (printed[i] || !same_group(p, head))
+			continue;
+		printed[i] = true;
+		bool both = p->from != p->to && both_ways(paths, p);
+		if (both && p->from > p->to)
+			continue;
+		if (++listed > PAIRS_LISTED) {
+			left_out++;
+			continue;
+		}
+		int n = p->from == p->to ? snprintf(pair, sizeof(pair), "%d", p->from)
+			: snprintf(pair, sizeof(pair), "%d%c%d", p->from, both ? '-' : '>', p->to);
+		if (used && used + 1 + (size_t)n > PAIRS_COLUMN) {
+			print_row(out, via_width, via, row, why);
+			via = why = "";
+			used = 0;
+		}
+		used += (size_t)snprintf(row + used, sizeof(row) - used, "%s%s", used ? " " : "", pair);
+	}
+	if (used)
+		print_row(out, via_width, via, row, why);
+	if (left_out) {
+		snprintf(row, sizeof(row), "and %zu more pairs", left_out);
+		print_row(out, via_width, "", row, "");
+	}
+}
+
+void tp_watch_paths_print(const struct tp_watch_paths *paths, FILE *out)
+{
+	int via_width = (int)strlen("path");
+	for (size_t i = 0; i < paths->count; i++)
+		via_width = TP_MAX(via_width, (int)strlen(paths->list[i].via));
+	bool *printed = tp_alloc(paths->count, sizeof(*printed), "the path report's marks");
+	if (!printed)
+		return;
+	print_row(out, via_width, "path", "pairs of ranks", "why not a better one");
+	for (size_t i = 0; i < paths->count; i++)
+		if (!printed[i])
+			print_group(paths, i, via_width, printed, out);
+	free(printed);
+}

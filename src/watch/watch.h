@@ -1,0 +1,119 @@
+/* What a communicator can say of itself: which path each pair of ranks uses and why not a better one, whether that is what
+ * the user demanded (TELPHER_EXPECT), and its last operations (flight recorder). */
+#ifndef TP_WATCH_WATCH_H
+#define TP_WATCH_WATCH_H
+
+#include <stdio.h>
+#include "base/base.h"
+
+/* The path of one pair; without pointers, so that ranks can gather it. */
+struct tp_watch_path {
+	int32_t from, to;
+	bool same_host;
+	char via[32];               /* "SHM/CMA", "NET/Socket/0" */
+	char why[160];              /* why not a better one; "" where there is none */
+};
+
+struct tp_watch_paths;
+ncclResult_t tp_watch_paths_create(struct tp_watch_paths **out);
+void tp_watch_paths_destroy(struct tp_watch_paths *paths);
+/* A pair that is there already is replaced. Texts that don't end are cut (they may come from a peer). */
+ncclResult_t tp_watch_paths_add(struct tp_watch_paths *paths, const struct tp_watch_path *path);
+size_t tp_watch_paths_count(const struct tp_watch_paths *paths);
+/* A table, a line for each (via, why), with its pairs: "0-1" both ways, "2>3" one way. Any number of pairs makes a table
+ * of bounded width. */
+void tp_watch_paths_print(const struct tp_watch_paths *paths, FILE *out);
+
+/* TELPHER_EXPECT: a list of key=value, value: alternatives divided by |, compared without case.
+ *   path=SHM            every pair's path; local=… and remote=… those inside a host and between hosts
+ *   net=IB              the network transport
+ *   algo=RING           the algorithm of every collective
+ * "SHM" is met by "SHM/CMA", "NET" by "NET/Socket/0": whole parts from the left. */
+/* An expectation that can't be read is ncclInvalidArgument. Call once at init. */
+ncclResult_t tp_watch_expect_check(void);
+/* Is found what was expected of key? subject says of what ("rank 0 -> 1", "the communicator"); why may be NULL. Not met:
+ * ncclInvalidUsage, with what was found and why. No expectation of key: ncclSuccess. */
+ncclResult_t tp_watch_expect(const char *key, const char *found, const char *subject, const char *why);
+/* path, local and remote, over all pairs that aren't a rank with itself; the error counts them and names the first. */
+ncclResult_t tp_watch_expect_paths(const struct tp_watch_paths *paths);
+
+/* The flight recorder: the last operations of a communicator, in a fixed ring. Begin and end are a few plain stores to
+ * one cache line and a read of the time-stamp counter: no call, no lock, no allocation. One writer at a time (whoever
+ * holds the communicator); any thread may dump meanwhile. */
+enum tp_flight_state { TP_FLIGHT_EMPTY, TP_FLIGHT_RUNNING, TP_FLIGHT_DONE };
+
+struct tp_flight_record {
+	_Atomic uint64_t seq;               /* stored last at begin (release; the dump's acquire), 0 while it changes */
+	_Atomic uint64_t count, start_ticks, end_ticks;
+	_Atomic int32_t root, result;
+	_Atomic uint8_t func, type, op, state;
+	char pad[TP_CACHE_LINE - 4 * 8 - 2 * 4 - 4];
+};
+_Static_assert(sizeof(struct tp_flight_record) == TP_CACHE_LINE, "a record is one cache line");
+
+struct tp_flight {
+	struct tp_flight_record *records;   /* [mask + 1] */
+	uint64_t mask, next;                /* next: the writer's */
+	uint64_t comm_hash, created_ticks, created_ns;
+	int32_t rank, nranks;
+	const char *(*func_name)(int func);
+};
+
+static inline uint64_t tp_flight_ticks(void)
+{
+#if defined(__x86_64__)
+	return __builtin_ia32_rdtsc();
+#else
+	return tp_clock_ns();
+#endif
+}
+
+/* TELPHER_FLIGHT_RECORDS operations are kept (rounded up to a power of two). func_name names a record's func. */
+ncclResult_t tp_flight_create(int rank, int nranks, uint64_t comm_hash, const char *(*func_name)(int func), struct tp_flight **out);
+void tp_flight_destroy(struct tp_flight *flight);
+
+static inline struct tp_flight_record *tp_flight_begin(struct tp_flight *flight, uint64_t seq, int func, uint64_t count,
+	int type, int op, int root)
+{
+	struct tp_flight_record *r = &flight->records[flight->next++ & flight->mask];
+	atomic_store_explicit(&r->seq, 0, memory_order_relaxed);
+	/* Each release pairs with the dump's acquire: a dump that sees anything of the new record then sees that seq changed. */
+	atomic_store_explicit(&r->count, count, memory_order_release);
+	atomic_store_explicit(&r->start_ticks, tp_flight_ticks(), memory_order_release);
+	atomic_store_explicit(&r->end_ticks, 0, memory_order_release);
+	atomic_store_explicit(&r->root, root, memory_order_release);
+	atomic_store_explicit(&r->result, ncclInProgress, memory_order_release);
+	atomic_store_explicit(&r->func, (uint8_t)func, memory_order_release);
+	atomic_store_explicit(&r->type, (uint8_t)type, memory_order_release);
+	atomic_store_explicit(&r->op, (uint8_t)op, memory_order_release);
+	atomic_store_explicit(&r->state, TP_FLIGHT_RUNNING, memory_order_release);
+	atomic_store_explicit(&r->seq, seq, memory_order_release);
+	return r;
+}
+
+/* seq: of its begin. A record that newer operations have taken over since is left alone. */
+static inline void tp_flight_end(struct tp_flight_record *record, uint64_t seq, ncclResult_t result)
+{
+	if (atomic_load_explicit(&record->seq, memory_order_relaxed) != seq)
+		return;
+	atomic_store_explicit(&record->end_ticks, tp_flight_ticks(), memory_order_relaxed);
+	atomic_store_explicit(&record->result, result, memory_order_relaxed);
+	/* Pairs with the dump's acquire of state: a record that is done has its time and result. */
+	atomic_store_explicit(&record->state, TP_FLIGHT_DONE, memory_order_release);
+}
+
+/* One operation in words; what the dump writes. */
+struct tp_flight_entry {
+	uint64_t seq, count, start_ns, end_ns;  /* tp_clock_ns; end_ns 0 while it runs */
+	int32_t root, func, type, op;
+	enum tp_flight_state state;
+	ncclResult_t result;
+};
+/* The last operations, oldest first, at most max; returns how many. */
+size_t tp_flight_read(const struct tp_flight *flight, struct tp_flight_entry *out, size_t max);
+/* Writes the last max operations to the log, where WARN lines go; the last error stays. */
+void tp_flight_dump(const struct tp_flight *flight, size_t max, const char *why);
+/* On an error or a stall: dumps the last TELPHER_DUMP_ON_ERROR operations (0: none). */
+void tp_flight_dump_on_error(const struct tp_flight *flight, const char *why);
+
+#endif
