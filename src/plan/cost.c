@@ -31,7 +31,7 @@ static int largest_domain(const struct tp_layout *layout)
 
 static double work_us(const struct tp_cost_work *w, double chunk, bool by_ref, const struct tp_cost_model *m)
 {
-	double sends = w->refs + w->copies_out + w->results_out, takes = w->ref_takes + w->takes + w->reduces;
+	double sends = w->refs + w->copies_out + w->results_out, takes = w->ref_stored + w->takes + w->reduce_takes;
 	double near_refs = by_ref && sends > 0 ? w->refs * (1 - w->far_out / sends) : 0;
 	double near_takes = by_ref && takes > 0 ? w->ref_takes * (1 - TP_MIN(w->far_in / takes, 1)) : 0;
 	double stored = w->ref_takes > 0 ? w->ref_stored * (1 - near_takes / w->ref_takes) : 0;

@@ -13,7 +13,8 @@ struct tp_cost_work {
 	double ref_takes;           /* receives of what may come by reference … */
 	double takes;               /* … and of the rest that is put into a buffer or another slot (not reduced) */
 	double ref_stored;          /* of ref_takes, how many are put into a buffer (the others are reduced) */
-	double reduces;             /* sources of reductions beyond each first */
+	double reduce_takes;        /* receives that are sources of reductions, those of ref_takes included */
+	double reduces;             /* passes of reductions, in passes of two sources: what n sources cost is (n + 1) / 3 */
 	double moves;               /* buffer to buffer, or into a slot between two lanes */
 	double far_out, far_in;     /* of all sends and receives, how many cross a border of domains */
 };

@@ -51,11 +51,12 @@ static void ring_profile(const struct tp_plan_spec *spec, struct tp_cost_profile
 	case TP_ALL_REDUCE:
 		p->pieces = n;
 		p->each = (struct tp_cost_work){ .steps = 2 * n - 1, .refs = n, .results_out = n - 2, .ref_takes = n,
-			.ref_stored = n - 1, .reduces = n - 1 };
+			.ref_stored = n - 1, .reduce_takes = n - 1, .reduces = n - 1 };
 		cross_evenly(p, spec->layout, far, 2 * (n - 1));
 		break;
 	case TP_REDUCE_SCATTER:
-		p->each = (struct tp_cost_work){ .steps = n, .refs = 1, .results_out = n - 2, .ref_takes = 1, .reduces = n - 1 };
+		p->each = (struct tp_cost_work){ .steps = n, .refs = 1, .results_out = n - 2, .ref_takes = 1,
+			.reduce_takes = n - 1, .reduces = n - 1 };
 		cross_evenly(p, spec->layout, far, n - 1);
 		break;
 	case TP_ALL_GATHER:
@@ -76,9 +77,9 @@ static void ring_profile(const struct tp_plan_spec *spec, struct tp_cost_profile
 		p->lockstep = false;
 		p->relays = n - 2;
 		p->each = (struct tp_cost_work){ .steps = 1, .refs = 1 / (n - 1), .results_out = (n - 2) / (n - 1),
-			.ref_takes = n > 2 ? 1 / (n - 1) : 0, .reduces = (n - 2) / (n - 1) };
+			.ref_takes = n > 2 ? 1 / (n - 1) : 0, .reduce_takes = (n - 2) / (n - 1), .reduces = (n - 2) / (n - 1) };
 		cross_evenly(p, spec->layout, far, n - 1);
-		p->root = (struct tp_cost_work){ .steps = 1, .ref_takes = n == 2, .reduces = 1, .far_in = far };
+		p->root = (struct tp_cost_work){ .steps = 1, .ref_takes = n == 2, .reduce_takes = 1, .reduces = 1, .far_in = far };
 		break;
 	}
 }
@@ -91,7 +92,8 @@ static void tree_profile(const struct tp_plan_spec *spec, struct tp_cost_profile
 	p->pieces = 2;
 	p->refs_only = n == 2;
 	p->each = (struct tp_cost_work){ .steps = 2 * (2 * n - 1) / n, .refs = raw + edges, .results_out = edges - raw,
-		.ref_takes = raw + edges, .ref_stored = edges, .reduces = edges };
+		.ref_takes = raw + edges, .ref_stored = edges, .reduce_takes = edges,
+		.reduces = 2 * (n - 1 + 2 * (n - leaves)) / 3 / n };
 	double out = TP_MIN(1.5 * (domains - 1), n - 1);
 	p->each.far_out = p->each.far_in = 4 * out / n;
 	p->crossing = 4 * out / domains;
@@ -145,7 +147,7 @@ static void stages_profile(const struct tp_plan_spec *spec, enum tp_stages_kind 
 	p->refs_only = !reduces || n == 2;
 	if (reduces)
 		p->each = (struct tp_cost_work){ .steps = steps, .refs = leaves, .results_out = n - 1 - leaves, .ref_takes = leaves,
-			.reduces = n - 1 };
+			.reduce_takes = n - 1, .reduces = n - 1 };
 	if (gathers) {
 		p->each.steps += steps - reduces;
 		p->each.refs += n - 1;
@@ -186,16 +188,17 @@ static void all_pairs_profile(const struct tp_plan_spec *spec, struct tp_cost_pr
 	p->refs_only = true;
 	if (spec->algo == TP_ALGO_ONE_SHOT) {
 		p->refs_only = false;
-		p->each = (struct tp_cost_work){ .steps = 2, .copies_out = n - 1, .reduces = n - 1 };
+		p->each = (struct tp_cost_work){ .steps = 2, .copies_out = n - 1, .reduce_takes = n - 1, .reduces = (n + 1) / 3 };
 	} else if (spec->algo == TP_ALGO_TWO_SHOT) {
 		p->pieces = n;
 		hops = 2;
 		p->each = (struct tp_cost_work){ .steps = 2 * n - 1, .refs = 2 * (n - 1), .ref_takes = 2 * (n - 1),
-			.ref_stored = n - 1, .reduces = n - 1 };
+			.ref_stored = n - 1, .reduce_takes = n - 1, .reduces = (n + 1) / 3 };
 	} else if (spec->coll == TP_ALL_GATHER) {
 		p->each = (struct tp_cost_work){ .steps = n, .refs = n - 1, .ref_takes = n - 1, .ref_stored = n - 1, .moves = 1 };
 	} else if (spec->coll == TP_REDUCE_SCATTER) {
-		p->each = (struct tp_cost_work){ .steps = n, .refs = n - 1, .ref_takes = n - 1, .reduces = n - 1 };
+		p->each = (struct tp_cost_work){ .steps = n, .refs = n - 1, .ref_takes = n - 1, .reduce_takes = n - 1,
+			.reduces = (n + 1) / 3 };
 	} else {
 		p->each = (struct tp_cost_work){ .steps = 2 * n - 1, .refs = n - 1, .ref_takes = n - 1, .ref_stored = n - 1,
 			.moves = 1 };
@@ -216,7 +219,7 @@ static void rooted_profile(const struct tp_plan_spec *spec, struct tp_cost_profi
 	if (to_root) {
 		p->each = (struct tp_cost_work){ .steps = 1, .refs = 1, .far_out = outside / (n - 1) };
 		p->root = (struct tp_cost_work){ .steps = reduces ? 1 : n, .ref_takes = n - 1, .ref_stored = reduces ? 0 : n - 1,
-			.reduces = reduces ? n - 1 : 0, .moves = !reduces, .far_in = outside };
+			.reduce_takes = reduces ? n - 1 : 0, .reduces = reduces ? (n + 1) / 3 : 0, .moves = !reduces, .far_in = outside };
 	} else {
 		p->each = (struct tp_cost_work){ .steps = 1, .ref_takes = 1, .ref_stored = 1, .far_in = outside / (n - 1) };
 		p->root = (struct tp_cost_work){ .steps = spec->coll == TP_BROADCAST ? 1 : n, .refs = n - 1, .moves = 1,
