@@ -1,0 +1,381 @@
+/* Net links: how their ends find each other and are given up. One listener a rank serves all its receiving ends; whoever
+ * connects says which link it is, so a sender may come before its receiver asks for the link. Connections are made at first
+ * use. Nothing here knows which transport moves the bytes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sched.h>
+#include <sys/mman.h>
+
+#include "link/net_link.h"
+
+#define FLUSH_STALL_MS 2000
+
+enum { PARAM_CHUNK, PARAM_DEPTH };
+static struct tp_param params[] = {
+	[PARAM_CHUNK] = { .name = "TELPHER_NET_CHUNK", .kind = TP_PARAM_BYTES, .fallback = "512K", .min = 4096, .max = 64 << 20,
+		.doc = "the most bytes that a slot of a network link holds; the same on all ranks" },
+	[PARAM_DEPTH] = { .name = "TELPHER_NET_DEPTH", .kind = TP_PARAM_INT, .fallback = "8", .min = 2, .max = TP_NET_MAX_REQUESTS,
+		.doc = "slots of a network link (rounded up to a power of two)" },
+};
+TP_PARAM_TABLE("netlink", params)
+
+/* What each rank tells all others. */
+struct net_card { char network[24]; uint64_t capacity; unsigned char handle[TP_NET_HANDLE_BYTES]; };
+
+static ncclResult_t gather_cards(struct tp_net_links *nets, const unsigned char *handle)
+{
+	const struct tp_boot *boot = nets->boot;
+	struct net_card *cards = tp_alloc((size_t)boot->nranks, sizeof(*cards), "the ranks' network addresses");
+	struct net_card *mine;
+	ncclResult_t result;
+
+	if (!cards) return ncclSystemError;
+	mine = &cards[boot->rank];
+	snprintf(mine->network, sizeof(mine->network), "%s", nets->ops->name);
+	mine->capacity = nets->capacity;
+	memcpy(mine->handle, handle, sizeof(mine->handle));
+	result = tp_boot_all_gather(nets->boot, cards, sizeof(*cards));
+	for (int r = 0; r < boot->nranks && result == ncclSuccess; r++) {
+		cards[r].network[sizeof(cards[r].network) - 1] = 0;
+		if (strcmp(cards[r].network, cards[0].network) != 0)
+			result = TP_FAIL(ncclInvalidUsage, "rank 0 (%s) uses network %s, rank %d (%s) uses %s: they must be the same (NCCL_NET)",
+				boot->peers[0].host_name, cards[0].network, r, boot->peers[r].host_name, cards[r].network);
+		else if (cards[r].capacity != cards[0].capacity)
+			result = TP_FAIL(ncclInvalidUsage, "TELPHER_NET_CHUNK is %llu on rank 0 (%s) and %llu on rank %d (%s): it must be the same on all",
+				(unsigned long long)cards[0].capacity, boot->peers[0].host_name, (unsigned long long)cards[r].capacity, r, boot->peers[r].host_name);
+		memcpy(nets->handles + (size_t)r * TP_NET_HANDLE_BYTES, cards[r].handle, TP_NET_HANDLE_BYTES);
+	}
+	free(cards);
+	return result;
+}
+
+/* Ranks of one host share out the interfaces where the user names several; unasked, the first is the one that all can reach. */
+static ncclResult_t choose_device(struct tp_net_links *nets)
+{
+	struct tp_param *names = tp_param_find("NCCL_SOCKET_IFNAME");
+	int count;
+
+	TP_TRY(nets->ops->devices(&count));
+	nets->dev = names && tp_param_is_set(names) ? nets->boot->local % count : 0;
+	return ncclSuccess;
+}
+
+ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle, struct tp_net_links **out)
+{
+	struct tp_net_links *nets = tp_alloc(1, sizeof(*nets), "network links");
+	ncclResult_t result = ncclSystemError;
+
+	if (!nets) return ncclSystemError;
+	nets->boot = boot;
+	nets->nchannels = options->nchannels;
+	nets->capacity = tp_align_up((size_t)tp_param_int(&params[PARAM_CHUNK]), TP_CACHE_LINE);
+	nets->stride = tp_align_up(sizeof(struct tp_slot) + nets->capacity, 4096);
+	for (nets->nslots = 2; nets->nslots < (uint32_t)tp_param_int(&params[PARAM_DEPTH]);) nets->nslots *= 2;
+	nets->handles = tp_alloc((size_t)boot->nranks, TP_NET_HANDLE_BYTES, "the ranks' network addresses");
+	if (!nets->handles) goto destroy;
+	result = tp_net_choose(options->net_name, &nets->ops);
+	if (result != ncclSuccess) goto destroy;
+	tp_net_log_using(nets->ops);
+	result = choose_device(nets);
+	if (result != ncclSuccess) goto destroy;
+	snprintf(nets->via, sizeof(nets->via), "NET/%s/%d", nets->ops->name, nets->dev);
+	result = nets->ops->listen(nets->dev, handle, &nets->listener);
+	if (result != ncclSuccess) goto destroy;
+	*out = nets;
+	return ncclSuccess;
+destroy:
+	tp_net_links_destroy(nets);
+	return result;
+}
+
+ncclResult_t tp_net_links_create(struct tp_boot *boot, const struct tp_net_links_options *options, struct tp_net_links **out)
+{
+	unsigned char handle[TP_NET_HANDLE_BYTES];
+	struct tp_net_links *nets;
+	ncclResult_t result;
+
+	TP_TRY(tp_net_links_listen(boot, options, handle, &nets));
+	result = gather_cards(nets, handle);
+	if (result != ncclSuccess) {
+		tp_net_links_destroy(nets);
+		return result;
+	}
+	*out = nets;
+	return ncclSuccess;
+}
+
+static void fill_hello(const struct tp_net_links *nets, const struct tp_link_net *end, struct tp_net_hello *hello)
+{
+	memset(hello, 0, sizeof(*hello));
+	memcpy(hello->secret, nets->boot->secret, TP_SECRET_BYTES);
+	hello->comm_hash = nets->boot->comm_hash;
+	hello->from = end ? end->from : -1;
+	hello->to = end ? end->to : nets->boot->rank;
+	hello->channel = end ? (uint8_t)end->channel : 0;
+	hello->lane_class = end ? (uint8_t)end->lane_class : 0;
+}
+
+static ncclResult_t end_ready(struct tp_link_net *end, void *comm)
+{
+	struct tp_net_links *nets = end->nets;
+
+	end->comm = comm;
+	TP_TRY(nets->ops->reg_memory(comm, end->ring, end->ring_bytes, TP_NET_HOST, &end->mhandle));
+	end->state = TP_NET_READY;
+	if (!end->sending) nets->nexpected--;
+	return ncclSuccess;
+}
+
+static bool is_for(const struct tp_net_hello *hello, const struct tp_link_net *end)
+{
+	return !end->sending && hello->from == end->from && hello->channel == end->channel && hello->lane_class == end->lane_class;
+}
+
+/* Somebody who knows the secret came: to its end, or to those who came early. */
+static ncclResult_t route(struct tp_net_links *nets, const struct tp_net_hello *hello, void *comm)
+{
+	if (hello->to != nets->boot->rank || hello->from < 0 || hello->from >= nets->boot->nranks || hello->from == hello->to
+		|| hello->channel >= nets->nchannels || hello->lane_class >= TP_LINK_CLASSES) {
+		nets->ops->close_recv(comm);
+		return TP_FAIL(ncclInternalError, "rank %d: a connection came for link (channel %d, class %d) %d -> %d, which this rank can't have",
+			nets->boot->rank, hello->channel, hello->lane_class, hello->from, hello->to);
+	}
+	for (int i = 0; i < nets->nends; i++) {
+		if (!is_for(hello, nets->ends[i])) continue;
+		if (nets->ends[i]->state == TP_NET_CONNECTING) return end_ready(nets->ends[i], comm);
+		nets->ops->close_recv(comm);
+		return TP_FAIL(ncclInternalError, "rank %d: rank %d connected twice for channel %d, class %d", nets->boot->rank, hello->from, hello->channel,
+			hello->lane_class);
+	}
+	if (nets->nearly == nets->size_early) {
+		int size = nets->size_early ? nets->size_early * 2 : 8;
+		struct tp_net_guest *more = realloc(nets->early, (size_t)size * sizeof(*more));
+		if (!more) {
+			nets->ops->close_recv(comm);
+			return TP_FAIL(ncclSystemError, "no memory for %d connections that came early", size);
+		}
+		nets->early = more;
+		nets->size_early = size;
+	}
+	nets->early[nets->nearly++] = (struct tp_net_guest){ *hello, comm };
+	return ncclSuccess;
+}
+
+static ncclResult_t accept_all(struct tp_net_links *nets, bool *moved)
+{
+	struct tp_net_hello expect, who;
+	void *comm;
+
+	fill_hello(nets, NULL, &expect);
+	while (nets->nexpected > 0) {
+		TP_TRY(nets->ops->accept(nets->listener, &expect, &who, &comm));
+		if (!comm) break;
+		*moved = true;
+		TP_TRY(route(nets, &who, comm));
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t connect_end(struct tp_link_net *end, bool *moved)
+{
+	struct tp_net_links *nets = end->nets;
+	struct tp_net_hello hello;
+	void *comm = NULL;
+
+	fill_hello(nets, end, &hello);
+	TP_TRY(nets->ops->connect(nets->dev, nets->handles + (size_t)end->to * TP_NET_HANDLE_BYTES, &hello, &end->connecting, &comm));
+	if (!comm) return ncclSuccess;
+	*moved = true;
+	return end_ready(end, comm);
+}
+
+static ncclResult_t make_ring(struct tp_link_net *end, struct tp_link *link)
+{
+	const struct tp_net_links *nets = end->nets;
+	void *ring;
+
+	end->ring_bytes = 4096 + nets->nslots * nets->stride;
+	ring = mmap(NULL, end->ring_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (ring == MAP_FAILED)
+		return TP_FAIL(ncclSystemError, "no memory (%zu bytes) for the slots of network link (channel %d, class %d) %d -> %d", end->ring_bytes, end->channel,
+			end->lane_class, end->from, end->to);
+	end->ring = ring;
+	link->slots = end->ring + 4096;
+	link->stride = nets->stride;
+	link->capacity = nets->capacity;
+	link->mask = nets->nslots - 1;
+	link->head = ring;
+	return ncclSuccess;
+}
+
+static ncclResult_t add_end(struct tp_net_links *nets, struct tp_link_net *end)
+{
+	if (nets->nends == nets->size_ends) {
+		int size = nets->size_ends ? nets->size_ends * 2 : 16;
+		struct tp_link_net **more = realloc(nets->ends, (size_t)size * sizeof(*more));
+		if (!more) return TP_FAIL(ncclSystemError, "no memory for %d network links", size);
+		nets->ends = more;
+		nets->size_ends = size;
+	}
+	nets->ends[nets->nends++] = end;
+	return ncclSuccess;
+}
+
+static ncclResult_t take_early(struct tp_link_net *end)
+{
+	struct tp_net_links *nets = end->nets;
+
+	for (int i = 0; i < nets->nearly; i++) {
+		void *comm = nets->early[i].comm;
+		if (!is_for(&nets->early[i].hello, end)) continue;
+		nets->early[i] = nets->early[--nets->nearly];
+		return end_ready(end, comm);
+	}
+	return ncclSuccess;
+}
+
+ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_class, int from, int to, struct tp_link *link)
+{
+	const struct tp_boot *boot = nets->boot;
+	struct tp_link_net *end = tp_alloc(1, sizeof(*end), "a network link");
+	ncclResult_t result;
+	bool moved = false;
+
+	if (!end) return ncclSystemError;
+	*end = (struct tp_link_net){ .nets = nets, .link = link, .sending = from == boot->rank, .from = from, .to = to, .channel = channel,
+		.lane_class = lane_class };
+	result = make_ring(end, link);
+	if (result != ncclSuccess) goto free_end;
+	link->kind = TP_LINK_NET;
+	link->peer = end->sending ? to : from;
+	link->peer_pid = boot->peers[link->peer].pid;
+	result = add_end(nets, end);
+	if (result != ncclSuccess) goto unmap;
+	link->net = end;
+	if (!end->sending) nets->nexpected++;
+	TP_INFO(TP_INIT | TP_NET, "Channel %02d/0 : %d[%d] -> %d[%d] [%s] via %s", channel, from, (int)boot->peers[from].device, to,
+		(int)boot->peers[to].device, end->sending ? "send" : "receive", nets->via);
+	result = end->sending ? connect_end(end, &moved) : take_early(end);
+	if (result != ncclSuccess) tp_net_links_close(nets, link);
+	return result;
+unmap:
+	munmap(end->ring, end->ring_bytes);
+free_end:
+	free(end);
+	memset(link, 0, sizeof(*link));
+	return result;
+}
+
+bool tp_net_link_is_ready(const struct tp_link *link)
+{
+	return link->net->state != TP_NET_CONNECTING;
+}
+
+ncclResult_t tp_net_link_check(const struct tp_link *link)
+{
+	const struct tp_link_net *end = link->net;
+
+	if (!end || end->state != TP_NET_LEFT) return ncclSuccess;
+	return TP_FAIL(ncclRemoteError, "rank %d (%s) has left the communicator, but rank %d still waits for data from it", end->from,
+		end->nets->boot->peers[end->from].host_name, end->to);
+}
+
+ncclResult_t tp_net_links_progress(struct tp_net_links *nets, bool *moved)
+{
+	if (nets->nexpected > 0) TP_TRY(accept_all(nets, moved));
+	for (int i = 0; i < nets->nends; i++) {
+		struct tp_link_net *end = nets->ends[i];
+		if (end->state == TP_NET_CONNECTING && end->sending) TP_TRY(connect_end(end, moved));
+		if (end->state == TP_NET_READY) TP_TRY(tp_net_link_pump(end, moved));
+	}
+	return ncclSuccess;
+}
+
+static bool has_unsent(const struct tp_link_net *end)
+{
+	return end->sending && end->finished != end->link->next;
+}
+
+bool tp_net_links_need_progress(const struct tp_net_links *nets)
+{
+	for (int i = 0; i < nets->nends; i++)
+		if (has_unsent(nets->ends[i])) return true;
+	return false;
+}
+
+int tp_net_links_poll_fds(struct tp_net_links *nets, int *fds, uint32_t *events, int max)
+{
+	const struct tp_net_ops *ops = nets->ops;
+	int n = 0;
+
+	if (nets->nexpected > 0 && ops->poll_listen_fds) n += ops->poll_listen_fds(nets->listener, fds, events, max);
+	for (int i = 0; i < nets->nends && n < max; i++) {
+		struct tp_link_net *end = nets->ends[i];
+		if (end->state == TP_NET_CONNECTING && end->sending && ops->poll_connect_fds)
+			n += ops->poll_connect_fds(end->connecting, fds + n, events + n, max - n);
+		else if (end->state == TP_NET_READY && ops->poll_fds)
+			n += ops->poll_fds(end->comm, fds + n, events + n, max - n);
+	}
+	return n;
+}
+
+const char *tp_net_links_via(const struct tp_net_links *nets) { return nets->via; }
+size_t tp_net_links_capacity(const struct tp_net_links *nets) { return nets->capacity; }
+
+/* What was published counts as sent for its sender, so it must go out; but a peer that takes nothing must not hold us. */
+static void flush(struct tp_link_net *end)
+{
+	struct tp_net_links *nets = end->nets;
+	uint64_t since = tp_clock_ms();
+
+	while (has_unsent(end) && !(nets->boot->abort && atomic_load_explicit(nets->boot->abort, memory_order_relaxed))) {
+		bool moved = false;
+		if (tp_net_links_progress(nets, &moved) != ncclSuccess) return;
+		if (moved) since = tp_clock_ms();
+		else if (tp_clock_ms() - since > FLUSH_STALL_MS) break;
+		else sched_yield();
+	}
+	if (has_unsent(end))
+		TP_INFO(TP_NET, "network link (channel %d, class %d) %d -> %d closed with %u chunks unsent", end->channel, end->lane_class, end->from, end->to,
+			(unsigned)(end->link->next - end->finished));
+}
+
+void tp_net_links_close(struct tp_net_links *nets, struct tp_link *link)
+{
+	struct tp_link_net *end = link->net;
+
+	if (!end) return;
+	if (end->sending) {
+		flush(end);
+		if (end->state == TP_NET_READY && !has_unsent(end)) tp_net_link_say_bye(end);
+		if (end->connecting && nets->ops->cancel_connect) nets->ops->cancel_connect(end->connecting);
+	} else if (end->state == TP_NET_CONNECTING) {
+		nets->nexpected--;
+	}
+	if (end->comm) {
+		nets->ops->dereg_memory(end->comm, end->mhandle);
+		if (end->sending) nets->ops->close_send(end->comm);
+		else nets->ops->close_recv(end->comm);
+	}
+	for (int i = 0; i < nets->nends; i++)
+		if (nets->ends[i] == end) {
+			nets->ends[i] = nets->ends[--nets->nends];
+			break;
+		}
+	munmap(end->ring, end->ring_bytes);
+	free(end);
+	memset(link, 0, sizeof(*link));
+}
+
+void tp_net_links_destroy(struct tp_net_links *nets)
+{
+	if (!nets) return;
+	while (nets->nends > 0) tp_net_links_close(nets, nets->ends[nets->nends - 1]->link);
+	for (int i = 0; i < nets->nearly; i++) nets->ops->close_recv(nets->early[i].comm);
+	if (nets->listener) nets->ops->close_listen(nets->listener);
+	free(nets->early);
+	free(nets->ends);
+	free(nets->handles);
+	free(nets);
+}

@@ -1,0 +1,65 @@
+/* What net.c (connections) and net_pump.c (chunks) share; internal.h has what the rest of link may call. */
+#ifndef TP_LINK_NET_LINK_H
+#define TP_LINK_NET_LINK_H
+
+#include "link/internal.h"
+
+/* A chunk travels as one message: these fields of its slot, then its data. They lie next to each other in a slot, so an inline chunk is one piece of memory. */
+struct tp_net_chunk { uint32_t bytes, tag, kind; };
+#define TP_NET_KIND_BYE 0x627965u       /* the sender leaves in good order: no more chunks will come */
+#define TP_NET_LINK_TAG 0x54504c        /* the transport's tag: the order tells chunks apart */
+_Static_assert(offsetof(struct tp_slot, data) == offsetof(struct tp_slot, bytes) + sizeof(struct tp_net_chunk), "a chunk must be one piece");
+
+enum tp_net_state {
+	TP_NET_CONNECTING,          /* sender: under way; receiver: the sender hasn't come yet */
+	TP_NET_READY,
+	TP_NET_LEFT                 /* receiver: the sender said goodbye */
+};
+
+/* The proxy's side of one end. */
+struct tp_link_net {
+	struct tp_net_links *nets;
+	struct tp_link *link;
+	bool sending;
+	int from, to, channel, lane_class;
+	enum tp_net_state state;
+	void *connecting, *comm;    /* of the transport */
+	void *mhandle;
+	unsigned char *ring;        /* head's line, then the slots */
+	size_t ring_bytes;
+	uint32_t posted;            /* chunks handed to the transport (sender), slots that wait for one (receiver) */
+	uint32_t finished;          /* of these, done */
+	void *requests[TP_NET_MAX_REQUESTS];
+	struct tp_net_chunk headers[TP_NET_MAX_REQUESTS];   /* of chunks sent by reference */
+};
+
+struct tp_net_guest { struct tp_net_hello hello; void *comm; };
+
+struct tp_net_links {
+	struct tp_boot *boot;
+	const struct tp_net_ops *ops;
+	int dev, nchannels;
+	char via[48];
+	size_t capacity, stride;
+	uint32_t nslots;
+	void *listener;
+	unsigned char *handles;     /* [nranks * TP_NET_HANDLE_BYTES] */
+	struct tp_link_net **ends;
+	int nends, size_ends;
+	int nexpected;              /* receiving ends whose sender hasn't come */
+	struct tp_net_guest *early; /* who came before this rank asked for the link */
+	int nearly, size_early;
+};
+
+/* create without the gathering: the handle is this rank's; the caller fills in nets->handles. */
+ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle,
+	struct tp_net_links **out);
+/* A receiving end whose sender has left in good order gets nothing more: ncclRemoteError that names it, for whoever finds
+ * out that a program waits there. ncclSuccess otherwise. */
+ncclResult_t tp_net_link_check(const struct tp_link *link);
+/* Sends what is published, or posts receives and publishes what came. */
+ncclResult_t tp_net_link_pump(struct tp_link_net *end, bool *moved);
+/* A sender's last word, where nothing else is under way. */
+void tp_net_link_say_bye(struct tp_link_net *end);
+
+#endif

@@ -1,0 +1,118 @@
+/* The proxy of net links: takes published slots to the network in order, and puts what arrives into slots in order.
+ * Receives are posted ahead into every free slot, so that a sender never waits for this side to ask. */
+#include <sched.h>
+#include <string.h>
+
+#include "link/net_link.h"
+
+static struct tp_slot *slot_at(const struct tp_link *link, uint32_t index)
+{
+	return (struct tp_slot *)(link->slots + (size_t)(index & link->mask) * link->stride);
+}
+
+static ncclResult_t send_slot(struct tp_link_net *end, struct tp_slot *slot, void **request)
+{
+	const struct tp_net_ops *ops = end->nets->ops;
+	struct tp_net_chunk *header = &end->headers[end->posted % TP_NET_MAX_REQUESTS];
+	struct tp_slot_ref ref;
+
+	if (slot->bytes > end->link->capacity)
+		return TP_FAIL(ncclInternalError, "a chunk of %u bytes for rank %d (channel %d, class %d); a network slot holds %zu", slot->bytes, end->to, end->channel,
+			end->lane_class, end->link->capacity);
+	if (slot->kind == TP_SLOT_REF) {
+		memcpy(&ref, slot->data, sizeof(ref));
+		if (ops->isendv) {
+			/* Straight from the memory that the slot refers to. The slot itself stays as it is. */
+			struct iovec parts[2] = { { header, sizeof(*header) }, { (void *)(uintptr_t)ref.addr, slot->bytes } };
+			void *mhandles[2] = { NULL, NULL };
+			*header = (struct tp_net_chunk){ slot->bytes, slot->tag, TP_SLOT_INLINE };
+			return ops->isendv(end->comm, parts, 2, TP_NET_LINK_TAG, mhandles, request);
+		}
+		memcpy(slot->data, (const void *)(uintptr_t)ref.addr, slot->bytes);
+		slot->kind = TP_SLOT_INLINE;
+	}
+	return ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk) + slot->bytes, TP_NET_LINK_TAG, end->mhandle, request);
+}
+
+static ncclResult_t pump_send(struct tp_link_net *end, bool *moved)
+{
+	struct tp_link *link = end->link;
+	bool done;
+
+	while (end->posted != link->next && end->posted - end->finished < TP_NET_MAX_REQUESTS) {
+		void *request = NULL;
+		TP_TRY(send_slot(end, slot_at(link, end->posted), &request));
+		if (!request) break;
+		end->requests[end->posted++ % TP_NET_MAX_REQUESTS] = request;
+		*moved = true;
+	}
+	while (end->finished != end->posted) {
+		TP_TRY(end->nets->ops->test(end->requests[end->finished % TP_NET_MAX_REQUESTS], &done, NULL));
+		if (!done) break;
+		end->finished++;
+		*moved = true;
+		atomic_store_explicit(link->head, end->finished, memory_order_release);        /* pairs with tp_link_claim */
+	}
+	return ncclSuccess;
+}
+
+/* What came into slot is a chunk, or the sender's goodbye. */
+static ncclResult_t take_chunk(struct tp_link_net *end, struct tp_slot *slot, size_t bytes)
+{
+	if (bytes < sizeof(struct tp_net_chunk) || bytes - sizeof(struct tp_net_chunk) != slot->bytes)
+		return TP_FAIL(ncclInternalError, "rank %d sent a chunk of %zu bytes (channel %d, class %d) whose header says %u", end->from, bytes, end->channel,
+			end->lane_class, bytes < sizeof(struct tp_net_chunk) ? 0 : slot->bytes);
+	if (slot->kind == TP_NET_KIND_BYE && slot->bytes == 0) {
+		end->state = TP_NET_LEFT;
+		return ncclSuccess;
+	}
+	if (slot->kind != TP_SLOT_INLINE)
+		return TP_FAIL(ncclInternalError, "rank %d sent a chunk of unknown kind %u (channel %d, class %d)", end->from, slot->kind, end->channel, end->lane_class);
+	end->finished++;
+	atomic_store_explicit(&slot->seq, end->finished, memory_order_release);        /* pairs with tp_link_peek */
+	return ncclSuccess;
+}
+
+static ncclResult_t pump_receive(struct tp_link_net *end, bool *moved)
+{
+	struct tp_link *link = end->link;
+	const struct tp_net_ops *ops = end->nets->ops;
+	uint32_t head = atomic_load_explicit(link->head, memory_order_acquire);         /* pairs with tp_link_release */
+	bool done;
+
+	while (end->posted - head <= link->mask && end->posted - end->finished < TP_NET_MAX_REQUESTS) {
+		struct tp_slot *slot = slot_at(link, end->posted);
+		void *data = &slot->bytes, *request = NULL;
+		size_t room = sizeof(struct tp_net_chunk) + link->capacity;
+		int tag = TP_NET_LINK_TAG;
+		TP_TRY(ops->irecv(end->comm, 1, &data, &room, &tag, &end->mhandle, &request));
+		if (!request) break;
+		end->requests[end->posted++ % TP_NET_MAX_REQUESTS] = request;
+	}
+	while (end->finished != end->posted && end->state == TP_NET_READY) {
+		size_t bytes = 0;
+		TP_TRY(ops->test(end->requests[end->finished % TP_NET_MAX_REQUESTS], &done, &bytes));
+		if (!done) break;
+		*moved = true;
+		TP_TRY(take_chunk(end, slot_at(link, end->finished), bytes));
+	}
+	return ncclSuccess;
+}
+
+ncclResult_t tp_net_link_pump(struct tp_link_net *end, bool *moved)
+{
+	return end->sending ? pump_send(end, moved) : pump_receive(end, moved);
+}
+
+void tp_net_link_say_bye(struct tp_link_net *end)
+{
+	struct tp_net_chunk *bye = &end->headers[end->posted % TP_NET_MAX_REQUESTS];
+	const struct tp_net_ops *ops = end->nets->ops;
+	void *request = NULL;
+	bool done = false;
+
+	*bye = (struct tp_net_chunk){ 0, 0, TP_NET_KIND_BYE };
+	if (ops->isend(end->comm, bye, sizeof(*bye), TP_NET_LINK_TAG, end->mhandle, &request) != ncclSuccess || !request) return;
+	for (int tries = 0; tries < 100 && !done; tries++)
+		if (ops->test(request, &done, NULL) != ncclSuccess || (!done && sched_yield() != 0)) return;
+}
