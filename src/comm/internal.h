@@ -1,0 +1,280 @@
+/* What the files of comm/ share: the communicator, its operations, their queue.
+ *
+ * Operations of a communicator are totally ordered: each call becomes a struct tp_op at the end of the communicator's
+ * queue, and whoever holds the run lock (engine.h) runs the first of them. A call that waits runs it itself. An operation
+ * on a stream also waits until it is the first of that stream, so several communicators can share one.
+ *
+ * Locks, in this order: tp_order_lock (streams, and that the orders of streams and queues agree), comm->queue_lock,
+ * comm->choice_lock. The run lock is taken before any of them, never inside. */
+#ifndef TP_COMM_INTERNAL_H
+#define TP_COMM_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include "comm/comm.h"
+#include "exec/exec.h"
+#include "watch/watch.h"
+
+#define TP_COMM_MAGIC 0x7e1f4e72c0330a11u
+#define TP_CONFIG_MAGIC 0xcafebeefu
+#define TP_LINE_BYTES 64            /* chunks are multiples of it */
+#define TP_P2P_TAG 0x5e2dc0deu      /* sends and receives: no rank knows the whole group, so there is no call to hash */
+#define TP_STALL_NS 200000000u      /* a wait this long looks for mismatched calls and the dead */
+
+#define tp_likely(x) __builtin_expect(!!(x), 1)
+#define tp_unlikely(x) __builtin_expect(!!(x), 0)
+
+/* Streams that mean "the call returns when it is done": NULL, cudaStreamLegacy, cudaStreamPerThread. */
+static inline bool tp_stream_is_sync(cudaStream_t stream) { return (uintptr_t)stream <= 2; }
+
+/* Why a call may not take the shortest way; 0: it may. */
+enum tp_gate {
+	TP_GATE_INIT = 1,           /* not joined yet */
+	TP_GATE_ERROR = 2,          /* in error for good */
+	TP_GATE_FINALIZED = 4,
+	TP_GATE_ABORTED = 8,        /* being aborted or destroyed */
+	TP_GATE_REVOKED = 16,
+	TP_GATE_NONBLOCKING = 32,
+	TP_GATE_TRACING = 64,       /* each call is logged (NCCL_DEBUG_SUBSYS=COLL) */
+	TP_GATE_CLOSED = 128        /* free: the handle means nothing */
+};
+#define TP_GATE_REFUSES (TP_GATE_INIT | TP_GATE_ERROR | TP_GATE_FINALIZED | TP_GATE_ABORTED | TP_GATE_REVOKED | TP_GATE_CLOSED)
+
+struct tp_config {              /* ncclConfig_t with everything decided */
+	bool blocking;
+	char net_name[64];          /* "" : by NCCL_NET */
+	char comm_name[64];
+	int split_share, shrink_share, traffic_class;
+	int cga, min_ctas, max_ctas, collnet, cta_policy, nvls_ctas, channels_per_net_peer, nvlink_sched;
+};
+
+/* Waits of one caller for several operations. Lives on the caller's stack: nobody touches it after pending fell to 0. */
+struct tp_batch {
+	_Atomic int pending;
+	_Atomic int error;          /* the first ncclResult_t that wasn't success */
+};
+
+struct tp_stream;
+struct tp_op;
+struct tp_stream_place { struct tp_stream *stream; struct tp_op *op; struct tp_stream_place *next; uint64_t number; };
+
+struct tp_op {
+	struct tp_op *next;
+	struct ncclComm *comm;
+	struct tp_batch *batch;             /* NULL: nobody waits */
+	bool waits;                         /* the call returns when it is done (or is in progress until then) */
+	bool counted;                       /* in comm->unfinished: non-blocking, ncclCommGetAsyncError reports it */
+	struct tp_exec_call call;
+	struct tp_call record;
+	struct tp_exec_op *running;
+	struct tp_flight_record *flight;
+	uint64_t flight_seq;
+	bool started;
+	bool staged;                        /* scaled before the reduction: no references */
+	bool remember;                      /* may become the communicator's last call (fast path) */
+	const void *device_scalar;          /* PreMulSum: read when the operation starts */
+	struct tp_exec_transfer *transfers; /* owned */
+	struct tp_plan *own_plan;           /* owned */
+	double predicted_us;
+	struct tp_stream_place place;       /* of the first stream */
+	struct tp_stream_place *more_places;/* of further streams (a group's sends and receives): [nplaces - 1], owned */
+	int nplaces;
+};
+
+/* The last call of each collective, ready to run again. */
+struct tp_last_call {
+	size_t count;
+	int type, op, root;
+	bool usable;
+	ptrdiff_t in_place;                 /* send - recv where the call is in place */
+	size_t send_bytes, recv_bytes;      /* whole buffers; 0: not used on this rank */
+	uint32_t hash;
+	struct tp_exec_call call;
+	struct tp_call record;
+};
+
+struct tp_plan_entry { struct tp_plan_entry *next; uint8_t coll, algo; int root, nchannels; struct tp_plan *plan; };
+struct tp_choice_entry {
+	bool used;
+	uint8_t coll;
+	bool staged;
+	int root;
+	size_t block_bytes;
+	size_t chunk_bytes;
+	double us;
+	const struct tp_plan *plan;
+};
+#define TP_CHOICES 256
+
+struct tp_redop {
+	bool used;
+	uint32_t generation;
+	ncclDataType_t type;
+	bool on_device;                     /* read when the operation starts */
+	const void *scalar;
+	unsigned char value[8];
+};
+#define TP_REDOPS 256
+
+struct ncclComm {
+	_Atomic uint64_t magic;
+	_Atomic uint32_t gate;
+	/* What the fast path needs, together. */
+	int rank, nranks, device;
+	_Atomic uint32_t queued;            /* operations in the queue or running */
+	uint32_t alarm_seen;                /* with the run lock */
+	_Atomic uint32_t *alarm;
+	struct tp_exec *exec;
+	struct tp_boot *boot;
+	_Atomic uint64_t seq;               /* of the last collective; written with the run lock */
+	struct tp_runnable runnable;
+	struct tp_last_call last[TP_NCOLLS];    /* with the run lock */
+
+	struct tp_flight *flight;
+	struct tp_links *links;
+	struct tp_layout *layout;
+	struct tp_cost_model model;
+	char algo_filter[512];              /* agreed */
+	int nchannels;
+	size_t p2p_chunk_bytes;
+	struct tp_config config;
+	uint64_t stalled_since_ns;
+	uint32_t splits;                    /* derived communicators so far: part of their ids */
+
+	pthread_mutex_t queue_lock;
+	struct tp_op *head, *tail, *spare;
+	struct tp_op *current;              /* with the run lock */
+
+	pthread_mutex_t choice_lock;
+	struct tp_choice_entry choices[TP_CHOICES];
+	struct tp_plan_entry *plans;
+	struct tp_redop redops[TP_REDOPS];
+
+	_Atomic int inside;                 /* threads in a call; abort and destroy wait for 0 */
+	_Atomic int unfinished;             /* non-blocking operations outstanding */
+	_Atomic int error;                  /* ncclResult_t, for good */
+	_Atomic int state;                  /* ncclResult_t of non-blocking init and finalize: ncclInProgress, … */
+	_Atomic uint32_t abort_flag;        /* of a communicator that is still joining */
+	pthread_t thread;                   /* non-blocking init or finalize */
+	bool has_thread;
+	char error_text[512];
+	struct ncclComm *next_free, *next_all;
+	_Atomic uint64_t magic_end;
+};
+
+extern pthread_mutex_t tp_order_lock;
+
+static inline uint64_t tp_comm_seq(const struct ncclComm *comm) { return atomic_load_explicit(&comm->seq, memory_order_relaxed); }
+static inline void tp_comm_set_seq(struct ncclComm *comm, uint64_t seq) { atomic_store_explicit(&comm->seq, seq, memory_order_relaxed); }
+
+/* comm.c */
+struct ncclComm *tp_comm_new(void);
+void tp_comm_free(struct ncclComm *comm);
+/* Counts this thread in; an error if the handle means nothing. tp_comm_leave after. */
+ncclResult_t tp_comm_enter(struct ncclComm *comm, const char *name);
+void tp_comm_leave(struct ncclComm *comm);
+/* ncclSuccess if calls that need a working communicator may go on. */
+ncclResult_t tp_comm_may_call(struct ncclComm *comm, const char *name);
+/* Puts it in error for good (the first one counts); text for ncclGetLastError of later calls. */
+void tp_comm_set_error(struct ncclComm *comm, ncclResult_t result);
+/* Looks whether an event concerns us (run lock held, or nobody runs). */
+void tp_comm_look_for_events(struct ncclComm *comm);
+
+/* config.c */
+ncclResult_t tp_config_read(const ncclConfig_t *config, const struct tp_config *parent, struct tp_config *out);
+
+/* agree.c */
+ncclResult_t tp_agree_settings(struct ncclComm *comm, enum tp_device_kind kind);
+ncclResult_t tp_agree_model(struct ncclComm *comm);
+
+/* choice.c: what runs a call. Kept until the communicator is freed. */
+ncclResult_t tp_choice_find(struct ncclComm *comm, enum tp_coll coll, int root, size_t block_bytes, bool staged,
+	struct tp_choice_entry *out);
+void tp_choice_free_all(struct ncclComm *comm);
+
+/* queue.c */
+struct tp_op *tp_op_new(struct ncclComm *comm);
+void tp_op_free(struct tp_op *op);
+/* Appends ops (linked by next, of any communicators) in their order and runs or submits them; returns when those with a
+ * batch are done. sync: the caller waits. */
+struct tp_issue { struct ncclComm *comm; struct tp_op *first, *last; bool sync; struct tp_issue *next; };
+ncclResult_t tp_issue_all(struct tp_issue *issues);
+void tp_comm_init_runnable(struct ncclComm *comm);
+/* Ends everything outstanding with the error the communicator is in (run lock taken inside). */
+void tp_comm_drop_all(struct ncclComm *comm);
+/* Returns when nothing is outstanding and net links have nothing left to move. */
+ncclResult_t tp_comm_drain(struct ncclComm *comm);
+void tp_comm_lock_run(struct ncclComm *comm);
+
+/* fast.c: what a wait does now and then while it spins; ends it by an error. */
+ncclResult_t tp_comm_poll_wait(void *comm, uint64_t waited_ns);
+ncclResult_t tp_comm_explain(struct ncclComm *comm, ncclResult_t found, uint64_t seq, uint64_t budget_ms);
+
+/* validate.c */
+ncclResult_t tp_validate_call(const struct tp_comm_call *call);
+void tp_call_spans(const struct tp_comm_call *call, size_t *send_bytes, size_t *recv_bytes, ptrdiff_t *in_place, bool *may_be_in_place);
+size_t tp_call_block_bytes(const struct tp_comm_call *call);
+uint32_t tp_call_hash(uint8_t coll, size_t count, int type, int op, int root);
+
+/* redop.c */
+ncclResult_t tp_redop_fill(struct ncclComm *comm, ncclRedOp_t op, ncclDataType_t type, struct tp_reduce *reduce,
+	const void **device_scalar);
+void tp_redop_read_scalar(const void *scalar, struct tp_reduce *reduce);
+
+/* stream.c, all with tp_order_lock held */
+ncclResult_t tp_stream_find(cudaStream_t stream, const char *name, struct tp_stream **out);
+void tp_stream_append(struct tp_stream_place *place);
+bool tp_stream_op_is_first(struct tp_op *op);
+/* Takes op out of its streams and wakes what was waiting behind it. */
+void tp_stream_op_done(struct tp_op *op, ncclResult_t result);
+
+/* group.c */
+struct tp_job;
+extern _Thread_local int tp_group_depth __attribute__((tls_model("initial-exec")));
+/* Notes a call in this thread's group. */
+ncclResult_t tp_group_add_op(struct ncclComm *comm, struct tp_op *op);
+ncclResult_t tp_group_add_transfer(struct ncclComm *comm, const struct tp_exec_transfer *transfer, struct tp_stream *stream);
+/* Remembers an error of a call in the group; returns it. */
+ncclResult_t tp_group_note(ncclResult_t result);
+
+/* job.c: what blocks (init, split, finalize, destroy), run by the caller, by a group's end, or in the background. */
+struct tp_job {
+	ncclResult_t (*run)(struct tp_job *job);
+	void (*discard)(struct tp_job *job);    /* frees it, run or not; result is what run returned */
+	struct ncclComm *comm;                  /* the communicator whose state it is */
+	bool blocking, started;
+	ncclResult_t result;
+	pthread_t thread;
+	struct tp_job *next;
+};
+/* Runs it as the calling situation wants: now, at the group's end, or in the background (ncclInProgress). */
+ncclResult_t tp_job_submit(struct tp_job *job);
+ncclResult_t tp_jobs_run(struct tp_job *jobs, bool blocking);
+ncclResult_t tp_group_add_job(struct tp_job *job);
+
+/* memory.c, device.c */
+void tp_memory_forget_comm(const struct ncclComm *comm);
+ncclResult_t tp_device_probe(const char *driver, const char *library, bool *works);
+
+/* close.c: frees everything that init made; nobody else may be inside. */
+void tp_comm_tear_down(struct ncclComm *comm);
+ncclResult_t tp_comm_stop(struct ncclComm *comm, const char *why);
+
+/* init.c */
+struct tp_init_args {
+	const char *name;
+	int nranks, rank, nids;
+	const ncclUniqueId *ids;
+	enum tp_device_kind kind;
+	ncclComm_t *out;
+	bool joined;                            /* the job ran */
+};
+ncclResult_t tp_init_handle(const struct tp_config *config, int device, struct ncclComm **out);
+ncclResult_t tp_init_join(struct ncclComm *comm, const struct tp_init_args *args);
+void tp_init_failed(struct ncclComm *comm, ncclResult_t result);
+
+/* report.c */
+ncclResult_t tp_report_check(struct ncclComm *comm);
+void tp_report_paths(struct ncclComm *comm);
+
+#endif

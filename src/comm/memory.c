@@ -1,0 +1,117 @@
+/* ncclMemAlloc for host ranks: whole pages, remembered, so that only what came from here is freed here. Registered buffers
+ * are remembered for the same reason. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <errno.h>
+
+#include "comm/internal.h"
+
+struct block { struct block *next; void *address; size_t bytes; const void *comm; };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct block *allocated, *registered;
+
+static ncclResult_t add(struct block **list, void *address, size_t bytes, const void *comm)
+{
+	struct block *b = tp_alloc(1, sizeof(*b), "a record of memory");
+	if (!b) return ncclSystemError;
+	pthread_mutex_lock(&lock);
+	*b = (struct block){ *list, address, bytes, comm };
+	*list = b;
+	pthread_mutex_unlock(&lock);
+	return ncclSuccess;
+}
+
+/* Takes the one at address (and of comm, where that matters) out of the list; NULL: there is none. */
+static struct block *take(struct block **list, const void *address, const void *comm)
+{
+	pthread_mutex_lock(&lock);
+	struct block **at = list;
+	while (*at && ((*at)->address != address || (*at)->comm != comm)) at = &(*at)->next;
+	struct block *b = *at;
+	if (b) *at = b->next;
+	pthread_mutex_unlock(&lock);
+	return b;
+}
+
+ncclResult_t tp_memory_alloc(void **out, size_t bytes)
+{
+	if (!out) return TP_FAIL(ncclInvalidArgument, "ncclMemAlloc: ptr is NULL");
+	enum tp_device_kind kind;
+	TP_TRY(tp_device_kind(&kind));
+	if (!bytes) {
+		*out = NULL;
+		return ncclSuccess;
+	}
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	if (bytes > (size_t)PTRDIFF_MAX - page) return TP_FAIL(ncclInvalidArgument, "ncclMemAlloc: %zu bytes are more than memory can hold", bytes);
+	size_t whole = tp_align_up(bytes, page);
+	void *memory = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory == MAP_FAILED) return TP_FAIL(ncclSystemError, "ncclMemAlloc: %zu bytes can't be had: %s", bytes, strerror(errno));
+	ncclResult_t result = add(&allocated, memory, whole, NULL);
+	if (result != ncclSuccess) {
+		munmap(memory, whole);
+		return result;
+	}
+	*out = memory;
+	return ncclSuccess;
+}
+
+ncclResult_t tp_memory_free(void *memory)
+{
+	if (!memory) return ncclSuccess;
+	struct block *b = take(&allocated, memory, NULL);
+	if (!b) return TP_FAIL(ncclInvalidArgument, "ncclMemFree: %p did not come from ncclMemAlloc, or was freed before", memory);
+	munmap(b->address, b->bytes);
+	free(b);
+	return ncclSuccess;
+}
+
+ncclResult_t tp_memory_register(ncclComm_t comm, void *buffer, size_t bytes, void **handle)
+{
+	if (!buffer || !handle) return TP_FAIL(ncclInvalidArgument, "ncclCommRegister: %s is NULL", buffer ? "handle" : "buff");
+	if (!bytes) return TP_FAIL(ncclInvalidArgument, "ncclCommRegister: size is 0");
+	TP_TRY(tp_comm_enter(comm, "ncclCommRegister"));
+	ncclResult_t result = tp_comm_may_call(comm, "ncclCommRegister");
+	struct block *b = NULL;
+	if (result == ncclSuccess && !(b = tp_alloc(1, sizeof(*b), "a registration"))) result = ncclSystemError;
+	if (b) {
+		pthread_mutex_lock(&lock);
+		*b = (struct block){ registered, b, bytes, comm };
+		registered = b;
+		pthread_mutex_unlock(&lock);
+		*handle = b;
+	}
+	tp_comm_leave(comm);
+	return result;
+}
+
+ncclResult_t tp_memory_deregister(ncclComm_t comm, void *handle)
+{
+	if (!handle) return ncclSuccess;
+	TP_TRY(tp_comm_enter(comm, "ncclCommDeregister"));
+	struct block *b = take(&registered, handle, comm);
+	ncclResult_t result = b ? ncclSuccess
+		: TP_FAIL(ncclInvalidArgument, "ncclCommDeregister: %p is not a registration of communicator %p", handle, (void *)comm);
+	free(b);
+	tp_comm_leave(comm);
+	return result;
+}
+
+/* What the user left registered ends with the communicator. */
+void tp_memory_forget_comm(const struct ncclComm *comm)
+{
+	pthread_mutex_lock(&lock);
+	for (struct block **at = &registered; *at;) {
+		struct block *b = *at;
+		if (b->comm != comm) {
+			at = &b->next;
+			continue;
+		}
+		*at = b->next;
+		free(b);
+	}
+	pthread_mutex_unlock(&lock);
+}
