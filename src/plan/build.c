@@ -3,8 +3,7 @@
 
 #include "plan/build.h"
 
-/* Makes room for one more; false and failed where there is no memory. */
-static bool room_for(struct tp_builder *b, void **array, uint32_t count, uint32_t *room, size_t bytes)
+bool tp_build_room(struct tp_builder *b, void **array, uint32_t count, uint32_t *room, size_t bytes)
 {
 	if (b->failed) return false;
 	if (count < *room) return true;
@@ -33,10 +32,14 @@ static struct tp_step *open_step(struct tp_builder *b)
 
 static void end_step(struct tp_builder *b)
 {
-	if (b->open_lane >= 0 && b->drop && !b->failed) {
+	if (b->open_lane >= 0 && !b->failed) {
 		struct tp_build_lane *lane = &b->lanes[b->open_lane];
-		lane->noperands = open_step(b)->first;
-		lane->nsteps--;
+		const struct tp_step *step = open_step(b);
+		bool idle = !step->ndst && step->nsrc == 1 && lane->operands[step->first].where != TP_LINK;
+		if (b->drop || idle) {
+			lane->noperands = step->first;
+			lane->nsteps--;
+		}
 	}
 	b->open_lane = -1;
 	b->drop = false;
@@ -46,7 +49,7 @@ int tp_build_lane(struct tp_builder *b)
 {
 	uint32_t lane = (uint32_t)(b->view.lane_base + b->next_lane++);
 	while (b->nlanes <= lane) {
-		if (!room_for(b, (void **)&b->lanes, b->nlanes, &b->lanes_room, sizeof(*b->lanes))) break;
+		if (!tp_build_room(b, (void **)&b->lanes, b->nlanes, &b->lanes_room, sizeof(*b->lanes))) break;
 		b->lanes[b->nlanes++] = (struct tp_build_lane){ .transfer = -1 };
 	}
 	return (int)lane;
@@ -57,7 +60,7 @@ void tp_build_step(struct tp_builder *b, int lane, unsigned flags)
 	end_step(b);
 	if (b->failed) return;
 	struct tp_build_lane *l = &b->lanes[lane];
-	if (!room_for(b, (void **)&l->steps, l->nsteps, &l->steps_room, sizeof(*l->steps))) return;
+	if (!tp_build_room(b, (void **)&l->steps, l->nsteps, &l->steps_room, sizeof(*l->steps))) return;
 	if (b->view.partial) flags &= ~(unsigned)TP_STEP_FINAL;
 	l->steps[l->nsteps++] = (struct tp_step){ .flags = (uint8_t)flags, .first = l->noperands };
 	b->open_lane = lane;
@@ -67,7 +70,7 @@ static void add(struct tp_builder *b, bool source, struct tp_operand operand)
 {
 	if (b->failed) return;
 	struct tp_build_lane *l = &b->lanes[b->open_lane];
-	if (!room_for(b, (void **)&l->operands, l->noperands, &l->operands_room, sizeof(*l->operands))) return;
+	if (!tp_build_room(b, (void **)&l->operands, l->noperands, &l->operands_room, sizeof(*l->operands))) return;
 	struct tp_step *step = open_step(b);
 	if (!source) {
 		l->operands[l->noperands++] = operand;
@@ -90,7 +93,7 @@ static uint32_t hash_link(const struct tp_plan_link *l)
 static bool grow_links(struct tp_builder *b)
 {
 	uint32_t room = b->links_room;
-	if (!room_for(b, (void **)&b->links, b->nlinks, &b->links_room, sizeof(*b->links))) return false;
+	if (!tp_build_room(b, (void **)&b->links, b->nlinks, &b->links_room, sizeof(*b->links))) return false;
 	if (room == b->links_room) return true;
 	free(b->link_hash);
 	b->link_hash = tp_alloc(b->links_room * 2, sizeof(*b->link_hash), "a plan's links");
@@ -132,11 +135,21 @@ void tp_build_give(struct tp_builder *b, int to, int lane_class, bool by_ref)
 	add(b, false, (struct tp_operand){ TP_LINK, by_ref && !b->view.never_by_ref, link });
 }
 
+/* Would the open step copy a chunk onto itself? A view may have made one of two chunks. */
+static bool copies_itself(const struct tp_builder *b, const struct tp_operand *to)
+{
+	if (b->failed || !b->view.chunk) return false;
+	const struct tp_build_lane *l = &b->lanes[b->open_lane];
+	const struct tp_step *s = &l->steps[l->nsteps - 1];
+	const struct tp_operand *from = &l->operands[s->first];
+	return s->nsrc == 1 && !(s->flags & TP_STEP_FINAL) && from->where == to->where && from->index == to->index;
+}
+
 static void add_chunk(struct tp_builder *b, bool source, enum tp_where where, int32_t chunk)
 {
 	struct tp_operand operand = { (uint8_t)where, 0, chunk };
 	if (b->view.chunk && !b->view.chunk(b->view.arg, (uint8_t)where, chunk, &operand)) b->drop = true;
-	else add(b, source, operand);
+	else if (source || !copies_itself(b, &operand)) add(b, source, operand);
 }
 
 void tp_build_read(struct tp_builder *b, enum tp_where where, int32_t chunk) { add_chunk(b, true, where, chunk); }
@@ -151,6 +164,7 @@ int tp_build_local(struct tp_builder *b, bool token)
 
 void tp_build_take_local(struct tp_builder *b, int link) { add(b, true, (struct tp_operand){ TP_LINK, 0, link }); }
 void tp_build_give_local(struct tp_builder *b, int link) { add(b, false, (struct tp_operand){ TP_LINK, 0, link }); }
+void tp_build_give_local_ref(struct tp_builder *b, int link) { add(b, false, (struct tp_operand){ TP_LINK, 1, link }); }
 
 int *tp_build_order(struct tp_builder *b, const struct tp_layout *layout, int rank, int *at)
 {

@@ -55,6 +55,7 @@ void tp_build_give(struct tp_builder *b, int to, int lane_class, bool by_ref);
 int tp_build_local(struct tp_builder *b, bool token);               /* a new link between two lanes of this rank */
 void tp_build_take_local(struct tp_builder *b, int link);
 void tp_build_give_local(struct tp_builder *b, int link);
+void tp_build_give_local_ref(struct tp_builder *b, int link);
 
 /* The ranks domain by domain, then by place: order[position] is a rank. Rings and trees follow it, so that few of their
  * links leave a domain. *at: this rank's position. The caller frees; NULL and failed where there is no memory. */
@@ -76,6 +77,13 @@ void tp_build_describe(const struct tp_plan_spec *spec, struct tp_plan *plan);
 void tp_build_generate(struct tp_builder *b, const struct tp_plan_spec *spec, int rank);
 /* The same, relabelled by the view; the builder's own view is put back afterwards. */
 void tp_build_generate_view(struct tp_builder *b, const struct tp_plan_spec *spec, int rank, const struct tp_build_view *view);
+
+/* Orders the lanes of stages, each from first_lane[stage] on, where one reads what an earlier one wrote (join.c). */
+void tp_build_join(struct tp_builder *b, const int *first_lane, int nstages, uint32_t output_chunks, uint32_t scratch_chunks);
+/* Room for one more in an array that the builder keeps; false, and failed, where there is no memory. */
+bool tp_build_room(struct tp_builder *b, void **array, uint32_t count, uint32_t *room, size_t bytes);
+/* What a hierarchical plan runs across domains. */
+enum tp_algo tp_hierarchical_across(enum tp_coll coll, int ndomains);
 
 void tp_build_begin(struct tp_builder *b, int rank, int channel);
 ncclResult_t tp_build_end(struct tp_builder *b, struct tp_program *out);    /* frees the builder, also on failure */

@@ -10,6 +10,7 @@ static const struct tp_generator *const generators[TP_NALGOS] = {
 	[TP_ALGO_ONE_SHOT] = &tp_generator_one_shot,
 	[TP_ALGO_TWO_SHOT] = &tp_generator_two_shot,
 	[TP_ALGO_DIRECT] = &tp_generator_direct,
+	[TP_ALGO_HIERARCHICAL] = &tp_generator_hierarchical,
 };
 
 const struct tp_generator *tp_generator_of(enum tp_algo algo)
