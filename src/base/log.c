@@ -349,16 +349,18 @@ static void log_line(enum tp_log_level level, uint32_t subsys, const char *file,
 static void log_args(enum tp_log_level level, uint32_t subsys, const char *file, int line, const char *func, const char *format, va_list args)
 {
 	int saved = errno;
+	/* Asked first: it may read the settings, and a warning met there is older than this one. */
+	bool wanted = reading_settings ? level == TP_LOG_WARN : tp_log_wants(level, subsys);
+	errno = saved;
 	if (level == TP_LOG_WARN) {
 		va_list again;
 		va_copy(again, args);
 		set_last_error(format, again);
 		va_end(again);
 	}
-	if (reading_settings ? level == TP_LOG_WARN : tp_log_wants(level, subsys)) {
-		errno = saved;
+	errno = saved;
+	if (wanted)
 		log_line(level, subsys, file, line, func, format, args);
-	}
 	if (level == TP_LOG_WARN && !reading_settings && atomic_load_explicit(&state.warn_info, memory_order_relaxed)) {
 		int expected = TP_LOG_WARN;
 		atomic_compare_exchange_strong_explicit(&state.level, &expected, TP_LOG_INFO, memory_order_relaxed, memory_order_relaxed);
