@@ -259,8 +259,8 @@ static void all_gather(struct hierarchy *h)
 	begin_stage(h, 1);
 	for (int slot = 0; slot < h->nslots; slot++) run_across(h, blocks_along_rail, (struct stage){ .slot = slot }, true);
 	begin_stage(h, 2);
-	for (int i = 0; i < h->ndomains; i++)
-		for (int slot = 0; slot < h->nslots; slot++) {
+	for (int slot = 0; slot < h->nslots; slot++)        /* in the order in which the rails bring them */
+		for (int i = 0; i < h->ndomains; i++) {
 			struct stage from = { .domain = (h->domain + h->ndomains - i) % h->ndomains, .slot = slot };
 			run_inside(h, 2, TP_ALL_GATHER, -1, blocks_from_rails, from, true);
 		}

@@ -1,0 +1,203 @@
+/* Every generator's plan is right for every number of ranks, on odd layouts, in place and not, with references and without,
+ * with as few slots as executors use. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "plan/helper_plan.h"
+
+static bool has_root(enum tp_coll coll)
+{
+	return coll == TP_BROADCAST || coll == TP_REDUCE || coll == TP_GATHER || coll == TP_SCATTER;
+}
+
+/* All numbers that could be special, without spending the time on all 64. */
+static int next_nranks(int n) { return n < 20 ? n + 1 : n < 24 ? 24 : n < 29 ? 29 : n < 32 ? 32 : n < 33 ? 33 : n < 47 ? 47 : n + (n < 63 ? 16 : 1); }
+
+static void expect_algo_right(enum tp_algo algo)
+{
+	int proven = 0;
+	for (int n = 1; n <= 64; n = next_nranks(n)) {
+		for (int kind = 0; kind < NLAYOUTS; kind++) {
+			/* Only rings, trees and hierarchies look at the layout. */
+			bool looks = algo == TP_ALGO_RING || algo == TP_ALGO_TREE || algo == TP_ALGO_HIERARCHICAL;
+			if (kind && !looks) break;
+			struct tp_layout *layout = plans_layout(n, (enum layout_kind)kind);
+			for (int coll = 0; coll < TP_SEND_RECV; coll++) {
+				for (int root = 0; root < (has_root((enum tp_coll)coll) ? n : 1); root++) {
+					if (n > 8 && root && root != n / 2 && root != n - 1) continue;
+					struct tp_plan_spec spec = { (enum tp_coll)coll, algo, root, 1, layout };
+					struct tp_plan *plan = NULL;
+					if (tp_plan_refuses(&spec)) continue;
+					assert_int_equal(tp_plan_create(&spec, -1, &plan), ncclSuccess);
+					plans_expect_right(plan, 2, n <= 16 ? 3 : 2);
+					tp_plan_free(plan);
+					proven++;
+				}
+			}
+			tp_layout_free(layout);
+		}
+	}
+	assert_true(proven > 20);
+}
+
+#define PROVES(name, algo) static void name(void **state) { (void)state; expect_algo_right(algo); }
+PROVES(ring_is_right, TP_ALGO_RING)
+PROVES(tree_is_right, TP_ALGO_TREE)
+PROVES(halving_doubling_is_right, TP_ALGO_HALVING_DOUBLING)
+PROVES(pat_is_right, TP_ALGO_PAT)
+PROVES(one_shot_is_right, TP_ALGO_ONE_SHOT)
+PROVES(two_shot_is_right, TP_ALGO_TWO_SHOT)
+PROVES(direct_is_right, TP_ALGO_DIRECT)
+PROVES(bruck_is_right, TP_ALGO_BRUCK)
+PROVES(hierarchical_is_right, TP_ALGO_HIERARCHICAL)
+
+static void each_collective_has_a_generator_for_any_ranks(void **state)
+{
+	(void)state;
+	for (int n = 1; n <= 64; n++) {
+		struct tp_layout *layout = plans_layout(n, SCATTERED);
+		for (int coll = 0; coll < TP_SEND_RECV; coll++) {
+			int able = 0;
+			for (int algo = 0; algo < TP_NALGOS; algo++) {
+				struct tp_plan_spec spec = { (enum tp_coll)coll, (enum tp_algo)algo, n - 1, 2, layout };
+				able += !tp_plan_refuses(&spec);
+			}
+			assert_true(able > 0);
+		}
+		tp_layout_free(layout);
+	}
+}
+
+static void one_rank_gets_the_program_it_has_among_all(void **state)
+{
+	(void)state;
+	for (int algo = 0; algo < TP_NALGOS; algo++) {
+		struct tp_layout *layout = plans_layout(11, INTERLEAVED);
+		for (int coll = 0; coll < TP_SEND_RECV; coll++) {
+			struct tp_plan_spec spec = { (enum tp_coll)coll, (enum tp_algo)algo, 4, 2, layout };
+			struct tp_plan *all, *one;
+			if (tp_plan_refuses(&spec)) continue;
+			assert_int_equal(tp_plan_create(&spec, -1, &all), ncclSuccess);
+			for (int r = 0; r < 11; r++) {
+				assert_int_equal(tp_plan_create(&spec, r, &one), ncclSuccess);
+				assert_int_equal(one->nprograms, 2);
+				for (int c = 0; c < 2; c++) {
+					const struct tp_program *a = &all->programs[r * 2 + c], *b = &one->programs[c];
+					assert_int_equal(b->rank, r);
+					assert_int_equal(b->channel, c);
+					assert_int_equal(a->noperands, b->noperands);
+					assert_int_equal(a->nsteps, b->nsteps);
+					for (uint32_t o = 0; o < a->noperands; o++) {
+						assert_int_equal(a->operands[o].where, b->operands[o].where);
+						assert_int_equal(a->operands[o].by_ref, b->operands[o].by_ref);
+						assert_int_equal(a->operands[o].index, b->operands[o].index);
+					}
+					assert_memory_equal(a->steps, b->steps, a->nsteps * sizeof(*a->steps));
+				}
+				tp_plan_free(one);
+			}
+			tp_plan_free(all);
+		}
+		tp_layout_free(layout);
+	}
+}
+
+static void several_channels_are_right(void **state)
+{
+	(void)state;
+	for (int algo = 0; algo < TP_NALGOS; algo++) {
+		struct tp_layout *layout = plans_layout(6, HALVES);
+		struct tp_plan_spec spec = { TP_ALL_REDUCE, (enum tp_algo)algo, -1, 3, layout };
+		if (!tp_plan_refuses(&spec)) {
+			struct tp_plan *plan = plans_make(TP_ALL_REDUCE, (enum tp_algo)algo, 6, HALVES, -1, 3);
+			assert_int_equal(plan->nprograms, 18);
+			plans_expect_right(plan, 2, 3);
+			tp_plan_free(plan);
+		}
+		tp_layout_free(layout);
+	}
+}
+
+static void more_slots_are_right_too(void **state)
+{
+	(void)state;
+	for (int algo = 0; algo < TP_NALGOS; algo++) {
+		struct tp_layout *layout = plans_layout(9, UNEVEN);
+		struct tp_plan_spec spec = { TP_REDUCE_SCATTER, (enum tp_algo)algo, -1, 1, layout };
+		if (!tp_plan_refuses(&spec)) {
+			struct tp_plan *plan = plans_make(TP_REDUCE_SCATTER, (enum tp_algo)algo, 9, UNEVEN, -1, 1);
+			plans_expect_right(plan, 8, 5);
+			tp_plan_free(plan);
+		}
+		tp_layout_free(layout);
+	}
+}
+
+/* Ranks drift apart: any plan may follow any other on the same links. */
+static void any_two_plans_may_follow_each_other(void **state)
+{
+	(void)state;
+	struct tp_plan *plans[TP_SEND_RECV * TP_NALGOS];
+	int nplans = 0;
+	struct tp_layout *layout = plans_layout(6, UNEVEN);
+	for (int coll = 0; coll < TP_SEND_RECV; coll++)
+		for (int algo = 0; algo < TP_NALGOS; algo++) {
+			struct tp_plan_spec spec = { (enum tp_coll)coll, (enum tp_algo)algo, coll % 6, 1, layout };
+			if (tp_plan_refuses(&spec)) continue;
+			assert_int_equal(tp_plan_create(&spec, -1, &plans[nplans++]), ncclSuccess);
+		}
+	tp_layout_free(layout);
+	for (int i = 0; i < nplans; i++)
+		for (int j = 0; j < nplans; j++) {
+			const struct tp_plan *three[] = { plans[i], plans[j], plans[i] };
+			struct tp_check_options options = { .slots = 2, .rounds = 2, .in_place = j & 1, .by_ref = true };
+			struct tp_check_report report;
+			if (tp_check_sequence(three, 3, &options, &report) != ncclSuccess)
+				fail_msg("%s %s then %s %s: %s", tp_algo_name(plans[i]->spec.algo), tp_coll_name(plans[i]->spec.coll),
+					tp_algo_name(plans[j]->spec.algo), tp_coll_name(plans[j]->spec.coll), report.text);
+		}
+	for (int i = 0; i < nplans; i++) tp_plan_free(plans[i]);
+}
+
+static void what_cannot_be_is_refused_with_a_reason(void **state)
+{
+	(void)state;
+	struct tp_layout *one = plans_layout(4, ONE_DOMAIN), *lonely = plans_layout(2, HALVES);
+	struct tp_plan *plan = NULL;
+	const struct tp_plan_spec specs[] = {
+		{ TP_ALL_REDUCE, TP_ALGO_HIERARCHICAL, -1, 1, one }, { TP_ALL_REDUCE, TP_ALGO_HIERARCHICAL, -1, 1, lonely },
+		{ TP_ALL_TO_ALL, TP_ALGO_RING, -1, 1, one }, { TP_ALL_REDUCE, TP_ALGO_DIRECT, -1, 1, one },
+		{ TP_BROADCAST, TP_ALGO_RING, 4, 1, one }, { TP_BROADCAST, TP_ALGO_RING, -1, 1, one },
+		{ TP_ALL_REDUCE, TP_ALGO_RING, -1, 0, one }, { TP_SEND_RECV, TP_ALGO_DIRECT, -1, 1, one },
+		{ TP_ALL_GATHER, TP_ALGO_TREE, -1, 1, one }, { TP_ALL_REDUCE, TP_NALGOS, -1, 1, one },
+	};
+	for (size_t i = 0; i < TP_ARRAY_LEN(specs); i++) {
+		const char *why = tp_plan_refuses(&specs[i]);
+		assert_non_null(why);
+		assert_int_equal(tp_plan_create(&specs[i], -1, &plan), ncclInvalidUsage);
+		assert_non_null(strstr(tp_log_last_error(), why));
+		assert_null(plan);
+	}
+	struct tp_plan_spec right = { TP_ALL_REDUCE, TP_ALGO_RING, -1, 1, one };
+	assert_int_equal(tp_plan_create(&right, 4, &plan), ncclInvalidArgument);
+	tp_layout_free(one);
+	tp_layout_free(lonely);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(ring_is_right), cmocka_unit_test(tree_is_right), cmocka_unit_test(halving_doubling_is_right),
+		cmocka_unit_test(pat_is_right), cmocka_unit_test(one_shot_is_right), cmocka_unit_test(two_shot_is_right),
+		cmocka_unit_test(direct_is_right), cmocka_unit_test(bruck_is_right), cmocka_unit_test(hierarchical_is_right),
+		cmocka_unit_test(each_collective_has_a_generator_for_any_ranks),
+		cmocka_unit_test(one_rank_gets_the_program_it_has_among_all), cmocka_unit_test(several_channels_are_right),
+		cmocka_unit_test(more_slots_are_right_too), cmocka_unit_test(any_two_plans_may_follow_each_other),
+		cmocka_unit_test(what_cannot_be_is_refused_with_a_reason),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
