@@ -23,7 +23,7 @@ struct tp_cost_profile {
 	struct tp_cost_work each;   /* any rank … */
 	struct tp_cost_work root;   /* … but the root, where `rooted` */
 	bool rooted;
-	bool refs_only;             /* every send may go by reference: chunks may be larger than slots */
+	bool refs_only;             /* every send may go by reference, and no data between lanes: chunks may be larger than slots */
 	bool lockstep;              /* a round's chain of hops isn't hidden behind other rounds */
 	double pieces;
 	double hops_inside, hops_across;    /* the longest chain of one round */
@@ -33,6 +33,7 @@ struct tp_cost_profile {
 
 /* false: the algorithm can't do it. */
 bool tp_cost_profile_of(const struct tp_plan_spec *spec, struct tp_cost_profile *out);
+bool tp_cost_profile_hierarchical(const struct tp_plan_spec *spec, struct tp_cost_profile *out);
 /* The time of a message, and the largest chunk that the links take. */
 double tp_cost_time(const struct tp_cost_profile *p, const struct tp_plan_spec *spec, size_t block_bytes, size_t chunk_bytes,
 	bool by_ref, const struct tp_cost_model *model);

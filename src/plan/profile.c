@@ -97,7 +97,7 @@ static void tree_profile(const struct tp_plan_spec *spec, struct tp_cost_profile
 	double out = TP_MIN(1.5 * (domains - 1), n - 1);
 	p->each.far_out = p->each.far_in = 4 * out / n;
 	p->crossing = 4 * out / domains;
-	p->hops_across = 2 * TP_MIN(log2_up((int)domains), depth);
+	p->hops_across = domains > 1 ? 2 * TP_MIN(log2_up((int)domains) + 1, depth) : 0;
 	p->hops_inside = 2 * depth - p->hops_across;
 	p->relays = 2 * (depth - 1);
 }
@@ -250,6 +250,9 @@ bool tp_cost_profile_of(const struct tp_plan_spec *spec, struct tp_cost_profile 
 	case TP_ALGO_DIRECT:
 		if (tp_coll_has_root(spec->coll)) rooted_profile(spec, &p);
 		else all_pairs_profile(spec, &p);
+		break;
+	case TP_ALGO_HIERARCHICAL:
+		if (!tp_cost_profile_hierarchical(spec, &p)) return false;
 		break;
 	default: return false;
 	}
