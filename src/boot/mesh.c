@@ -1,0 +1,410 @@
+/* Links between hosts. A site calls another host's process when it first has something for it and keeps the connection; what
+ * goes which way is said by the frames, so one connection serves both.
+ *
+ * Events are flooded: a host that hears of one for the first time tells the hosts at distances 1, 2, 4, …, so some dead ones
+ * on the way do not matter. Life signs: each host's speaker (its first process that has not left) asks the next host's speaker
+ * for a sign each 250 ms. Silence is counted in our own ticks, and only in those that came on time: where this machine is too
+ * busy to run us, the other's silence means nothing. A connection that ends says nothing either; calling again does: a machine
+ * that answers that nobody listens there has lost the process. A speaker that leaves in good order says so, and its host's next
+ * process is asked instead. */
+#include "boot/internal.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+
+#define TICK_MS 250
+#define LATE_MS 100
+#define SETTLE_MS 8000              /* until a newly asked speaker must have spoken */
+#define PENDING_MAX 256
+
+enum { P_LIFE_TIMEOUT };
+static struct tp_param mesh_params[] = {
+	[P_LIFE_TIMEOUT] = { .name = "TELPHER_LIFE_TIMEOUT", .kind = TP_PARAM_INT, .fallback = "1200", .min = 0, .max = 3600000,
+		.doc = "ms without a life sign after which a host is taken for dead (0: never)" },
+};
+TP_PARAM_TABLE("bootstrap mesh", mesh_params)
+
+static void call_host(struct tp_link *link);
+static void watch_host(struct tp_site *site, int host);
+
+static int first_rank(const struct tp_site *site, int host)
+{
+	return tp_segment_host_ranks(site->seg)[tp_segment_host_first(site->seg)[host]];
+}
+
+/* The first rank of the host's next process after that of `rank`; -1: there is none. */
+static int next_process(const struct tp_site *site, int host, int rank)
+{
+	const struct tp_boot_peer *peers = tp_segment_peers(site->seg);
+	const int *first = tp_segment_host_first(site->seg), *ranks = tp_segment_host_ranks(site->seg);
+	for (int i = first[host]; i < first[host + 1]; i++) {
+		bool seen = ranks[i] <= rank;
+		/* A process that has a rank up to this one has been tried. */
+		for (int k = first[host]; k < i && !seen && ranks[k] <= rank; k++)
+			seen = peers[ranks[k]].process_hash == peers[ranks[i]].process_hash;
+		if (!seen) return ranks[i];
+	}
+	return -1;
+}
+
+static void drop_pending(struct tp_link *link)
+{
+	while (link->pending) {
+		struct tp_pending *first = link->pending;
+		link->pending = first->next;
+		free(first);
+	}
+}
+
+/* Nobody of that host can be reached any more. */
+static void give_up_host(struct tp_link *link)
+{
+	struct tp_site *site = link->site;
+	bool watched = link->watched;
+	link->over = true;
+	link->watched = false;
+	if (link->conn) tp_conn_close(link->conn);
+	link->conn = NULL;
+	link->open = false;
+	link->retry_ms = 0;
+	drop_pending(link);
+	if (watched && !site->closing) watch_host(site, (link->host + 1) % site->seg->nhosts);
+}
+
+static void try_next_process(struct tp_link *link)
+{
+	int rank = next_process(link->site, link->host, link->rank);
+	if (link->conn) tp_conn_close(link->conn);
+	link->conn = NULL;
+	link->open = link->heard = false;
+	link->missed = 0;
+	link->last_ms = tp_clock_ms();
+	if (rank < 0) {
+		give_up_host(link);
+		return;
+	}
+	link->rank = rank;
+	call_host(link);
+}
+
+static void host_died(struct tp_link *link, const char *how)
+{
+	struct tp_site *site = link->site;
+	int rank = link->rank;
+	give_up_host(link);
+	tp_watch_dead(site, rank, how);
+}
+
+static const char *take_event(struct tp_site *site, const void *data, size_t bytes)
+{
+	struct tp_wire_event wire;
+	if (bytes != sizeof(wire)) return "sent an event of the wrong length";
+	memcpy(&wire, data, sizeof(wire));
+	if (wire.kind == TP_EVENT_NONE || wire.kind > TP_EVENT_MISMATCH || wire.result < 0 || wire.result >= ncclNumResults) return "sent an event that can't be";
+	struct tp_event event = { .kind = (enum tp_event_kind)wire.kind, .rank = wire.rank, .result = (ncclResult_t)wire.result };
+	memcpy(event.text, wire.text, sizeof(event.text));
+	event.text[sizeof(event.text) - 1] = 0;
+	tp_event_post(site, &event);
+	return NULL;
+}
+
+static void send_event(struct tp_conn *conn, const struct tp_event *event)
+{
+	struct tp_wire_event wire = { .kind = (uint32_t)event->kind, .rank = event->rank, .result = (int32_t)event->result };
+	memcpy(wire.text, event->text, sizeof(wire.text));
+	tp_conn_send(conn, TP_FRAME_EVENT, &wire, sizeof(wire));
+}
+
+/* ---- links that we call */
+
+static void link_open(struct tp_conn *conn)
+{
+	struct tp_link *link = conn->owner;
+	uint32_t host = (uint32_t)link->site->seg->host;
+	link->open = true;
+	link->refused_ms = 0;
+	conn->limit = sizeof(struct tp_wire_event) + 64;
+	tp_conn_send(conn, TP_FRAME_HOST, &host, sizeof(host));
+	if (link->watched) tp_conn_send(conn, TP_FRAME_WATCH, NULL, 0);
+	while (link->pending) {
+		struct tp_pending *first = link->pending;
+		link->pending = first->next;
+		tp_conn_send(conn, first->type, first->data, first->bytes);
+		free(first);
+	}
+}
+
+static const char *link_frame(struct tp_conn *conn, enum tp_wire_type type, const void *data, size_t bytes)
+{
+	struct tp_link *link = conn->owner;
+	struct tp_site *site = link->site;
+	link->last_ms = tp_clock_ms();
+	link->missed = 0;
+	switch (type) {
+	case TP_FRAME_LIFE:
+		if (!link->heard) {
+			link->heard = true;
+			pthread_cond_broadcast(&site->cond);
+		}
+		return NULL;
+	case TP_FRAME_LEFT: try_next_process(link); return NULL;
+	case TP_FRAME_EVENT: return take_event(site, data, bytes);
+	default: return "sent a frame that is none of a host's answers";
+	}
+}
+
+static void link_closed(struct tp_conn *conn, enum tp_conn_end how, const char *why)
+{
+	struct tp_link *link = conn->owner;
+	uint64_t now = tp_clock_ms();
+	bool was_open = link->open;
+	(void)why;
+	link->conn = NULL;
+	link->open = false;
+	if (link->over || link->site->closing) {
+		drop_pending(link);
+		return;
+	}
+	if (how == TP_END_REFUSED || how == TP_END_UNKNOWN) {
+		/* Where it had spoken to us and has not said good-bye, this is the proof that it is gone. */
+		if (link->watched && link->heard) host_died(link, how == TP_END_REFUSED ? "died" : "closed the communicator after an error");
+		else try_next_process(link);
+		return;
+	}
+	if (how == TP_END_FOREIGN) {
+		give_up_host(link);
+		return;
+	}
+	if (was_open && !link->watched && !link->pending) return;       /* called again when there is something to say */
+	link->retry_ms = now + (was_open ? 1 : 50);
+	tp_service_poke(link->retry_ms);
+}
+
+static const struct tp_conn_ops link_ops = { .open = link_open, .frame = link_frame, .closed = link_closed };
+
+static void call_host(struct tp_link *link)
+{
+	struct tp_site *site = link->site;
+	const union tp_addr *addr = &tp_segment_peers(site->seg)[link->rank].service;
+	link->retry_ms = 0;
+	ncclResult_t result = tp_conn_call(-1, addr, TP_WIRE_LINK, link->heard || link->rank != first_rank(site, link->host) ? 0 : TP_WIRE_HOLD,
+		site->name, site->secret, tp_clock_ms() + TP_HANDSHAKE_MS, &link_ops, link, &link->conn);
+	if (result == ncclSuccess) return;
+	link->retry_ms = tp_clock_ms() + 50;
+	tp_service_poke(link->retry_ms);
+}
+
+static struct tp_link *get_link(struct tp_site *site, int host)
+{
+	for (struct tp_link *link = site->links; link; link = link->next)
+		if (link->host == host) return link;
+	struct tp_link *link = tp_alloc(1, sizeof(*link), "link between hosts");
+	if (!link) return NULL;
+	link->site = site;
+	link->host = host;
+	link->rank = first_rank(site, host);
+	link->next = site->links;
+	site->links = link;
+	return link;
+}
+
+void tp_mesh_send(struct tp_site *site, int host, enum tp_wire_type type, const void *data, size_t bytes)
+{
+	struct tp_link *link = get_link(site, host);
+	int queued = 0;
+	if (!link || link->over) return;
+	if (link->open) {
+		tp_conn_send(link->conn, type, data, bytes);
+		return;
+	}
+	struct tp_pending **at = &link->pending;
+	for (; *at; at = &(*at)->next) queued++;
+	struct tp_pending *entry = queued < PENDING_MAX ? malloc(sizeof(*entry) + bytes) : NULL;
+	if (!entry) return;
+	entry->next = NULL;
+	entry->type = type;
+	entry->bytes = bytes;
+	if (bytes) memcpy(entry->data, data, bytes);
+	*at = entry;
+	if (!link->conn && !link->retry_ms) call_host(link);
+}
+
+void tp_mesh_flood(struct tp_site *site, const struct tp_event *event)
+{
+	struct tp_wire_event wire = { .kind = (uint32_t)event->kind, .rank = event->rank, .result = (int32_t)event->result };
+	memcpy(wire.text, event->text, sizeof(wire.text));
+	for (int distance = 1; distance < site->seg->nhosts; distance *= 2)
+		tp_mesh_send(site, (site->seg->host + distance) % site->seg->nhosts, TP_FRAME_EVENT, &wire, sizeof(wire));
+	/* Who watches us sits on the other side. */
+	for (struct tp_conn *conn = site->incoming; conn; conn = conn->next_of_owner)
+		if (conn->watcher) send_event(conn, event);
+}
+
+/* ---- links that call us */
+
+static void unlink_incoming(struct tp_site *site, struct tp_conn *conn)
+{
+	for (struct tp_conn **at = &site->incoming; *at; at = &(*at)->next_of_owner)
+		if (*at == conn) {
+			*at = conn->next_of_owner;
+			return;
+		}
+}
+
+static const char *incoming_frame(struct tp_conn *conn, enum tp_wire_type type, const void *data, size_t bytes)
+{
+	struct tp_site *site = conn->owner;
+	struct tp_wire_call call;
+	uint32_t host;
+	if (type == TP_FRAME_HOST && bytes == sizeof(host)) {
+		memcpy(&host, data, sizeof(host));
+		if (host >= (uint32_t)site->seg->nhosts || conn->tag >= 0) return "says that it is a host that can't be";
+		conn->tag = (int)host;
+		return NULL;
+	}
+	if (conn->tag < 0) return "has not said which host it is";
+	switch (type) {
+	case TP_FRAME_WATCH:
+		conn->watcher = true;
+		tp_conn_send(conn, TP_FRAME_LIFE, NULL, 0);
+		if (!site->speaker) tp_mesh_start(site);
+		return NULL;
+	case TP_FRAME_EVENT: return take_event(site, data, bytes);
+	case TP_FRAME_GATHER: return tp_gather_arrived(site, conn->tag, data, bytes);
+	case TP_FRAME_CALL:
+		if (bytes != sizeof(call)) return "sent a call of the wrong length";
+		memcpy(&call, data, sizeof(call));
+		tp_call_arrived(site, &call);
+		return NULL;
+	default: return "sent a frame that is none of a host's";
+	}
+}
+
+static void incoming_closed(struct tp_conn *conn, enum tp_conn_end how, const char *why)
+{
+	(void)how;
+	(void)why;
+	unlink_incoming(conn->owner, conn);
+}
+
+static const struct tp_conn_ops incoming_ops = { .frame = incoming_frame, .closed = incoming_closed };
+
+void tp_mesh_adopt(struct tp_site *site, struct tp_conn *conn)
+{
+	struct tp_event event;
+	if (site->closing) {
+		tp_conn_close(conn);
+		return;
+	}
+	conn->owner = site;
+	conn->ops = &incoming_ops;
+	conn->tag = -1;
+	conn->limit = sizeof(struct tp_wire_gather) + (size_t)site->seg->nranks * TP_BOOT_GATHER_MAX;
+	conn->next_of_owner = site->incoming;
+	site->incoming = conn;
+	if (tp_event_get(site->seg, &event)) send_event(conn, &event);
+}
+
+/* ---- life signs */
+
+static void watch_host(struct tp_site *site, int host)
+{
+	if (host == site->seg->host) return;        /* nobody else is left */
+	struct tp_link *link = get_link(site, host);
+	if (!link) return;
+	if (link->over) {
+		watch_host(site, (host + 1) % site->seg->nhosts);
+		return;
+	}
+	link->watched = true;
+	link->last_ms = tp_clock_ms();
+	link->missed = 0;
+	if (link->open) tp_conn_send(link->conn, TP_FRAME_WATCH, NULL, 0);
+	else if (!link->conn && !link->retry_ms) call_host(link);
+}
+
+void tp_mesh_start(struct tp_site *site)
+{
+	if (site->speaker || site->seg->nhosts < 2) return;
+	site->speaker = true;
+	watch_host(site, (site->seg->host + 1) % site->seg->nhosts);
+	site->tick_ms = tp_clock_ms() + TICK_MS;
+	tp_service_poke(site->tick_ms);
+}
+
+static bool has_unread(const struct tp_link *link)
+{
+	int unread = 0;
+	return link->conn && ioctl(link->conn->source.fd, FIONREAD, &unread) == 0 && unread > 0;
+}
+
+static void judge(struct tp_link *link, uint64_t now_ms, bool on_time)
+{
+	char text[80];
+	uint64_t limit = (uint64_t)tp_param_int(&mesh_params[P_LIFE_TIMEOUT]), silent = now_ms - link->last_ms;
+	if (has_unread(link)) return;
+	if (on_time) link->missed++;
+	if (!link->heard) limit = TP_MAX(limit, SETTLE_MS);
+	if (limit == 0 || silent < limit || (uint64_t)link->missed * TICK_MS + TICK_MS < limit) return;
+	snprintf(text, sizeof(text), "has been silent for %.1f s: dead, stopped or cut off", (double)silent / 1000);
+	host_died(link, text);
+}
+
+void tp_mesh_tick(struct tp_site *site, uint64_t now_ms)
+{
+	bool on_time = now_ms - site->tick_ms < LATE_MS;
+	for (struct tp_conn *conn = site->incoming; conn; conn = conn->next_of_owner)
+		if (conn->watcher && conn->out_have == 0) tp_conn_send(conn, TP_FRAME_LIFE, NULL, 0);
+	for (struct tp_link *link = site->links, *next; link; link = next) {
+		next = link->next;
+		if (link->watched) judge(link, now_ms, on_time);
+	}
+}
+
+void tp_mesh_retry(struct tp_site *site, uint64_t now_ms)
+{
+	for (struct tp_link *link = site->links; link; link = link->next) {
+		if (!link->retry_ms) continue;
+		if (link->retry_ms <= now_ms) call_host(link);
+		else tp_service_poke(link->retry_ms);
+	}
+}
+
+bool tp_mesh_is_settled(const struct tp_site *site)
+{
+	if (!site->speaker) return true;
+	for (const struct tp_link *link = site->links; link; link = link->next)
+		if (link->watched && !link->heard) return false;
+	return true;
+}
+
+bool tp_mesh_flushed(const struct tp_site *site)
+{
+	for (const struct tp_link *link = site->links; link; link = link->next)
+		if (link->pending || (link->conn && link->conn->out_have)) return false;
+	return true;
+}
+
+void tp_mesh_leave(struct tp_site *site, bool in_good_order)
+{
+	for (struct tp_link *link = site->links; link; link = link->next) link->watched = false;
+	for (struct tp_conn *conn = site->incoming; conn && in_good_order; conn = conn->next_of_owner)
+		if (conn->watcher) tp_conn_send(conn, TP_FRAME_LEFT, NULL, 0);
+}
+
+void tp_mesh_close(struct tp_site *site)
+{
+	while (site->incoming) {
+		struct tp_conn *conn = site->incoming;
+		site->incoming = conn->next_of_owner;
+		tp_conn_close_flushed(conn);
+	}
+	while (site->links) {
+		struct tp_link *link = site->links;
+		site->links = link->next;
+		if (link->conn) tp_conn_close_flushed(link->conn);
+		drop_pending(link);
+		free(link);
+	}
+}
