@@ -84,24 +84,6 @@ static struct tp_exec_operand *compile_step(const struct tp_plan *plan, struct t
 	return at;
 }
 
-static void order_lanes(struct tp_exec_program *program)
-{
-	for (uint32_t l = 0; l < program->nlanes; l++) {
-		struct tp_exec_lane *lane = &program->lanes[l];
-		for (struct tp_exec_step *s = lane->first; s < lane->end; s++) {
-			for (int i = 0; i < s->nsrc + s->nout; i++) {
-				struct tp_exec_end *end = i < s->nsrc ? s->src[i].end : s->out[i - s->nsrc].end;
-				if (!end || end->link == &end->own || !end->link) continue;
-				/* `mark` names the last lane that used the link, while compiling. */
-				if (end->marked && &program->lanes[end->mark] != lane) lane->after = &program->lanes[end->mark];
-				end->marked = true;
-				end->mark = l;
-			}
-		}
-	}
-	for (uint32_t e = 0; e < program->nends; e++) program->ends[e].marked = false;
-}
-
 static ncclResult_t compile_program(struct tp_exec *exec, struct tp_exec_plan *out, const struct tp_program *from,
 	struct tp_exec_program *program)
 {
@@ -123,9 +105,8 @@ static ncclResult_t compile_program(struct tp_exec *exec, struct tp_exec_plan *o
 	for (uint32_t l = 0; l < from->nlanes; l++) {
 		program->lanes[l] = (struct tp_exec_lane){ .first = &program->steps[from->lanes[l].first_step],
 			.end = &program->steps[from->lanes[l].first_step + from->lanes[l].nsteps], .program = program,
-			.transfer = from->lanes[l].transfer };
+			.after = from->lanes[l].after ? &program->lanes[from->lanes[l].after - 1] : NULL, .transfer = from->lanes[l].transfer };
 	}
-	if (out->p2p) order_lanes(program);
 	return ncclSuccess;
 }
 

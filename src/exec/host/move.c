@@ -239,12 +239,13 @@ static ncclResult_t write_buffers(struct move *m, bool plain, const unsigned cha
 static ncclResult_t give_links(struct move *m, bool plain, const unsigned char *value)
 {
 	const struct tp_exec_step *step = m->step;
-	/* In a buffer, not in a slot that is about to be given back. */
-	bool in_buffer = step->nbuf || (value && step->src[0].where != TP_LINK);
+	/* The chunk that plan.h says a reference is to; NULL where it doesn't hold the value as it is. */
+	bool from_source = step->nsrc == 1 && step->src[0].where != TP_LINK && !(step->flags & TP_STEP_REDUCE);
+	const void *ref = from_source ? (plain ? m->exec->sources[0].at : NULL) : step->nbuf ? value : NULL;
 	for (int i = 0; i < step->nout; i++) {
 		const struct tp_exec_operand *o = &step->out[i];
-		if (in_buffer && o->by_ref && goes_by_ref(m, o)) {
-			TP_TRY(publish(m, o, value));
+		if (ref && o->by_ref && goes_by_ref(m, o)) {
+			TP_TRY(publish(m, o, ref));
 			continue;
 		}
 		unsigned char *dst = NULL;
