@@ -31,7 +31,8 @@ const char *tp_result_name(ncclResult_t result) { return (unsigned)result < TP_A
 
 void *tp_alloc(size_t count, size_t bytes, const char *what)
 {
-	void *memory = calloc(count ? count : 1, bytes ? bytes : 1);
+	size_t total;
+	void *memory = __builtin_mul_overflow(count, bytes, &total) ? NULL : calloc(1, total ? total : 1);
 	if (!memory)
 		TP_WARN("out of memory: %s needs %zu x %zu bytes", what, count, bytes);
 	return memory;
