@@ -120,7 +120,7 @@ static ncclResult_t exchange(struct tp_boot_inside *b, uint32_t turn, uint32_t b
 
 /* ---- inside a host */
 
-static ncclResult_t meet(struct tp_boot_inside *b, uint32_t turn, uint32_t bytes_each, const char *what)
+static ncclResult_t wait_all(struct tp_boot_inside *b, uint32_t turn, uint32_t bytes_each, const char *what)
 {
 	struct tp_segment *seg = b->site->seg;
 	bool across = seg->nhosts > 1, leader = b->boot.local == 0;
@@ -141,6 +141,17 @@ static ncclResult_t meet(struct tp_boot_inside *b, uint32_t turn, uint32_t bytes
 	return wait_change(b, &seg->generation, generation, &seg->sleepers, what);
 }
 
+static ncclResult_t meet(struct tp_boot_inside *b, uint32_t turn, uint32_t bytes_each, const char *what)
+{
+	struct tp_segment_rank *ranks = tp_segment_ranks(b->site->seg);
+	atomic_store_explicit(&ranks[b->boot.local].gather_bytes[turn & 1], bytes_each, memory_order_relaxed);
+	TP_TRY(wait_all(b, turn, bytes_each, what));
+	uint32_t first = atomic_load_explicit(&ranks[0].gather_bytes[turn & 1], memory_order_relaxed);
+	if (first == bytes_each) return ncclSuccess;
+	return TP_FAIL(ncclInternalError, "rank %d: %s number %u of %u bytes a rank, where rank %d has %u", b->boot.rank, what, turn, bytes_each,
+		b->boot.local_ranks[0], first);
+}
+
 static ncclResult_t check_usable(struct tp_boot_inside *b, const char *what)
 {
 	if (b->generation != tp_service.generation)
@@ -152,7 +163,6 @@ ncclResult_t tp_boot_all_gather(struct tp_boot *boot, void *all, size_t bytes_ea
 {
 	struct tp_boot_inside *b = (struct tp_boot_inside *)boot;
 	struct tp_segment *seg = b->site->seg;
-	struct tp_segment_rank *ranks = tp_segment_ranks(seg);
 	size_t own = (size_t)boot->rank * bytes_each;
 	if (bytes_each > TP_BOOT_GATHER_MAX)
 		return TP_FAIL(ncclInternalError, "rank %d: an all-gather of %zu bytes a rank, %d are possible", boot->rank, bytes_each, TP_BOOT_GATHER_MAX);
@@ -160,11 +170,7 @@ ncclResult_t tp_boot_all_gather(struct tp_boot *boot, void *all, size_t bytes_ea
 	uint32_t turn = b->gathers++;
 	char *area = tp_segment_gather(seg, turn);
 	if (bytes_each) memcpy(area + own, (const char *)all + own, bytes_each);
-	atomic_store_explicit(&ranks[boot->local].gather_bytes, (uint32_t)bytes_each, memory_order_relaxed);
 	TP_TRY(meet(b, turn, (uint32_t)bytes_each, "all-gather"));
-	/* Ours, or of a faster rank's next gather. */
-	uint32_t first = atomic_load_explicit(&ranks[0].gather_bytes, memory_order_relaxed);
-	(void)first;
 	if (bytes_each) memcpy(all, area, (size_t)boot->nranks * bytes_each);
 	return ncclSuccess;
 }

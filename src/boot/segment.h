@@ -29,9 +29,10 @@ struct tp_segment_call {
 
 struct tp_segment_rank {
 	struct tp_segment_call calls[TP_CALLS_KEPT];
-	_Atomic uint32_t left, gather_bytes, newest;
+	_Atomic uint32_t left, newest;
+	_Atomic uint32_t gather_bytes[2];   /* of the turns under way: all must agree */
 	int32_t proc;
-	char pad[TP_CACHE_LINE - 16];
+	char pad[TP_CACHE_LINE - 20];
 } __attribute__((aligned(TP_CACHE_LINE)));
 
 struct tp_segment {
