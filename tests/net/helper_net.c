@@ -135,6 +135,15 @@ char *net_log_text(void)
 	return text;
 }
 
+void net_log_end(void)
+{
+	unlink(log_path);
+	unsetenv("NCCL_DEBUG");
+	unsetenv("NCCL_DEBUG_SUBSYS");
+	unsetenv("NCCL_DEBUG_FILE");
+	tp_log_reset();
+}
+
 static int count_entries(const char *path)
 {
 	DIR *dir = opendir(path);

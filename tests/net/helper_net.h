@@ -32,6 +32,7 @@ ncclResult_t net_wait_both(void *a, void *b, size_t *bytes_of_b);
 /* The captured log of this process so far (INFO), NUL-terminated; caller frees. Needs net_log_capture first. */
 void net_log_capture(void);
 char *net_log_text(void);
+void net_log_end(void);      /* removes the file */
 int net_open_descriptors(void);
 int net_threads(void);
 uint32_t net_random(uint32_t *state);

@@ -166,7 +166,8 @@ static void many_messages_of_random_sizes(const char *nthreads, const char *nsoc
 	stream_messages(&pair);
 	net_pair_close(&pair);
 	assert_int_equal(net_open_descriptors(), descriptors);
-	assert_int_equal(net_threads(), threads);
+	/* A joined thread may be seen a moment longer. */
+	while (net_threads() > threads) sched_yield();
 }
 
 static void one_socket_carries_many_messages(void **state)
@@ -317,8 +318,15 @@ static void two_processes_exchange_messages(void **state)
 	free(data);
 }
 
+static void *nothing(void *arg) { return arg; }
+
 int main(void)
 {
+	pthread_t thread;
+
+	/* A sanitizer's own thread comes with the first one of ours: before anything is counted. */
+	if (pthread_create(&thread, NULL, nothing, NULL) == 0) pthread_join(thread, NULL);
+
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(a_message_arrives_with_its_size, on_loopback),
 		cmocka_unit_test_setup(the_acceptor_learns_which_link_came, on_loopback),
