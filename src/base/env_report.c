@@ -94,7 +94,7 @@ static void report_parameter(struct tp_param *param)
 {
 	if (!tp_param_is_set(param))
 		return;
-	const char *value = strstr(param->name, "SECRET") ? "(not shown)" : param->text;
+	const char *value = tp_param_is_secret(param) ? "(not shown)" : param->text;
 	const char *stop = param->kind == TP_PARAM_STRING || param->kind == TP_PARAM_ENUM ? "" : ".";
 	if (param->origin == TP_FROM_FILE)
 		TP_INFO(TP_ENV, "%s set by %s to %s%s", param->name, param->origin_file, value, stop);

@@ -70,6 +70,21 @@ static _Thread_local bool reading_settings;
 static _Thread_local int pending_count;
 static _Thread_local char *pending[PENDING_MAX];
 
+static void before_fork(void)
+{
+	pthread_mutex_lock(&state.lock);
+	pthread_mutex_lock(&error_lock);
+}
+
+static void after_fork(void)
+{
+	pthread_mutex_unlock(&error_lock);
+	pthread_mutex_unlock(&state.lock);
+}
+
+/* A child forked while another thread writes a line must be able to write its own: a data loader's, for one. */
+__attribute__((constructor)) static void prepare_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+
 void tp_log_set_device(int device) { thread_device = device; }
 
 static const char *parse_names(const char *text, const struct name_bit *names, size_t count, uint32_t *bits, char bad[32])

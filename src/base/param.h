@@ -41,6 +41,7 @@ void tp_param_register(struct tp_param_table *table);
 /* A value out of range or unreadable is a WARN that says what was found and what would be right; the default is used. */
 int64_t tp_param_int(struct tp_param *param);        /* also BOOL (0 or 1) and ENUM (index) */
 const char *tp_param_string(struct tp_param *param); /* NULL where unset and without default */
+bool tp_param_is_secret(const struct tp_param *param);  /* its value is for nobody to see: never log or print it */
 bool tp_param_is_set(struct tp_param *param);        /* by the environment or a file */
 const struct tp_param_table *tp_param_first_table(void);
 struct tp_param *tp_param_find(const char *name);

@@ -92,8 +92,9 @@ ncclResult_t tp_socket_listen(union tp_addr *addr, int backlog, int *fd)
 	return ncclSuccess;
 }
 
-/* 0: connected; EINPROGRESS: under way; else the errno of the failure. The descriptor is non-blocking. */
-static int start_connect(const union tp_addr *to, const union tp_addr *from, int *fd)
+/* 0: connected; EINPROGRESS: under way; else the errno of the failure, *hopeless where trying again is no use. The
+ * descriptor is non-blocking. */
+static int start_connect(const union tp_addr *to, const union tp_addr *from, int *fd, bool *hopeless)
 {
 	int s = socket(to->sa.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (s < 0)
@@ -110,6 +111,7 @@ static int start_connect(const union tp_addr *to, const union tp_addr *from, int
 		set_option(s, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT);
 		if (bind(s, &local.sa, tp_addr_len(&local)) < 0) {
 			int error = errno;
+			*hopeless = true;
 			close(s);
 			return error;
 		}
@@ -147,9 +149,9 @@ static bool worth_retrying(int error)
 	return error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EADDRNOTAVAIL;
 }
 
-static int connect_once(const union tp_addr *to, const union tp_addr *from, uint64_t deadline_ms, int *fd)
+static int connect_once(const union tp_addr *to, const union tp_addr *from, uint64_t deadline_ms, int *fd, bool *hopeless)
 {
-	int s = -1, error = start_connect(to, from, &s);
+	int s = -1, error = start_connect(to, from, &s, hopeless);
 	if (error && error != EINPROGRESS)
 		return error;
 	if (error == EINPROGRESS) {
@@ -180,13 +182,15 @@ ncclResult_t tp_socket_connect(const union tp_addr *to, const union tp_addr *fro
 	uint64_t start = tp_clock_ms(), deadline_ms = timeout_ms > 0 ? start + (uint64_t)timeout_ms : 0;
 	int64_t retries = tp_param_int(&socket_params[P_RETRY_CNT]), pause_ms = tp_param_int(&socket_params[P_RETRY_SLEEP]);
 	for (int64_t attempt = 1;; attempt++) {
-		int error = connect_once(to, from, deadline_ms, fd);
+		bool hopeless = false;
+		int error = connect_once(to, from, deadline_ms, fd, &hopeless);
 		if (!error)
 			return ncclSuccess;
 		uint64_t now = tp_clock_ms();
 		bool late = deadline_ms && now >= deadline_ms;
-		if (!worth_retrying(error) || late || attempt > retries)
-			return TP_FAIL(worth_retrying(error) ? ncclRemoteError : ncclSystemError, "%s at %s can't be reached from %s: %s (%lld tries in %llu ms)",
+		hopeless = hopeless || !worth_retrying(error);
+		if (hopeless || late || attempt > retries)
+			return TP_FAIL(!hopeless ? ncclRemoteError : ncclSystemError, "%s at %s can't be reached from %s: %s (%lld tries in %llu ms)",
 				what ? what : "the peer", tp_addr_format(to, text), tp_host_name(), strerror(error), (long long)attempt,
 				(unsigned long long)(now - start));
 		TP_INFO(TP_NET, "%s at %s: %s, trying again (%lld of %lld)", what ? what : "the peer", tp_addr_format(to, text), strerror(error),
@@ -199,12 +203,13 @@ ncclResult_t tp_socket_connect(const union tp_addr *to, const union tp_addr *fro
 ncclResult_t tp_socket_connect_start(const union tp_addr *to, const union tp_addr *from, int *fd)
 {
 	char text[TP_ADDR_TEXT];
-	int error = start_connect(to, from, fd);
+	bool hopeless = false;
+	int error = start_connect(to, from, fd, &hopeless);
 	if (error == 0)
 		return ncclSuccess;
 	if (error == EINPROGRESS)
 		return ncclInProgress;
-	return TP_FAIL(worth_retrying(error) ? ncclRemoteError : ncclSystemError, "can't connect to %s from %s: %s", tp_addr_format(to, text), tp_host_name(),
+	return TP_FAIL(worth_retrying(error) && !hopeless ? ncclRemoteError : ncclSystemError, "can't connect to %s from %s: %s", tp_addr_format(to, text), tp_host_name(),
 		strerror(error));
 }
 

@@ -416,6 +416,39 @@ static void many_threads_may_log_the_first_line_at_once(void **s)
 	}
 }
 
+static void *write_until_told(void *arg)
+{
+	while (!atomic_load((_Atomic bool *)arg))
+		TP_WARN("from the parent's thread");
+	return NULL;
+}
+
+static void a_child_forked_while_others_log_can_log(void **s)
+{
+	(void)s;
+	_Atomic bool stop = false;
+	pthread_t thread;
+	test_set("NCCL_DEBUG", "WARN");
+	test_capture_begin();
+	pthread_create(&thread, NULL, write_until_told, (void *)&stop);
+	int bad = 0;
+	for (int i = 0; i < 30; i++) {
+		pid_t child = fork();
+		if (child == 0) {
+			alarm(20);
+			TP_WARN("from the child");
+			_exit(strcmp(tp_log_last_error(), "from the child") != 0);
+		}
+		int status;
+		waitpid(child, &status, 0);
+		bad += status != 0;
+	}
+	atomic_store(&stop, true);
+	pthread_join(thread, NULL);
+	test_capture_end();
+	assert_int_equal(bad, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -445,6 +478,7 @@ int main(void)
 		cmocka_unit_test_setup(logging_leaves_errno_alone, clean),
 		cmocka_unit_test_setup(errno_can_be_part_of_the_line, clean),
 		cmocka_unit_test_setup(a_call_trace_has_nccls_form, clean),
+		cmocka_unit_test_setup(a_child_forked_while_others_log_can_log, clean),
 		cmocka_unit_test_setup(many_threads_may_log_the_first_line_at_once, clean),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -324,6 +324,20 @@ static void no_descriptor_left_is_a_clear_error(void **s)
 	assert_non_null(strstr(tp_log_last_error(), "Too many open files"));
 }
 
+static void an_address_of_somebody_else_to_connect_from_is_an_error_at_once(void **s)
+{
+	(void)s;
+	union tp_addr addr = loopback(), foreign;
+	int listener, fd = -7;
+	assert_int_equal(tp_socket_listen(&addr, 4, &listener), ncclSuccess);
+	assert_int_equal(tp_addr_parse_numeric("203.0.113.9:0", "test", &foreign), ncclSuccess);
+	assert_int_equal(tp_socket_connect(&addr, &foreign, 60000, "x", &fd), ncclSystemError);
+	assert_non_null(strstr(tp_log_last_error(), "(1 tries in"));
+	assert_int_equal(tp_socket_connect_start(&addr, &foreign, &fd), ncclSystemError);
+	assert_int_equal(fd, -7);
+	close(listener);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -343,6 +357,7 @@ int main(void)
 		cmocka_unit_test_setup(a_closed_peer_is_a_remote_error_and_raises_no_signal, clean),
 		cmocka_unit_test_setup(errors_are_silent_where_nobody_is_named, clean),
 		cmocka_unit_test_setup(nothing_is_sent_and_received_at_once, clean),
+		cmocka_unit_test_setup(an_address_of_somebody_else_to_connect_from_is_an_error_at_once, clean),
 		cmocka_unit_test_setup(failures_keep_no_descriptor, clean),
 		cmocka_unit_test_setup(no_descriptor_left_is_a_clear_error, clean),
 	};
