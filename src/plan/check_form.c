@@ -110,9 +110,9 @@ static ncclResult_t check_program(struct form *f)
 	f->lane = f->step = -1;
 	if (next != p->nsteps) return MALFORMED(f, "%u steps are in no lane", p->nsteps - next);
 	for (uint32_t l = 0; l < p->nlinks; l++) {
-		bool local = p->links[l].from == p->links[l].to;
-		if ((!f->user[0][l] && !f->user[1][l]) || (local && (!f->user[0][l] || !f->user[1][l])))
-			return MALFORMED(f, "has a link from rank %d to rank %d that nobody uses", p->links[l].from, p->links[l].to);
+		if (p->links[l].from != p->links[l].to || (f->user[0][l] && f->user[1][l])) continue;
+		f->lane = TP_MAX(f->user[0][l], f->user[1][l]) - 1;
+		return MALFORMED(f, "has a local link of which one end is unused");
 	}
 	return ncclSuccess;
 }
