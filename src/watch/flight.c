@@ -1,5 +1,4 @@
-/* The flight recorder's reader. Times are time-stamp counter ticks until somebody asks: two readings of both clocks, one
- * at creation and one at the dump, give the rate. */
+/* The flight recorder's reader. It runs beside the writer: a record that changes while it is read is left out. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include "watch/internal.h"
@@ -37,8 +36,6 @@ ncclResult_t tp_flight_create(int rank, int nranks, uint64_t comm_hash, const ch
 	flight->rank = rank;
 	flight->nranks = nranks;
 	flight->func_name = func_name;
-	flight->created_ns = tp_clock_ns();
-	flight->created_ticks = tp_flight_ticks();
 	*out = flight;
 	return ncclSuccess;
 }
@@ -51,25 +48,17 @@ void tp_flight_destroy(struct tp_flight *flight)
 	free(flight);
 }
 
-static uint64_t to_ns(const struct tp_flight *flight, double ns_per_tick, uint64_t ticks)
-{
-	/* Counters of two processors may differ by a little, and an operation may be as old as the recorder. */
-	double since = (double)(int64_t)(ticks - flight->created_ticks) * ns_per_tick;
-	return since > 0 ? flight->created_ns + (uint64_t)since : flight->created_ns;
-}
-
-static bool read_record(const struct tp_flight *flight, struct tp_flight_record *r, double ns_per_tick, struct tp_flight_entry *out)
+static bool read_record(struct tp_flight_record *r, struct tp_flight_entry *out)
 {
 	/* Pairs with the release at the end of tp_flight_begin. */
 	uint64_t seq = atomic_load_explicit(&r->seq, memory_order_acquire);
 	if (seq == 0)
 		return false;
 	enum tp_flight_state state = (enum tp_flight_state)atomic_load_explicit(&r->state, memory_order_acquire);
-	uint64_t start = atomic_load_explicit(&r->start_ticks, memory_order_acquire);
-	uint64_t end = atomic_load_explicit(&r->end_ticks, memory_order_acquire);
+	uint64_t end_ns = atomic_load_explicit(&r->end_ns, memory_order_acquire);
 	*out = (struct tp_flight_entry){
 		.seq = seq, .count = atomic_load_explicit(&r->count, memory_order_acquire),
-		.start_ns = to_ns(flight, ns_per_tick, start), .end_ns = state == TP_FLIGHT_DONE ? to_ns(flight, ns_per_tick, end) : 0,
+		.start_ns = atomic_load_explicit(&r->start_ns, memory_order_acquire), .end_ns = state == TP_FLIGHT_DONE ? end_ns : 0,
 		.root = atomic_load_explicit(&r->root, memory_order_acquire), .func = atomic_load_explicit(&r->func, memory_order_acquire),
 		.type = atomic_load_explicit(&r->type, memory_order_acquire), .op = atomic_load_explicit(&r->op, memory_order_acquire),
 		.state = state, .result = (ncclResult_t)atomic_load_explicit(&r->result, memory_order_acquire),
@@ -86,14 +75,12 @@ static int by_seq(const void *a, const void *b)
 
 size_t tp_flight_read(const struct tp_flight *flight, struct tp_flight_entry *out, size_t max)
 {
-	uint64_t ticks = tp_flight_ticks() - flight->created_ticks, ns = tp_clock_ns() - flight->created_ns;
-	double ns_per_tick = ticks ? (double)ns / (double)ticks : 1;
 	size_t count = 0, records = (size_t)flight->mask + 1;
 	struct tp_flight_entry *all = tp_alloc(records, sizeof(*all), "a dump of operations");
 	if (!all)
 		return 0;
 	for (size_t i = 0; i < records; i++)
-		count += read_record(flight, &flight->records[i], ns_per_tick, &all[count]);
+		count += read_record(&flight->records[i], &all[count]);
 	qsort(all, count, sizeof(*all), by_seq);
 	size_t kept = TP_MIN(count, max);
 	for (size_t i = 0; i < kept; i++)
@@ -109,10 +96,10 @@ static void dump_entry(const struct tp_flight *flight, const struct tp_flight_en
 		snprintf(root, sizeof(root), " root/peer %d", e->root);
 	double ago = (double)(now_ns - TP_MIN(e->start_ns, now_ns)) / 1e9;
 	if (e->state == TP_FLIGHT_DONE)
-		snprintf(state, sizeof(state), "took %.1f us, %s", (double)(e->end_ns - TP_MIN(e->start_ns, e->end_ns)) / 1e3, tp_result_name(e->result));
+		snprintf(state, sizeof(state), "took %.0f ms, %s", (double)(e->end_ns - TP_MIN(e->start_ns, e->end_ns)) / 1e6, tp_result_name(e->result));
 	else
 		snprintf(state, sizeof(state), "not finished");
-	tp_log_note("comm 0x%" PRIx64 " rank %d #%" PRIu64 " %s: count %" PRIu64 " %s %s%s, begun %.6f s ago, %s", flight->comm_hash, flight->rank, e->seq,
+	tp_log_note("comm 0x%" PRIx64 " rank %d #%" PRIu64 " %s: count %" PRIu64 " %s %s%s, begun %.3f s ago, %s", flight->comm_hash, flight->rank, e->seq,
 		flight->func_name(e->func), e->count, tp_type_name((ncclDataType_t)e->type), tp_op_name((ncclRedOp_t)e->op), root, ago, state);
 }
 
@@ -125,7 +112,7 @@ void tp_flight_dump(const struct tp_flight *flight, size_t max, const char *why)
 	if (!entries)
 		return;
 	size_t count = tp_flight_read(flight, entries, max);
-	uint64_t now_ns = tp_clock_ns();
+	uint64_t now_ns = tp_clock_coarse_ns();
 	tp_log_note("comm 0x%" PRIx64 " rank %d of %d: %s; its last %zu operations:", flight->comm_hash, flight->rank, flight->nranks, why, count);
 	for (size_t i = 0; i < count; i++)
 		dump_entry(flight, &entries[i], now_ns);

@@ -37,14 +37,14 @@ ncclResult_t tp_watch_expect(const char *key, const char *found, const char *sub
 /* path, local and remote, over all pairs that aren't a rank with itself; the error counts them and names the first. */
 ncclResult_t tp_watch_expect_paths(const struct tp_watch_paths *paths);
 
-/* The flight recorder: the last operations of a communicator, in a fixed ring. Begin and end are a few plain stores to
- * one cache line and a read of the time-stamp counter: no call, no lock, no allocation. One writer at a time (whoever
- * holds the communicator); any thread may dump meanwhile. */
+/* The flight recorder: the last operations of a communicator, in a fixed ring. Begin and end are plain stores to one
+ * cache line and a coarse clock (milliseconds, which stalls are measured in): no lock, no allocation. One writer at a time
+ * (whoever holds the communicator); any thread may dump meanwhile. */
 enum tp_flight_state { TP_FLIGHT_EMPTY, TP_FLIGHT_RUNNING, TP_FLIGHT_DONE };
 
 struct tp_flight_record {
 	_Atomic uint64_t seq;               /* stored last at begin (release; the dump's acquire), 0 while it changes */
-	_Atomic uint64_t count, start_ticks, end_ticks;
+	_Atomic uint64_t count, start_ns, end_ns;      /* tp_clock_coarse_ns */
 	_Atomic int32_t root, result;
 	_Atomic uint8_t func, type, op, state;
 	char pad[TP_CACHE_LINE - 4 * 8 - 2 * 4 - 4];
@@ -54,19 +54,10 @@ _Static_assert(sizeof(struct tp_flight_record) == TP_CACHE_LINE, "a record is on
 struct tp_flight {
 	struct tp_flight_record *records;   /* [mask + 1] */
 	uint64_t mask, next;                /* next: the writer's */
-	uint64_t comm_hash, created_ticks, created_ns;
+	uint64_t comm_hash;
 	int32_t rank, nranks;
 	const char *(*func_name)(int func);
 };
-
-static inline uint64_t tp_flight_ticks(void)
-{
-#if defined(__x86_64__)
-	return __builtin_ia32_rdtsc();
-#else
-	return tp_clock_ns();
-#endif
-}
 
 /* TELPHER_FLIGHT_RECORDS operations are kept (rounded up to a power of two). func_name names a record's func. */
 ncclResult_t tp_flight_create(int rank, int nranks, uint64_t comm_hash, const char *(*func_name)(int func), struct tp_flight **out);
@@ -79,8 +70,8 @@ static inline struct tp_flight_record *tp_flight_begin(struct tp_flight *flight,
 	atomic_store_explicit(&r->seq, 0, memory_order_relaxed);
 	/* Each release pairs with the dump's acquire: a dump that sees anything of the new record then sees that seq changed. */
 	atomic_store_explicit(&r->count, count, memory_order_release);
-	atomic_store_explicit(&r->start_ticks, tp_flight_ticks(), memory_order_release);
-	atomic_store_explicit(&r->end_ticks, 0, memory_order_release);
+	atomic_store_explicit(&r->start_ns, tp_clock_coarse_ns(), memory_order_release);
+	atomic_store_explicit(&r->end_ns, 0, memory_order_release);
 	atomic_store_explicit(&r->root, root, memory_order_release);
 	atomic_store_explicit(&r->result, ncclInProgress, memory_order_release);
 	atomic_store_explicit(&r->func, (uint8_t)func, memory_order_release);
@@ -96,7 +87,7 @@ static inline void tp_flight_end(struct tp_flight_record *record, uint64_t seq, 
 {
 	if (atomic_load_explicit(&record->seq, memory_order_relaxed) != seq)
 		return;
-	atomic_store_explicit(&record->end_ticks, tp_flight_ticks(), memory_order_relaxed);
+	atomic_store_explicit(&record->end_ns, tp_clock_coarse_ns(), memory_order_relaxed);
 	atomic_store_explicit(&record->result, result, memory_order_relaxed);
 	/* Pairs with the dump's acquire of state: a record that is done has its time and result. */
 	atomic_store_explicit(&record->state, TP_FLIGHT_DONE, memory_order_release);
@@ -104,7 +95,7 @@ static inline void tp_flight_end(struct tp_flight_record *record, uint64_t seq, 
 
 /* One operation in words; what the dump writes. */
 struct tp_flight_entry {
-	uint64_t seq, count, start_ns, end_ns;  /* tp_clock_ns; end_ns 0 while it runs */
+	uint64_t seq, count, start_ns, end_ns;  /* tp_clock_coarse_ns; end_ns 0 while it runs */
 	int32_t root, func, type, op;
 	enum tp_flight_state state;
 	ncclResult_t result;
