@@ -13,6 +13,7 @@
 #define LINE_BYTES 64           /* what communicators use */
 #define LARGEST_LAYOUT 65536
 #define LARGEST_CHECKED 64      /* ranks; the checker needs the programs of all */
+#define LARGEST_TIMED 16        /* ranks; so does a run against the model's clock */
 
 struct request {
 	enum tp_coll coll;
@@ -100,27 +101,46 @@ static int by_time(const void *a, const void *b)
 	return (int)x->algo - (int)y->algo;
 }
 
-static void print_candidates(const struct request *q, const struct tp_choice *choice)
+/* The programs of all ranks against the model's clock, as a second opinion on the prediction; "-" where that is much work. */
+static const char *run_text(const struct request *q, const struct tp_layout *layout, const struct tp_candidate *c, char *text, size_t room)
+{
+	struct tp_plan_spec spec = { .coll = q->coll, .algo = c->algo, .root = is_rooted(q->coll) ? q->root : -1, .nchannels = 1,
+		.layout = layout };
+	struct tp_cost_model model = q->model;
+	struct tp_plan *plan;
+	double us;
+	snprintf(text, room, "-");
+	if (q->nranks > LARGEST_TIMED || tp_plan_create(&spec, -1, &plan) != ncclSuccess) return text;
+	if (is_staged(q)) model.by_ref_inside = false;
+	if (tp_cost_run(plan, q->block_bytes, c->chunk_bytes, &model, &us) == ncclSuccess) snprintf(text, room, "%.2f", us);
+	tp_plan_free(plan);
+	return text;
+}
+
+static void print_candidates(const struct request *q, const struct tp_layout *layout, const struct tp_choice *choice)
 {
 	struct tp_candidate sorted[TP_NALGOS];
 	int usable = 0;
 	memcpy(sorted, choice->candidates, sizeof(sorted));
 	qsort(sorted, TP_NALGOS, sizeof(sorted[0]), by_time);
-	printf("\nCandidates:\n  %-18s %14s  %s\n", "algorithm", "predicted us", "chunks of at most");
+	printf("\nCandidates:\n  %-18s %13s %13s  %s\n", "algorithm", "predicted us", "run us", "chunks of at most");
 	for (int i = 0; i < TP_NALGOS; i++) {
 		const struct tp_candidate *c = &sorted[i];
-		char chunk[32];
+		char chunk[32], run[32];
 		if (c->us < 0) {
-			printf("  %-18s %14s  %s\n", tp_algo_name(c->algo), "-", c->why_not);
+			printf("  %-18s %13s %13s  %s\n", tp_algo_name(c->algo), "-", "-", c->why_not);
 			continue;
 		}
 		usable++;
-		printf("%c %-18s %14.2f  %s\n", c->algo == choice->algo ? '*' : ' ', tp_algo_name(c->algo), c->us,
-			size_text(c->chunk_bytes, chunk, sizeof(chunk)));
+		printf("%c %-18s %13.2f %13s  %s\n", c->algo == choice->algo ? '*' : ' ', tp_algo_name(c->algo), c->us,
+			run_text(q, layout, c, run, sizeof(run)), size_text(c->chunk_bytes, chunk, sizeof(chunk)));
 	}
+	if (q->nranks <= LARGEST_TIMED) printf("  (predicted: by the formulas that choose; run: the programs of all ranks against the same constants)\n");
 	printf("\nChosen: %s, ", tp_algo_name(choice->algo));
 	if (usable == 1)
-		printf("the only algorithm that %s here%s.\n", q->nranks == 1 ? "is needed" : "can be used", q->algo ? " and is allowed" : "");
+		printf("the only algorithm that can be used here%s.\n", q->algo ? " and is allowed" : "");
+	else if (q->nranks == 1)
+		printf("as any would be: one rank only copies.\n");
 	else
 		printf("because its predicted time is the least: %.2f us; the next, %s, would take %.1f %% more.\n", sorted[0].us,
 			tp_algo_name(sorted[1].algo), 100 * (sorted[1].us / sorted[0].us - 1));
@@ -201,7 +221,7 @@ static int explain(struct request *q)
 		print_message(q);
 		print_layout(q, layout);
 		if (filter) printf("NCCL_ALGO: %s\n", filter);
-		print_candidates(q, &choice);
+		print_candidates(q, layout, &choice);
 		status = print_plan(q, layout, &choice);
 	}
 	tp_layout_free(layout);
@@ -216,8 +236,8 @@ static int find_type(struct request *q)
 		q->type_name = tp_type_name(q->type);
 		return 0;
 	}
-	return tool_usage_error("explain", "there is no type \"%s\"; there are int8, uint8, int32, uint32, int64, uint64, half, float, "
-		"double, bfloat16, fp8 types as telpher perf names them", q->type_name);
+	return tool_usage_error("explain", "there is no type \"%s\"; those of telpher perf are int8, uint8, int32, uint32, int64, "
+		"uint64, half, float, double, bfloat16, %s, %s", q->type_name, tp_type_name(ncclFloat8e4m3), tp_type_name(ncclFloat8e5m2));
 }
 
 static int find_op(const struct request *q)
@@ -257,7 +277,7 @@ int tool_explain(int argc, char **argv)
 	char *type = NULL, *op = NULL, *algo = NULL;
 	struct poptOption options[] = {
 		{ "ranks", 'n', POPT_ARG_INT, &q.nranks, 0, "number of ranks (4)", "N" },
-		{ "hosts", 0, POPT_ARG_INT, &q.nhosts, 0, "hosts that share them evenly (1)", "K" },
+		{ "hosts", 'H', POPT_ARG_INT, &q.nhosts, 0, "hosts that share them evenly (1)", "K" },
 		{ "cores", 0, POPT_ARG_INT, &q.cores, 0, "cores of a host (as this machine has)", "N" },
 		{ "algo", 0, POPT_ARG_STRING, &algo, 0, "restrict the algorithms, in NCCL_ALGO's syntax (NCCL_ALGO)", "LIST" },
 		{ "type", 'd', POPT_ARG_STRING, &type, 0, "element type (float)", "TYPE" },
