@@ -46,9 +46,9 @@ typedef struct {
 /* ncclInvalidUsage: no launcher is recognised. ncclInvalidArgument: numbers that make no sense. */
 ncclResult_t telpher_rank_from_environment(telpher_rank_t *out);
 
-/* The same with the unique id by which these ranks meet: NCCL_COMM_ID=host:port, an address of rank 0's machine, which
- * `telpher run` sets together with TELPHER_JOB_SECRET; under another launcher set both yourself, alike for all ranks.
- * ncclInvalidUsage says what is missing. A single rank needs neither. */
+/* The same with the unique id by which these ranks meet. Ranks that one launcher started on one machine find each other
+ * (processes of one user only). A job on several machines is told where: NCCL_COMM_ID=host:port, an address of rank 0's
+ * machine, and TELPHER_JOB_SECRET, alike for all ranks. ncclInvalidUsage says what is missing. */
 ncclResult_t telpher_unique_id_from_environment(telpher_rank_t *rank, ncclUniqueId *id);
 
 /* telpher_unique_id_from_environment, then ncclCommInitRankConfig. config may be NULL. */

@@ -1,9 +1,8 @@
 /* `telpher run`: starts n ranks of a program on this machine, as k virtual hosts.
  *
- * The launcher makes the job's unique id and plays its root, so that ranks need no address of their own; they find it, their
- * rank and their host in the environment (TELPHER_*; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT too, so that
- * programs written for torchrun start unchanged). Output is read line by line and prefixed with the rank. The first rank
- * that fails is reported by its rank, the others get a few seconds to say what they saw, then the job is ended. */
+ * Ranks find their place in the environment: TELPHER_*, and RANK, WORLD_SIZE, LOCAL_RANK for programs written for torchrun. Output
+ * is read line by line and prefixed with the rank. The first rank that fails is reported by its rank, the others get a few
+ * seconds to say what they saw, then the job is ended. */
 #include "tools.h"
 #include "run_output.h"
 
@@ -23,7 +22,6 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "nccl.h"
 
 struct rank {
 	pid_t pid;                  /* 0: ended */
@@ -42,7 +40,7 @@ struct job {
 	uint64_t stop_at_ms;        /* --timeout; 0: none */
 	uint64_t end_at_ms;         /* when the rest is ended; 0: not decided */
 	bool terminated;
-	char unique_id[2 * NCCL_UNIQUE_ID_BYTES + 1];
+	char name[33];
 };
 
 static int host_of(const struct job *job, int rank)
@@ -72,7 +70,7 @@ static void set_rank_environment(const struct job *job, int rank)
 	set_number("TELPHER_NRANKS", job->nranks);
 	set_number("TELPHER_LOCAL_RANK", local);
 	set_number("TELPHER_LOCAL_NRANKS", local_size);
-	setenv("TELPHER_UNIQUE_ID", job->unique_id, 1);
+	setenv("TELPHER_JOB", job->name, 1);
 	set_number("RANK", rank);
 	set_number("WORLD_SIZE", job->nranks);
 	set_number("LOCAL_RANK", local);
@@ -238,16 +236,12 @@ static void watch(struct job *job, int signals)
 	free(streams);
 }
 
-static int make_unique_id(struct job *job)
+/* By this name the ranks find each other. */
+static void name_job(struct job *job)
 {
-	ncclUniqueId id;
-	if (ncclGetUniqueId(&id) != ncclSuccess) {
-		say("no unique id could be made: %s", ncclGetLastError(NULL));
-		return 1;
-	}
-	for (int i = 0; i < NCCL_UNIQUE_ID_BYTES; i++)
-		snprintf(job->unique_id + 2 * i, 3, "%02x", (unsigned char)id.internal[i]);
-	return 0;
+	unsigned char random[16];
+	tp_secret_random(random, sizeof(random));
+	for (size_t i = 0; i < sizeof(random); i++) snprintf(job->name + 2 * i, 3, "%02x", random[i]);
 }
 
 static int parse(struct job *job, int argc, char **argv)
@@ -296,7 +290,7 @@ int tool_run(int argc, char **argv)
 	int rc = parse(&job, argc, argv);
 	if (rc) return rc;
 	if (job.timeout_s > 0) job.stop_at_ms = tp_clock_ms() + (uint64_t)(job.timeout_s * 1000);
-	if (make_unique_id(&job)) return 1;
+	name_job(&job);
 
 	sigset_t signals;
 	sigemptyset(&signals);

@@ -277,4 +277,7 @@ void tp_init_failed(struct ncclComm *comm, ncclResult_t result);
 ncclResult_t tp_report_check(struct ncclComm *comm);
 void tp_report_paths(struct ncclComm *comm);
 
+/* meet.c: the unique id of a job whose ranks are all on this machine. */
+ncclResult_t tp_meet_on_this_machine(const char *job, int rank, int nranks, int timeout_ms, ncclUniqueId *id);
+
 #endif

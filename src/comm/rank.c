@@ -1,8 +1,10 @@
 /* Who this process is, by what its launcher put into the environment. */
 #include <ctype.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "comm/internal.h"
 
@@ -72,18 +74,43 @@ static bool has_comm_id(void)
 	return value && *value;
 }
 
+/* `telpher run` says so by TELPHER_JOB; others by their counts. */
+static bool is_on_this_machine(const struct tp_rank_env *found)
+{
+	const char *nodes = get("SLURM_STEP_NUM_NODES");
+	return get("TELPHER_JOB") || found->local_nranks == found->nranks || (found->local_nranks < 0 && nodes && !strcmp(nodes, "1"));
+}
+
+/* What all ranks of this job have in common, and no other job has: what the launcher calls the job, else the launcher itself. */
+static void job_name(char *name, size_t size)
+{
+	static const char *const names[] = { "TELPHER_JOB", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID" };
+	const char *step = get("SLURM_STEP_ID"), *restart = get("TORCHELASTIC_RESTART_COUNT"), *port = get("MASTER_PORT");
+	for (size_t i = 0; i < TP_ARRAY_LEN(names); i++) {
+		if (!get(names[i])) continue;
+		snprintf(name, size, "%s=%.100s/%.16s/%.16s/%.8s", names[i], get(names[i]), step ? step : "", restart ? restart : "", port ? port : "");
+		return;
+	}
+	snprintf(name, size, "launcher %ld", (long)getppid());
+}
+
 ncclResult_t tp_rank_unique_id(struct tp_rank_env *rank, ncclUniqueId *id)
 {
 	if (!rank || !id) return TP_FAIL(ncclInvalidArgument, "telpher_unique_id_from_environment: %s is NULL", rank ? "id" : "rank");
 	struct tp_rank_env found;
+	char job[160];
 	TP_TRY(tp_rank_from_environment(&found));
-	if (found.nranks > 1 && !has_comm_id()) {
+	if (found.nranks == 1 || has_comm_id()) {
+		TP_TRY(tp_boot_unique_id(id));
+	} else if (is_on_this_machine(&found)) {
+		struct tp_param *timeout = tp_param_find("TELPHER_INIT_TIMEOUT");
+		job_name(job, sizeof(job));
+		TP_TRY(tp_meet_on_this_machine(job, found.rank, found.nranks, timeout ? (int)TP_MIN(tp_param_int(timeout) * 1000, 86400000) : 60000, id));
+	} else {
 		const char *master = get("MASTER_ADDR");
 		return TP_FAIL(ncclInvalidUsage, "%s gives the ranks no place to meet: set NCCL_COMM_ID=%s:PORT, an address of rank 0's machine "
-			"with a free port, and TELPHER_JOB_SECRET, alike for all %d ranks (or start them by telpher run)", found.launcher,
-			master ? master : "HOST", found.nranks);
+			"with a free port, and TELPHER_JOB_SECRET, alike for all %d ranks", found.launcher, master ? master : "HOST", found.nranks);
 	}
-	TP_TRY(tp_boot_unique_id(id));
 	*rank = found;
 	return ncclSuccess;
 }
