@@ -37,13 +37,14 @@ ncclResult_t telpher_stream_query(cudaStream_t stream);
  *   torchrun        RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
  *   Slurm           SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID
  *   Kubernetes      an indexed Job: JOB_COMPLETION_INDEX, with TELPHER_NRANKS for the number of ranks
- * Launchers inside each other (mpirun under Slurm): the first that is complete wins. */
+ * Launchers inside each other (mpirun under Slurm): the first that is complete wins. Without any the process is the only rank
+ * (launcher "none"), and the log says so. */
 typedef struct {
 	int rank, nranks;
 	int local_rank, local_nranks;   /* on this machine; -1 where the launcher doesn't say */
 	const char *launcher;           /* "telpher run", "Open MPI", …; static */
 } telpher_rank_t;
-/* ncclInvalidUsage: no launcher is recognised. ncclInvalidArgument: numbers that make no sense. */
+/* ncclInvalidUsage: a rank without a number of ranks. ncclInvalidArgument: numbers that make no sense. */
 ncclResult_t telpher_rank_from_environment(telpher_rank_t *out);
 
 /* The same with the unique id by which these ranks meet. Ranks that one launcher started on one machine find each other

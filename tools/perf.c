@@ -143,15 +143,6 @@ static int parse(struct perf_options *o, struct arguments *a, int argc, char **a
 	return check_options(o, a);
 }
 
-/* Without a launcher this process is all there is. */
-static bool is_launched(void)
-{
-	static const char *const names[] = { "TELPHER_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX" };
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-		if (getenv(names[i])) return true;
-	return false;
-}
-
 int tool_perf(int argc, char **argv)
 {
 	struct perf_options o = { .min_bytes = 32 << 20, .max_bytes = 32 << 20, .step_bytes = 1 << 20, .warmup = 5, .aggregate = 1,
@@ -162,11 +153,8 @@ int tool_perf(int argc, char **argv)
 	if (a.vary) return perf_vary(a.vary, argc, argv, a.nprocs, a.nhosts);
 	if (a.nprocs) return perf_spawn(argc, argv, a.nprocs, a.nhosts);
 
-	telpher_rank_t place = { .nranks = 1 };
-	ncclResult_t found = ncclSuccess;
-	if (is_launched()) found = telpher_unique_id_from_environment(&place, &o.id);
-	else found = ncclGetUniqueId(&o.id);
-	if (found != ncclSuccess) return tool_usage_error("perf", "%s", ncclGetLastError(NULL));
+	telpher_rank_t place;
+	if (telpher_unique_id_from_environment(&place, &o.id) != ncclSuccess) return tool_usage_error("perf", "%s", ncclGetLastError(NULL));
 	o.nprocs = place.nranks;
 	o.proc = place.rank;
 	if (o.root >= o.nprocs * o.nthreads * o.ngpus)

@@ -62,8 +62,9 @@ ncclResult_t tp_rank_from_environment(struct tp_rank_env *out)
 	}
 	if (half)
 		return TP_FAIL(ncclInvalidUsage, "%s is set, but not how many ranks there are (TELPHER_NRANKS would say it)", half);
-	return TP_FAIL(ncclInvalidUsage, "no launcher is recognised in the environment: start the program by telpher run, mpirun, srun or "
-		"torchrun, or set TELPHER_RANK and TELPHER_NRANKS");
+	TP_INFO(TP_INIT, "No launcher (telpher run, mpirun, srun, torchrun, an indexed Job) is recognised in the environment: this process is the only rank");
+	*out = (struct tp_rank_env){ .nranks = 1, .local_nranks = 1, .launcher = "none" };
+	return ncclSuccess;
 }
 
 /* By the environment or a configuration file. */
