@@ -185,20 +185,26 @@ static ncclResult_t none_found(const struct ifaddrs *all, const char *spec)
 		spec ? spec : "(unset)", tp_param_string(&addr_params[P_FAMILY]), used ? list : "none");
 }
 
-ncclResult_t tp_socket_interfaces(struct tp_interface *out, int max, int *count)
+int tp_interface_choose(const struct ifaddrs *all, struct tp_interface *out, int max)
 {
 	/* NCCL's order: InfiniBand's, then any real one, then the containers', then loopback. */
 	static const char *const guesses[] = { "ib", "^docker,lo,virbr", "docker", "lo", "virbr" };
 	const char *spec = tp_param_string(&addr_params[P_IFNAME]);
+	if (spec && *spec)
+		return collect(all, spec, *spec != '^', out, max);
+	int found = 0;
+	for (size_t i = 0; i < TP_ARRAY_LEN(guesses) && found == 0; i++)
+		found = collect(all, guesses[i], false, out, max);
+	return found;
+}
+
+ncclResult_t tp_socket_interfaces(struct tp_interface *out, int max, int *count)
+{
+	const char *spec = tp_param_string(&addr_params[P_IFNAME]);
 	struct ifaddrs *all;
 	if (getifaddrs(&all) < 0)
 		return TP_FAIL(ncclSystemError, "can't list the network interfaces of %s: %s", tp_host_name(), strerror(errno));
-	int found = 0;
-	if (spec && *spec)
-		found = collect(all, spec, *spec != '^', out, max);
-	else
-		for (size_t i = 0; i < TP_ARRAY_LEN(guesses) && found == 0; i++)
-			found = collect(all, guesses[i], false, out, max);
+	int found = tp_interface_choose(all, out, max);
 	ncclResult_t result = found > 0 ? ncclSuccess : none_found(all, spec && *spec ? spec : NULL);
 	freeifaddrs(all);
 	if (result == ncclSuccess)

@@ -50,5 +50,8 @@ extern const size_t tp_env_reason_count;
 ncclResult_t tp_addr_parse_numeric(const char *text, const char *what, union tp_addr *out);
 /* Is the interface in the set that spec describes in NCCL_SOCKET_IFNAME's syntax? */
 bool tp_interface_allowed(const char *spec, const char *name);
+/* Those of all that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY allow, or the best kind there is; returns how many. */
+struct ifaddrs;
+int tp_interface_choose(const struct ifaddrs *all, struct tp_interface *out, int max);
 
 #endif

@@ -53,7 +53,7 @@ static struct {
 	_Atomic uint32_t mask;
 	_Atomic int fd;
 	_Atomic bool warn_info;
-	pthread_mutex_t lock;           /* guards what follows; no other lock but error_lock is taken under it */
+	pthread_mutex_t lock;           /* guards what follows; of our locks only time_lock and error_lock are taken under it */
 	uint32_t time_levels;
 	char time_format[256];
 	int file_fd;                    /* of NCCL_DEBUG_FILE, -1 before there is one; its number never changes */
@@ -61,6 +61,8 @@ static struct {
 	uint64_t start_ns;
 } state = { .level = -1, .fd = STDOUT_FILENO, .file_fd = -1, .lock = PTHREAD_MUTEX_INITIALIZER };
 
+/* Around localtime_r, whose own lock a fork would leave held in the child. Taken after state.lock, before error_lock. */
+static pthread_mutex_t time_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t error_lock = PTHREAD_MUTEX_INITIALIZER;
 static char last_error[ERROR_BYTES];
 static _Thread_local char last_error_seen[ERROR_BYTES];
@@ -73,12 +75,14 @@ static _Thread_local char *pending[PENDING_MAX];
 static void before_fork(void)
 {
 	pthread_mutex_lock(&state.lock);
+	pthread_mutex_lock(&time_lock);
 	pthread_mutex_lock(&error_lock);
 }
 
 static void after_fork(void)
 {
 	pthread_mutex_unlock(&error_lock);
+	pthread_mutex_unlock(&time_lock);
 	pthread_mutex_unlock(&state.lock);
 }
 
@@ -296,7 +300,12 @@ static size_t prefix_time(enum tp_log_level level, char *out, size_t bytes)
 		memcpy(pattern, state.time_format, sizeof(pattern));
 		pthread_mutex_unlock(&state.lock);
 	}
-	return wanted ? format_time(pattern, out, bytes) : 0;
+	if (!wanted)
+		return 0;
+	pthread_mutex_lock(&time_lock);
+	size_t used = format_time(pattern, out, bytes);
+	pthread_mutex_unlock(&time_lock);
+	return used;
 }
 
 static size_t format_prefix(char *out, size_t bytes, enum tp_log_level level, uint32_t subsys, const char *file, int line, const char *func)

@@ -1,4 +1,5 @@
 #include <arpa/inet.h>
+#include <ifaddrs.h>
 #include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -165,6 +166,84 @@ static void a_remote_address_elsewhere_gets_the_first_allowed_interface(void **s
 	assert_string_equal(found.name, "lo");
 }
 
+#define MACHINE_MAX 8
+struct machine { struct ifaddrs entries[MACHINE_MAX]; union tp_addr addrs[MACHINE_MAX]; int count; };
+
+static void plug(struct machine *m, const char *name, const char *addr, unsigned flags)
+{
+	char text[64];
+	int i = m->count++;
+	snprintf(text, sizeof(text), strchr(addr, ':') ? "[%s]:0" : "%s:0", addr);
+	assert_int_equal(tp_addr_parse_numeric(text, "test", &m->addrs[i]), ncclSuccess);
+	m->entries[i] = (struct ifaddrs){ .ifa_name = (char *)(uintptr_t)name, .ifa_addr = &m->addrs[i].sa, .ifa_flags = flags };
+	if (i > 0)
+		m->entries[i - 1].ifa_next = &m->entries[i];
+}
+
+static void the_best_kind_of_interface_is_chosen(void **s)
+{
+	(void)s;
+	/* Each machine has one interface more than the one before, and a better one. */
+	static const struct { const char *name, *addr; } better[] = {
+		{ "virbr0", "192.168.122.1" }, { "lo", "127.0.0.1" }, { "docker0", "172.17.0.1" }, { "eth0", "192.0.2.2" }, { "ib0", "198.51.100.2" },
+	};
+	struct machine m = { .count = 0 };
+	struct tp_interface list[4];
+	for (size_t i = 0; i < TP_ARRAY_LEN(better); i++) {
+		plug(&m, better[i].name, better[i].addr, IFF_UP);
+		assert_int_equal(tp_interface_choose(m.entries, list, 4), 1);
+		assert_string_equal(list[0].name, better[i].name);
+	}
+}
+
+static void all_interfaces_of_the_best_kind_are_listed_but_none_that_is_down(void **s)
+{
+	(void)s;
+	struct machine m = { .count = 0 };
+	struct tp_interface list[8];
+	plug(&m, "lo", "127.0.0.1", IFF_UP);
+	plug(&m, "eth0", "192.0.2.2", IFF_UP);
+	plug(&m, "eth1", "192.0.2.3", 0);
+	plug(&m, "eth2", "192.0.2.4", IFF_UP);
+	assert_int_equal(tp_interface_choose(m.entries, list, 8), 2);
+	assert_string_equal(list[0].name, "eth0");
+	assert_string_equal(list[1].name, "eth2");
+}
+
+static void an_interface_has_one_address_ipv4_first_then_a_routable_ipv6(void **s)
+{
+	(void)s;
+	struct machine m = { .count = 0 };
+	struct tp_interface list[8];
+	char text[TP_ADDR_TEXT];
+	plug(&m, "eth0", "fe80::1", IFF_UP);
+	plug(&m, "eth0", "2001:db8::5", IFF_UP);
+	assert_int_equal(tp_interface_choose(m.entries, list, 8), 1);
+	assert_string_equal(tp_addr_format(&list[0].addr, text), "2001:db8::5<0>");
+	m.count = 0;
+	plug(&m, "eth0", "192.0.2.2", IFF_UP);
+	plug(&m, "eth0", "2001:db8::5", IFF_UP);
+	assert_int_equal(tp_interface_choose(m.entries, list, 8), 1);
+	assert_string_equal(tp_addr_format(&list[0].addr, text), "192.0.2.2<0>");
+	test_set("NCCL_SOCKET_FAMILY", "AF_INET6");
+	assert_int_equal(tp_interface_choose(m.entries, list, 8), 1);
+	assert_string_equal(tp_addr_format(&list[0].addr, text), "2001:db8::5<0>");
+}
+
+static void ipv6_loopback_is_used_only_where_it_is_asked_for(void **s)
+{
+	(void)s;
+	struct machine m = { .count = 0 };
+	struct tp_interface list[8];
+	plug(&m, "lo", "::1", IFF_UP);
+	assert_int_equal(tp_interface_choose(m.entries, list, 8), 0);
+	test_set("NCCL_SOCKET_IFNAME", "lo");
+	assert_int_equal(tp_interface_choose(m.entries, list, 8), 1);
+	test_set("NCCL_SOCKET_IFNAME", NULL);
+	test_set("NCCL_SOCKET_FAMILY", "AF_INET6");
+	assert_int_equal(tp_interface_choose(m.entries, list, 8), 1);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -178,6 +257,10 @@ int main(void)
 		cmocka_unit_test_setup(no_interface_is_an_error_that_lists_what_there_is, clean),
 		cmocka_unit_test_setup(no_more_interfaces_than_there_is_room_for, clean),
 		cmocka_unit_test_setup(the_family_is_respected, clean),
+		cmocka_unit_test_setup(the_best_kind_of_interface_is_chosen, clean),
+		cmocka_unit_test_setup(all_interfaces_of_the_best_kind_are_listed_but_none_that_is_down, clean),
+		cmocka_unit_test_setup(an_interface_has_one_address_ipv4_first_then_a_routable_ipv6, clean),
+		cmocka_unit_test_setup(ipv6_loopback_is_used_only_where_it_is_asked_for, clean),
 		cmocka_unit_test_setup(a_remote_address_finds_the_interface_of_its_subnet, clean),
 		cmocka_unit_test_setup(a_remote_address_elsewhere_gets_the_first_allowed_interface, clean),
 	};
