@@ -480,8 +480,9 @@ static void got_end(struct tp_conn *conn, const char *why)
 {
 	char text[160];
 	if (!conn->caller && conn->state == TP_CONN_HELLO && !conn->is_unix) {
-		const char *what = conn->have ? tp_wire_hello_check(conn->head, conn->have, text, sizeof(text)) : "connected and left without a word";
-		tp_conn_stranger(conn, what ? what : "left in the middle of its greeting");
+		/* A process of ours that is killed looks like that too. */
+		if (!conn->have) TP_INFO(TP_BOOTSTRAP, "Bootstrap: %s connected and left without a word", tp_conn_peer(conn, text));
+		else tp_conn_stranger(conn, tp_wire_hello_check(conn->head, conn->have, text, sizeof(text)));
 	}
 	end(conn, TP_END_BROKEN, why);
 }

@@ -2,7 +2,7 @@
  * goes which way is said by the frames, so one connection serves both.
  *
  * Events are flooded: a host that hears of one for the first time tells the hosts at distances 1, 2, 4, …, so some dead ones
- * on the way do not matter. Life signs: each host's speaker (its first process that has not left) asks the next host's speaker
+ * on the way do not matter. Life signs: each host's speaker (its first process that has not left) asks the next two hosts' speakers
  * for a sign each 250 ms. Silence is counted in our own ticks, and only in those that came on time: where this machine is too
  * busy to run us, the other's silence means nothing. A connection that ends says nothing either; calling again does: a machine
  * that answers that nobody listens there has lost the process. A speaker that leaves in good order says so, and its host's next
@@ -17,6 +17,7 @@
 #define LATE_MS 100
 #define SETTLE_MS 8000              /* until a newly asked speaker must have spoken */
 #define PENDING_MAX 256
+#define WATCHED_HOSTS 2
 
 enum { P_LIFE_TIMEOUT };
 static struct tp_param mesh_params[] = {
@@ -26,7 +27,7 @@ static struct tp_param mesh_params[] = {
 TP_PARAM_TABLE("bootstrap mesh", mesh_params)
 
 static void call_host(struct tp_link *link);
-static void watch_host(struct tp_site *site, int host);
+static void watch_next_hosts(struct tp_site *site);
 
 static int first_rank(const struct tp_site *site, int host)
 {
@@ -69,7 +70,7 @@ static void give_up_host(struct tp_link *link)
 	link->open = false;
 	link->retry_ms = 0;
 	drop_pending(link);
-	if (watched && !site->closing) watch_host(site, (link->host + 1) % site->seg->nhosts);
+	if (watched && !site->closing) watch_next_hosts(site);
 }
 
 static void try_next_process(struct tp_link *link)
@@ -308,15 +309,9 @@ void tp_mesh_adopt(struct tp_site *site, struct tp_conn *conn)
 
 /* ---- life signs */
 
-static void watch_host(struct tp_site *site, int host)
+static void watch_host(struct tp_link *link)
 {
-	if (host == site->seg->host) return;        /* nobody else is left */
-	struct tp_link *link = get_link(site, host);
-	if (!link) return;
-	if (link->over) {
-		watch_host(site, (host + 1) % site->seg->nhosts);
-		return;
-	}
+	if (link->watched) return;
 	link->watched = true;
 	link->last_ms = tp_clock_ms();
 	link->missed = 0;
@@ -324,11 +319,24 @@ static void watch_host(struct tp_site *site, int host)
 	else if (!link->conn && !link->retry_ms) call_host(link);
 }
 
+/* The next two hosts that are still there. Two, because a watcher that leaves takes along what it knew: its host's other
+ * watcher has heard of a departure or finds a death. */
+static void watch_next_hosts(struct tp_site *site)
+{
+	int watched = 0;
+	for (int step = 1; step < site->seg->nhosts && watched < WATCHED_HOSTS; step++) {
+		struct tp_link *link = get_link(site, (site->seg->host + step) % site->seg->nhosts);
+		if (!link || link->over) continue;
+		watched++;
+		watch_host(link);
+	}
+}
+
 void tp_mesh_start(struct tp_site *site)
 {
 	if (site->speaker || site->seg->nhosts < 2) return;
 	site->speaker = true;
-	watch_host(site, (site->seg->host + 1) % site->seg->nhosts);
+	watch_next_hosts(site);
 	site->tick_ms = tp_clock_ms() + TICK_MS;
 	tp_service_poke(site->tick_ms);
 }

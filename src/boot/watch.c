@@ -30,9 +30,12 @@ static int rank_of(struct tp_site *site, int proc)
 static void found_dead(struct tp_site *site, int proc)
 {
 	uint32_t lives = TP_PROC_LIVES;
-	if (atomic_compare_exchange_strong_explicit(&tp_segment_procs(site->seg)[proc].state, &lives, TP_PROC_DEAD, memory_order_acq_rel,
-		memory_order_acquire))
-		tp_watch_dead(site, rank_of(site, proc), "died");
+	struct tp_event event;
+	if (!atomic_compare_exchange_strong_explicit(&tp_segment_procs(site->seg)[proc].state, &lives, TP_PROC_DEAD, memory_order_acq_rel,
+		memory_order_acquire)) return;
+	/* It may have been the one that had an earlier event to tell to the other hosts, and not have got to it. */
+	if (tp_event_get(site->seg, &event)) tp_mesh_flood(site, &event);
+	else tp_watch_dead(site, rank_of(site, proc), "died");
 }
 
 /* True: watched; false: it is dead already. */

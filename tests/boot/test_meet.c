@@ -76,8 +76,9 @@ static void hosts_meet_over_ipv6(void **state)
 	assert_int_equal(helper_run(3, 3, use_ipv6, NULL), 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+	if (argc > 1) cmocka_set_test_filter(argv[1]);
 	setenv("NCCL_SOCKET_IFNAME", "lo", 1);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_rank_is_a_communicator),
