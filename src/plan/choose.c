@@ -55,7 +55,8 @@ static uint32_t allowed_algos(const struct tp_filter *filter, const struct tp_pl
 	return (1u << TP_NALGOS) - 1;
 }
 
-/* The best of a few chunk sizes: the largest allowed, and parts of it, so that a message of one chunk can pipeline. */
+/* The best of a few chunk sizes: the largest allowed, and parts of it, so that a message can pipeline and may travel in
+ * slots where that is less work than references. */
 static void try_chunks(const struct tp_plan_spec *spec, size_t block_bytes, bool by_ref, const struct tp_cost_model *model,
 	struct tp_candidate *c)
 {
@@ -65,7 +66,7 @@ static void try_chunks(const struct tp_plan_spec *spec, size_t block_bytes, bool
 		return;
 	}
 	size_t limit = tp_cost_chunk_limit(&profile, spec->layout, by_ref, model);
-	for (size_t chunk = limit, tries = 0; tries < 7 && chunk >= 4096; chunk /= 2, tries++) {
+	for (size_t chunk = limit, tries = 0; tries < 9 && chunk >= 4096; chunk /= 2, tries++) {
 		double us = tp_cost_time(&profile, spec, block_bytes, chunk, by_ref, model);
 		if (c->us >= 0 && us >= c->us) continue;
 		c->us = us;

@@ -188,6 +188,7 @@ static void all_pairs_profile(const struct tp_plan_spec *spec, struct tp_cost_pr
 	p->refs_only = true;
 	if (spec->algo == TP_ALGO_ONE_SHOT) {
 		p->refs_only = false;
+		p->lockstep = true;             /* one lane sends and receives */
 		p->each = (struct tp_cost_work){ .steps = 2, .copies_out = n - 1, .reduce_takes = n - 1, .reduces = (n + 1) / 3 };
 	} else if (spec->algo == TP_ALGO_TWO_SHOT) {
 		p->pieces = n;

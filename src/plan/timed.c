@@ -1,14 +1,14 @@
 /* A plan against the clock of the cost model: the programs of all ranks, step by step, each step taking what the model says
  * of its operands. A rank does one step at a time; ranks beyond the cores of their domain take turns on these; what leaves
  * a domain shares its wire. Always the step that can begin first is taken. Long messages are run for a few rounds and
- * continued at their pace. */
+ * continued at the pace of the later half of them. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "plan/cost.h"
 
 #define SLOTS 8
-#define ROUNDS 24
+#define ROUNDS 32
 #define NEVER 1e300
 
 struct chunk_times { double full[SLOTS], empty[SLOTS]; uint32_t sent, taken; bool ref[SLOTS]; };
@@ -34,7 +34,7 @@ struct run {
 	const struct tp_plan_link **names;
 	uint32_t nlinks;
 	int *program_links;         /* all programs' link indices, end to end */
-	double *rank_free, *core_free, *wire_free, round_end[ROUNDS];
+	double *rank_free, *core_free, *wire_free, end;
 	int *core_rank, cores;
 };
 
@@ -170,7 +170,7 @@ static void finish_links(struct run *r, struct lane_run *l, double end)
 		bool far = is_far(r, link), local = link->from == link->to;
 		double there = end + (local ? 0 : far ? r->model->across.latency_us : r->model->inside.latency_us);
 		if (i < s->nsrc) {
-			if (c->ref[c->taken % SLOTS]) r->round_end[l->round] = TP_MAX(r->round_end[l->round], there);
+			if (c->ref[c->taken % SLOTS]) r->end = TP_MAX(r->end, there);
 			c->empty[c->taken++ % SLOTS] = there;
 			continue;
 		}
@@ -204,7 +204,7 @@ static bool take_step(struct run *r)
 	double end = at + duration(r, next);
 	r->core_free[core] = r->rank_free[next->program->rank] = next->ready = end;
 	r->core_rank[core] = next->program->rank;
-	r->round_end[next->round] = TP_MAX(r->round_end[next->round], end);
+	r->end = TP_MAX(r->end, end);
 	finish_links(r, next, end);
 	if (++next->step == next->lane->nsteps) {
 		next->step = 0;
@@ -225,34 +225,39 @@ static void tear_down(struct run *r)
 	free(r->core_rank);
 }
 
-ncclResult_t tp_cost_run(const struct tp_plan *plan, size_t block_bytes, size_t chunk_bytes, const struct tp_cost_model *model,
-	double *us)
+/* The time of some rounds. */
+static ncclResult_t run_rounds(const struct tp_plan *plan, const struct tp_cost_model *model, double chunk, uint32_t rounds, double *us)
 {
-	double room = (double)plan->pieces * (double)TP_MAX(chunk_bytes, 1), block = (double)block_bytes;
-	double rounds = block > room ? (double)(size_t)((block + room - 1) / room) : 1;
-	struct run r = { .plan = plan, .layout = plan->spec.layout, .model = model };
-	if (plan->nprograms != (uint32_t)plan->spec.layout->nranks)
-		return TP_FAIL(ncclInvalidArgument, "A timed run needs the programs of all %d ranks on one channel, not %u", plan->spec.layout->nranks,
-			plan->nprograms);
-	r.chunk = block / (rounds * plan->pieces);
-	r.refs = model->by_ref_inside && r.chunk > (double)model->inline_bytes;
-	r.rounds = rounds > ROUNDS ? ROUNDS : (uint32_t)rounds;
+	struct run r = { .plan = plan, .layout = plan->spec.layout, .model = model, .chunk = chunk, .rounds = rounds };
+	ncclResult_t result = ncclSuccess;
+	r.refs = model->by_ref_inside && chunk > (double)model->inline_bytes;
 	if (!set_up(&r)) {
 		tear_down(&r);
 		return ncclSystemError;
 	}
 	while (take_step(&r)) { }
-	for (uint32_t i = 0; i < r.nlanes; i++) {
-		if (r.lanes[i].round == r.rounds) continue;
-		int rank = r.lanes[i].program->rank;
-		tear_down(&r);
-		return TP_FAIL(ncclInternalError, "%s %s stands still: rank %d waits for ever", tp_coll_name(plan->spec.coll),
-			tp_algo_name(plan->spec.algo), rank);
-	}
-	double last = 0;
-	for (uint32_t k = 0; k < r.rounds; k++) last = TP_MAX(last, r.round_end[k]);
-	if (rounds > r.rounds) last += (rounds - r.rounds) * (last - r.round_end[0]) / (ROUNDS - 1);
+	for (uint32_t i = 0; i < r.nlanes && result == ncclSuccess; i++)
+		if (r.lanes[i].round < rounds)
+			result = TP_FAIL(ncclInternalError, "%s %s stands still: rank %d waits for ever", tp_coll_name(plan->spec.coll),
+				tp_algo_name(plan->spec.algo), r.lanes[i].program->rank);
 	tear_down(&r);
-	*us = model->scale[plan->spec.algo] * (model->call_us + last);
+	if (result == ncclSuccess) *us = r.end;
+	return result;
+}
+
+ncclResult_t tp_cost_run(const struct tp_plan *plan, size_t block_bytes, size_t chunk_bytes, const struct tp_cost_model *model,
+	double *us)
+{
+	double room = (double)plan->pieces * (double)TP_MAX(chunk_bytes, 1), block = (double)block_bytes, half, whole;
+	double rounds = block > room ? (double)(size_t)((block + room - 1) / room) : 1, chunk = block / (rounds * plan->pieces);
+	if (plan->nprograms != (uint32_t)plan->spec.layout->nranks)
+		return TP_FAIL(ncclInvalidArgument, "A timed run needs the programs of all %d ranks on one channel, not %u", plan->spec.layout->nranks,
+			plan->nprograms);
+	TP_TRY(run_rounds(plan, model, chunk, rounds > ROUNDS ? ROUNDS : (uint32_t)rounds, &whole));
+	if (rounds > ROUNDS) {
+		TP_TRY(run_rounds(plan, model, chunk, ROUNDS / 2, &half));
+		whole += (rounds - ROUNDS) * (whole - half) / (ROUNDS / 2);
+	}
+	*us = model->scale[plan->spec.algo] * (model->call_us + whole);
 	return ncclSuccess;
 }
