@@ -238,7 +238,7 @@ static ncclResult_t close_group(struct group *taken, const char *name)
 
 ncclResult_t tp_group_end(void)
 {
-	struct group taken;
+	struct group taken = { 0 };
 	ncclResult_t result = close_group(&taken, "ncclGroupEnd");
 	if (result != ncclSuccess) return result == ncclInProgress ? ncclSuccess : result;
 	result = taken.error;
@@ -274,7 +274,7 @@ ncclResult_t tp_group_simulate_end(ncclSimInfo_t *info)
 	if (!info) return TP_FAIL(ncclInvalidArgument, "ncclGroupSimulateEnd: simInfo is NULL");
 	if (info->magic != 0x74685283u)
 		return TP_FAIL(ncclInvalidArgument, "ncclGroupSimulateEnd: simInfo's magic is 0x%x; was it set by NCCL_SIM_INFO_INITIALIZER?", info->magic);
-	struct group taken;
+	struct group taken = { 0 };
 	ncclResult_t result = close_group(&taken, "ncclGroupSimulateEnd");
 	if (result != ncclSuccess) return result == ncclInProgress ? ncclSuccess : result;
 	result = taken.error;
