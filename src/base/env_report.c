@@ -8,6 +8,16 @@
 
 #define NAMES_MAX 1024
 
+/* What `telpher run` tells the ranks that it starts. They are read where they are needed, and known here. */
+static struct tp_param launch_params[] = {
+	{ .name = "TELPHER_RANK", .kind = TP_PARAM_STRING, .doc = "this process's rank in the job" },
+	{ .name = "TELPHER_NRANKS", .kind = TP_PARAM_STRING, .doc = "number of ranks in the job" },
+	{ .name = "TELPHER_LOCAL_RANK", .kind = TP_PARAM_STRING, .doc = "this process's place among the ranks of its host" },
+	{ .name = "TELPHER_LOCAL_NRANKS", .kind = TP_PARAM_STRING, .doc = "number of ranks on this host" },
+	{ .name = "TELPHER_UNIQUE_ID", .kind = TP_PARAM_STRING, .doc = "the job's unique id; whoever has it may join" },
+};
+TP_PARAM_TABLE("launch", launch_params)
+
 static pthread_mutex_t report_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tp_env_name env_names[NAMES_MAX];
 static bool reported;
