@@ -288,6 +288,7 @@ ncclResult_t tp_net_links_progress(struct tp_net_links *nets, bool *moved)
 		struct tp_link_net *end = nets->ends[i];
 		if (end->state == TP_NET_CONNECTING && end->sending) TP_TRY(connect_end(end, moved));
 		if (end->state == TP_NET_READY) TP_TRY(tp_net_link_pump(end, moved));
+		if (end->state == TP_NET_LOST) TP_TRY(tp_net_link_mourn(end));
 	}
 	return ncclSuccess;
 }

@@ -13,7 +13,8 @@ _Static_assert(offsetof(struct tp_slot, data) == offsetof(struct tp_slot, bytes)
 enum tp_net_state {
 	TP_NET_CONNECTING,          /* sender: under way; receiver: the sender hasn't come yet */
 	TP_NET_READY,
-	TP_NET_LEFT                 /* receiver: the sender said goodbye */
+	TP_NET_LEFT,                /* receiver: the sender said goodbye */
+	TP_NET_LOST                 /* receiver: the connection broke */
 };
 
 /* The proxy's side of one end. */
@@ -30,6 +31,7 @@ struct tp_link_net {
 	uint32_t posted;            /* chunks handed to the transport (sender), slots that wait for one (receiver) */
 	uint32_t finished;          /* of these, done */
 	void *requests[TP_NET_MAX_REQUESTS];
+	uint64_t lost_ms;           /* LOST: since when */
 	struct tp_net_chunk headers[TP_NET_MAX_REQUESTS];   /* of chunks sent by reference */
 };
 
@@ -59,6 +61,9 @@ ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links
 ncclResult_t tp_net_link_check(const struct tp_link *link);
 /* Sends what is published, or posts receives and publishes what came. */
 ncclResult_t tp_net_link_pump(struct tp_link_net *end, bool *moved);
+/* Receiver, LOST: a sender that ends without a goodbye, its work done, is no error for one who has all that it needs. So what
+ * came before is used up first, and somebody who knows why it ended (a death is seen in milliseconds) may speak first. */
+ncclResult_t tp_net_link_mourn(struct tp_link_net *end);
 /* A sender's last word, where nothing else is under way. */
 void tp_net_link_say_bye(struct tp_link_net *end);
 

@@ -5,6 +5,8 @@
 
 #include "link/net_link.h"
 
+#define LOST_GRACE_MS 300
+
 static struct tp_slot *slot_at(const struct tp_link *link, uint32_t index)
 {
 	return (struct tp_slot *)(link->slots + (size_t)(index & link->mask) * link->stride);
@@ -73,6 +75,20 @@ static ncclResult_t take_chunk(struct tp_link_net *end, struct tp_slot *slot, si
 	return ncclSuccess;
 }
 
+static ncclResult_t lose(struct tp_link_net *end, ncclResult_t result)
+{
+	if (result != ncclRemoteError) return result;
+	end->state = TP_NET_LOST;
+	end->lost_ms = tp_clock_ms();
+	return ncclSuccess;
+}
+
+ncclResult_t tp_net_link_mourn(struct tp_link_net *end)
+{
+	if (atomic_load_explicit(end->link->head, memory_order_acquire) != end->finished) return ncclSuccess;  /* pairs with tp_link_release */
+	return tp_clock_ms() - end->lost_ms < LOST_GRACE_MS ? ncclSuccess : ncclRemoteError;
+}
+
 static ncclResult_t pump_receive(struct tp_link_net *end, bool *moved)
 {
 	struct tp_link *link = end->link;
@@ -85,13 +101,15 @@ static ncclResult_t pump_receive(struct tp_link_net *end, bool *moved)
 		void *data = &slot->bytes, *request = NULL;
 		size_t room = sizeof(struct tp_net_chunk) + link->capacity;
 		int tag = TP_NET_LINK_TAG;
-		TP_TRY(ops->irecv(end->comm, 1, &data, &room, &tag, &end->mhandle, &request));
+		ncclResult_t result = ops->irecv(end->comm, 1, &data, &room, &tag, &end->mhandle, &request);
+		if (result != ncclSuccess) return lose(end, result);
 		if (!request) break;
 		end->requests[end->posted++ % TP_NET_MAX_REQUESTS] = request;
 	}
 	while (end->finished != end->posted && end->state == TP_NET_READY) {
 		size_t bytes = 0;
-		TP_TRY(ops->test(end->requests[end->finished % TP_NET_MAX_REQUESTS], &done, &bytes));
+		ncclResult_t result = ops->test(end->requests[end->finished % TP_NET_MAX_REQUESTS], &done, &bytes);
+		if (result != ncclSuccess) return lose(end, result);
 		if (!done) break;
 		*moved = true;
 		TP_TRY(take_chunk(end, slot_at(link, end->finished), bytes));

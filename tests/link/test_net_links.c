@@ -300,6 +300,40 @@ static void opening_and_closing_leaves_nothing_behind(void **state)
 	assert_int_equal(open_descriptors(), before);
 }
 
+/* Rank 0 lives in a child, which ends without a word as soon as its data is out. */
+static void what_came_before_a_sudden_end_can_be_used(void **state)
+{
+	static struct tp_link r;
+	pid_t child;
+
+	(void)state;
+	child = fork();
+	if (child == 0) {
+		static struct tp_link s;
+		bool moved;
+		if (tp_net_links_open(world.nets[0], 0, 0, 0, 1, &s) != ncclSuccess) _exit(1);
+		for (uint32_t i = 0; i < 5; i++)
+			if (!try_send(&s, &i, sizeof(i), i)) _exit(2);
+		while (!tp_link_drained(&s))
+			if (tp_net_links_progress(world.nets[0], &moved) != ncclSuccess) _exit(3);
+		_exit(0);
+	}
+	memset(&r, 0, sizeof(r));
+	assert_int_equal(tp_net_links_open(world.nets[1], 0, 0, 0, 1, &r), ncclSuccess);
+	while (r.net->state != TP_NET_LOST) progress_all();
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	for (uint32_t i = 0; i < 5; i++) {
+		progress_all();
+		assert_int_equal(tp_link_peek(&r)->tag, i);
+		tp_link_release(&r);
+	}
+	bool moved;
+	ncclResult_t result = ncclSuccess;
+	while (result == ncclSuccess) result = tp_net_links_progress(world.nets[1], &moved);
+	assert_int_equal(result, ncclRemoteError);
+	atomic_store(&world.abort[1], 1);
+}
+
 /* Rank 1 lives in a child, which is killed in the middle. */
 static void a_killed_receiver_or_sender_is_a_remote_error(void **state)
 {
@@ -350,6 +384,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_chunk_above_the_capacity_is_an_error, make_world, end_world),
 		cmocka_unit_test_setup_teardown(descriptors_to_sleep_on_are_offered_while_something_is_awaited, make_world, end_world),
 		cmocka_unit_test_setup_teardown(opening_and_closing_leaves_nothing_behind, make_world, end_world),
+		cmocka_unit_test_setup_teardown(what_came_before_a_sudden_end_can_be_used, make_world, end_world),
 		cmocka_unit_test_setup_teardown(a_killed_receiver_or_sender_is_a_remote_error, make_world, end_world),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
