@@ -26,7 +26,7 @@ static const char *kind_text(const struct tp_param *p, char *text, size_t size)
 static void print_parameter(struct tp_param *p)
 {
 	bool set = tp_param_is_set(p);
-	const char *value = tp_param_string(p);
+	const char *value = tp_param_is_secret(p) && set ? "(secret)" : tp_param_string(p);
 	const char *from = !set ? "default" : p->origin == TP_FROM_FILE ? p->origin_file : "environment";
 	printf("%-34s %-18s %-12s %s\n", p->name, value ? value : "(unset)", from, p->doc);
 }

@@ -14,7 +14,7 @@ static struct tp_param launch_params[] = {
 	{ .name = "TELPHER_NRANKS", .kind = TP_PARAM_STRING, .doc = "number of ranks in the job" },
 	{ .name = "TELPHER_LOCAL_RANK", .kind = TP_PARAM_STRING, .doc = "this process's place among the ranks of its host" },
 	{ .name = "TELPHER_LOCAL_NRANKS", .kind = TP_PARAM_STRING, .doc = "number of ranks on this host" },
-	{ .name = "TELPHER_UNIQUE_ID", .kind = TP_PARAM_STRING, .doc = "the job's unique id; whoever has it may join" },
+	{ .name = "TELPHER_JOB", .kind = TP_PARAM_STRING, .doc = "the job; ranks of one machine and user find each other by it" },
 };
 TP_PARAM_TABLE("launch", launch_params)
 

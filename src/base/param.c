@@ -227,9 +227,9 @@ bool tp_param_is_set(struct tp_param *param)
 
 bool tp_param_is_secret(const struct tp_param *param)
 {
-	/* A unique id carries the secret of its communicator; the name of a file with a secret is none. */
+	/* The name of a file with a secret is none. */
 	size_t length = strlen(param->name);
-	return (length > 7 && strcmp(param->name + length - 7, "_SECRET") == 0) || strstr(param->name, "UNIQUE_ID");
+	return length > 7 && strcmp(param->name + length - 7, "_SECRET") == 0;
 }
 
 void tp_param_forget(struct tp_param *params, size_t count)
