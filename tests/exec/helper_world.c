@@ -68,30 +68,25 @@ ncclResult_t tp_boot_share(struct tp_boot *boot, size_t bytes, const char *what,
 
 void world_barrier(struct world *world) { pthread_barrier_wait(&((struct seat *)world->boot)->meeting->barrier); }
 
-struct running { struct world *world; struct tp_exec_op *op; ncclResult_t result; bool over; };
+struct running { struct tp_runnable runnable; struct world *world; struct tp_exec_op *op; ncclResult_t result; bool over; };
 
-static bool is_over(struct running *running)
+static enum tp_run run(struct tp_runnable *self)
 {
+	struct running *running = (struct running *)self;
 	bool moved;
+	if (running->over) return TP_RUN_IDLE;
 	running->result = tp_exec_run(running->world->exec, running->op, &moved, &running->over);
-	return running->over || running->result != ncclSuccess;
+	running->over |= running->result != ncclSuccess;
+	return moved || running->over ? TP_RUN_MOVED : TP_RUN_WAITING;
 }
+
+static bool is_over(void *arg) { return ((struct running *)arg)->over; }
 
 ncclResult_t world_run_call(struct world *world, const struct tp_exec_call *call)
 {
-	struct running running = { .world = world };
+	struct running running = { .world = world, .runnable = { .run = run, .bell = &world->boot->bells[world->rank], .crowded = world->crowded } };
 	TP_TRY(tp_exec_start(world->exec, call, &running.op));
-	struct tp_bell *bell = &world->boot->bells[world->rank];
-	struct tp_wait wait;
-	tp_wait_begin(&wait, world->crowded);
-	while (!is_over(&running)) {
-		if (tp_wait_turn(&wait)) continue;
-		uint32_t armed = tp_bell_arm(bell);
-		bool over = is_over(&running);
-		if (!over) tp_bell_sleep(bell, armed);
-		tp_bell_disarm(bell);
-		if (over) break;
-	}
+	tp_engine_wait((struct tp_runnable *const[]){ &running.runnable }, 1, is_over, &running);
 	if (running.result != ncclSuccess) tp_exec_cancel(world->exec, running.op);
 	return running.result;
 }
