@@ -146,11 +146,6 @@ void tp_comm_set_error(struct ncclComm *comm, ncclResult_t result)
 		atomic_fetch_or_explicit(&comm->gate, TP_GATE_ERROR, memory_order_release);    /* pairs with tp_comm_may_call */
 }
 
-static ncclResult_t event_result(const struct tp_event *event)
-{
-	return event->kind == TP_EVENT_MISMATCH ? ncclInvalidUsage : ncclRemoteError;
-}
-
 void tp_comm_look_for_events(struct ncclComm *comm)
 {
 	uint32_t alarm = atomic_load_explicit(comm->alarm, memory_order_acquire);
@@ -159,11 +154,17 @@ void tp_comm_look_for_events(struct ncclComm *comm)
 	struct tp_event event;
 	if (!tp_boot_first_event(comm->boot, &event)) return;
 	if (atomic_load_explicit(&comm->error, memory_order_relaxed) != ncclSuccess) return;
-	static const char *const what[] = { [TP_EVENT_DEAD] = "died", [TP_EVENT_ABORTED] = "aborted the communicator",
-		[TP_EVENT_FAILED] = "failed", [TP_EVENT_REVOKED] = "revoked the communicator", [TP_EVENT_MISMATCH] = "found a mismatch" };
-	const struct tp_boot_peer *peer = event.rank >= 0 && event.rank < comm->nranks ? &comm->boot->peers[event.rank] : NULL;
 	tp_log_set_device(comm->device);
-	tp_comm_set_error(comm, TP_FAIL(event_result(&event), "comm %p rank %d: rank %d (host %s, pid %d) %s%s%s", (void *)comm, comm->rank,
+	if (event.kind == TP_EVENT_MISMATCH) {
+		tp_comm_set_error(comm, TP_FAIL(ncclInvalidUsage, "comm %p rank %d: %s", (void *)comm, comm->rank,
+			event.text));
+		return;
+	}
+	if (event.rank == comm->rank) return;       /* our own word to the others */
+	static const char *const what[] = { [TP_EVENT_DEAD] = "died", [TP_EVENT_ABORTED] = "aborted the communicator",
+		[TP_EVENT_FAILED] = "failed", [TP_EVENT_REVOKED] = "revoked the communicator" };
+	const struct tp_boot_peer *peer = event.rank >= 0 && event.rank < comm->nranks ? &comm->boot->peers[event.rank] : NULL;
+	tp_comm_set_error(comm, TP_FAIL(ncclRemoteError, "comm %p rank %d: rank %d (host %s, pid %d) %s%s%s", (void *)comm, comm->rank,
 		event.rank, peer ? peer->host_name : "?", peer ? (int)peer->pid : 0, what[event.kind], event.text[0] ? ": " : "", event.text));
 }
 

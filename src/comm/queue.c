@@ -8,6 +8,8 @@
 #include "comm/internal.h"
 
 #define OF_RUNNABLE(r) ((struct ncclComm *)((char *)(r) - offsetof(struct ncclComm, runnable)))
+#define LOOK_BACK 4
+#define ASK_MS 250
 #define EXPLAIN_MS 1500             /* how long a tag that doesn't match waits for the other side's record */
 
 struct tp_op *tp_op_new(struct ncclComm *comm)
@@ -91,15 +93,21 @@ static void fail(struct ncclComm *comm, ncclResult_t result)
 	tp_flight_dump_on_error(comm->flight, text);
 }
 
-/* Two ranks made different calls: their names and calls, to everybody. */
-static bool find_mismatch(struct ncclComm *comm, uint64_t seq)
+/* Two ranks made different calls: their names and calls, to everybody. What doesn't fit may be a chunk of an earlier call
+ * that this rank was through with, so the last few are compared; boot asks other hosts of one at a time, the first here. */
+static bool find_mismatch(struct ncclComm *comm, uint64_t seq, uint64_t turn)
 {
 	struct tp_event event;
-	if (!tp_boot_find_mismatch(comm->boot, seq, &event)) return false;
+	bool found = false;
+	for (uint64_t i = 0; i < LOOK_BACK && !found; i++) {
+		uint64_t back = (turn + i) % LOOK_BACK;
+		found = back < seq && tp_boot_find_mismatch(comm->boot, seq - back, &event);
+	}
+	if (!found) return false;
 	event.kind = TP_EVENT_MISMATCH;
 	event.result = ncclInvalidUsage;
 	tp_log_set_device(comm->device);
-	tp_comm_set_error(comm, TP_FAIL(ncclInvalidUsage, "comm %p rank %d: the ranks' calls don't match: %s", (void *)comm, comm->rank,
+	tp_comm_set_error(comm, TP_FAIL(ncclInvalidUsage, "comm %p rank %d: %s", (void *)comm, comm->rank,
 		event.text));
 	tp_boot_post_event(comm->boot, &event);
 	return true;
@@ -110,12 +118,12 @@ static bool find_mismatch(struct ncclComm *comm, uint64_t seq)
 ncclResult_t tp_comm_explain(struct ncclComm *comm, ncclResult_t found, uint64_t seq, uint64_t budget_ms)
 {
 	if (verdict(comm) != ncclSuccess) return verdict(comm);
-	uint64_t end = tp_clock_ms() + budget_ms;
+	uint64_t start = tp_clock_ms();
 	while (found == ncclInvalidUsage || found == ncclRemoteError) {
 		tp_comm_look_for_events(comm);
 		if (verdict(comm) != ncclSuccess) return verdict(comm);
-		if (found == ncclInvalidUsage && find_mismatch(comm, seq)) return ncclInvalidUsage;
-		if (tp_clock_ms() >= end) break;
+		if (found == ncclInvalidUsage && find_mismatch(comm, seq, (tp_clock_ms() - start) / ASK_MS)) return ncclInvalidUsage;
+		if (tp_clock_ms() - start >= budget_ms) break;
 		struct timespec nap = { 0, 2000000 };
 		nanosleep(&nap, NULL);
 	}
@@ -226,10 +234,9 @@ static int poll_fds(struct tp_runnable *runnable, int *fds, uint32_t *events, in
 static void stalled(struct tp_runnable *runnable, uint64_t waited_ms)
 {
 	struct ncclComm *comm = OF_RUNNABLE(runnable);
-	(void)waited_ms;
 	tp_comm_look_for_events(comm);
 	if (verdict(comm) != ncclSuccess || !comm->current || !comm->current->started || comm->current->record.func == TP_SEND_RECV) return;
-	find_mismatch(comm, tp_comm_seq(comm));
+	find_mismatch(comm, tp_comm_seq(comm), waited_ms / ASK_MS);
 }
 
 /* As `stalled`, for a wait that isn't the engine's. */
@@ -240,7 +247,7 @@ ncclResult_t tp_comm_poll_wait(void *arg, uint64_t waited_ns)
 	ncclResult_t result = verdict(comm);
 	if (result != ncclSuccess || waited_ns - comm->stalled_since_ns < TP_STALL_NS) return result;
 	comm->stalled_since_ns = waited_ns;
-	find_mismatch(comm, tp_comm_seq(comm));
+	find_mismatch(comm, tp_comm_seq(comm), waited_ns / (ASK_MS * 1000000u));
 	return verdict(comm);
 }
 
