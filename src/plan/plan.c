@@ -25,12 +25,24 @@ const char *tp_algo_name(enum tp_algo algo)
 	return (unsigned)algo < TP_NALGOS ? names[algo] : "unknown";
 }
 
+/* One allocation: the struct, its three arrays and an array for its making. */
+static struct tp_layout *new_layout(int nranks, int **label)
+{
+	struct tp_layout *layout = tp_alloc(1, sizeof(*layout) + 4 * (size_t)nranks * sizeof(int), "a layout");
+	if (!layout) return NULL;
+	int *domain = (int *)(layout + 1);
+	*layout = (struct tp_layout){ .nranks = nranks, .domain = domain, .place = domain + nranks, .domain_size = domain + 2 * nranks };
+	*label = domain + 3 * nranks;
+	return layout;
+}
+
 ncclResult_t tp_layout_create(int nranks, const int *domain_of_rank, struct tp_layout **out)
 {
 	if (nranks < 1) return TP_FAIL(ncclInvalidArgument, "A layout needs at least one rank, not %d", nranks);
-	struct tp_layout *layout = tp_alloc(1, sizeof(*layout) + 4 * (size_t)nranks * sizeof(int), "a layout");
+	int *label;
+	struct tp_layout *layout = new_layout(nranks, &label);
 	if (!layout) return ncclSystemError;
-	int *domain = (int *)(layout + 1), *place = domain + nranks, *size = place + nranks, *label = size + nranks;
+	int *domain = (int *)(layout + 1), *place = domain + nranks, *size = place + nranks;
 	for (int r = 0; r < nranks; r++) {
 		int d = r && domain_of_rank[r] == domain_of_rank[r - 1] ? domain[r - 1] : 0;
 		while (d < layout->ndomains && label[d] != domain_of_rank[r]) d++;
@@ -38,10 +50,6 @@ ncclResult_t tp_layout_create(int nranks, const int *domain_of_rank, struct tp_l
 		domain[r] = d;
 		place[r] = size[d]++;
 	}
-	layout->nranks = nranks;
-	layout->domain = domain;
-	layout->place = place;
-	layout->domain_size = size;
 	*out = layout;
 	return ncclSuccess;
 }
@@ -72,8 +80,16 @@ static ncclResult_t make_program(const struct tp_plan_spec *spec, int rank, int 
 /* The layout may go before the plan does: the plan keeps its own copy. */
 static ncclResult_t keep_layout(struct tp_plan *plan)
 {
-	struct tp_layout *copy;
-	TP_TRY(tp_layout_create(plan->spec.layout->nranks, plan->spec.layout->domain, &copy));
+	const struct tp_layout *from = plan->spec.layout;
+	size_t n = (size_t)from->nranks;
+	int *label;
+	struct tp_layout *copy = new_layout(from->nranks, &label);
+	if (!copy) return ncclSystemError;
+	int *arrays = (int *)(copy + 1);
+	copy->ndomains = from->ndomains;
+	memcpy(arrays, from->domain, n * sizeof(int));
+	memcpy(arrays + n, from->place, n * sizeof(int));
+	memcpy(arrays + 2 * n, from->domain_size, (size_t)from->ndomains * sizeof(int));
 	plan->spec.layout = copy;
 	return ncclSuccess;
 }

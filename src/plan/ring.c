@@ -63,6 +63,19 @@ static void gather_round(struct tp_builder *b, const struct ring *g, bool blocks
 	}
 }
 
+/* Turns the root's domain so that a chain begins (broadcast) or ends (reduce) with the root at that end of it: the chain
+ * then comes to each domain once. */
+static void turn_domain(const struct tp_layout *layout, int root, bool root_first, int *order, int n)
+{
+	int first = 0, size = layout->domain_size[layout->domain[root]];
+	int place = root_first ? 0 : size - 1;
+	for (int d = 0; d < layout->domain[root]; d++) first += layout->domain_size[d];
+	for (int r = 0; r < n; r++) {
+		if (layout->domain[r] != layout->domain[root]) continue;
+		order[first + (layout->place[r] - layout->place[root] + place + size) % size] = r;
+	}
+}
+
 static void chain_broadcast(struct tp_builder *b, const struct ring *g, int rank, int root)
 {
 	tp_build_step(b, g->lane, 0);
@@ -87,6 +100,10 @@ static void ring_generate(struct tp_builder *b, const struct tp_plan_spec *spec,
 	struct ring g = { .n = spec->layout->nranks };
 	int *order = tp_build_order(b, spec->layout, rank, &g.at);
 	if (!order) return;
+	if (tp_coll_has_root(spec->coll)) {
+		turn_domain(spec->layout, spec->root, spec->coll == TP_BROADCAST, order, g.n);
+		for (g.at = 0; order[g.at] != rank; g.at++) { }
+	}
 	g.order = order;
 	g.before = order[(g.at + g.n - 1) % g.n];
 	g.after = order[(g.at + 1) % g.n];

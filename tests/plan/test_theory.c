@@ -11,9 +11,9 @@ struct measured {
 	double sent_max, sent_mean, crossing;   /* in messages (blocks, where the message is a block) */
 };
 
-static struct measured measure(enum tp_coll coll, enum tp_algo algo, int nranks, enum layout_kind kind)
+static struct measured measure_root(enum tp_coll coll, enum tp_algo algo, int nranks, enum layout_kind kind, int root)
 {
-	struct tp_plan *plan = plans_make(coll, algo, nranks, kind, 0, 1);
+	struct tp_plan *plan = plans_make(coll, algo, nranks, kind, root, 1);
 	struct tp_check_options options = { .slots = 2, .rounds = 1 };
 	struct measured m;
 	assert_int_equal(tp_check_plan(plan, &options, &m.report), ncclSuccess);
@@ -22,6 +22,11 @@ static struct measured measure(enum tp_coll coll, enum tp_algo algo, int nranks,
 	m.crossing = (double)m.report.chunks_crossing / plan->pieces;
 	tp_plan_free(plan);
 	return m;
+}
+
+static struct measured measure(enum tp_coll coll, enum tp_algo algo, int nranks, enum layout_kind kind)
+{
+	return measure_root(coll, algo, nranks, kind, 0);
 }
 
 static uint32_t log2_up(int n)
@@ -58,7 +63,10 @@ static void a_ring_leaves_each_domain_once(void **state)
 		for (int kind = HALVES; kind <= INTERLEAVED; kind++) {
 			int domains = kind == HALVES ? 2 : 3;
 			assert_close(measure(TP_ALL_REDUCE, TP_ALGO_RING, n, (enum layout_kind)kind).crossing, domains * 2.0 * (n - 1) / n);
-			assert_close(measure(TP_BROADCAST, TP_ALGO_RING, n, (enum layout_kind)kind).crossing, domains - 1);
+			for (int root = 0; root < n; root++) {
+				assert_close(measure_root(TP_BROADCAST, TP_ALGO_RING, n, (enum layout_kind)kind, root).crossing, domains - 1);
+				assert_close(measure_root(TP_REDUCE, TP_ALGO_RING, n, (enum layout_kind)kind, root).crossing, domains - 1);
+			}
 		}
 	}
 }
