@@ -77,7 +77,8 @@ static void try_chunks(const struct tp_plan_spec *spec, size_t block_bytes, bool
 	c->chunk_bytes = limit;
 }
 
-static ncclResult_t nothing_left(const struct tp_plan_spec *spec, const char *algo_filter, const struct tp_choice *choice)
+static ncclResult_t nothing_left(const struct tp_plan_spec *spec, const struct tp_filter *filter, const char *algo_filter,
+	const struct tp_choice *choice)
 {
 	char reasons[640] = "", can[128] = "";
 	for (int a = 0; a < TP_NALGOS; a++) {
@@ -91,8 +92,9 @@ static ncclResult_t nothing_left(const struct tp_plan_spec *spec, const char *al
 			snprintf(into + used, room - used, "; %s: %s", tp_algo_name(one.algo), why);
 	}
 	return TP_FAIL(ncclInvalidUsage, "no algorithm/protocol available for function %s: NCCL_ALGO was set to \"%s\", and %s among %d "
-		"ranks is done by %s%s", tp_coll_name(spec->coll), algo_filter ? algo_filter : "", tp_coll_name(spec->coll),
-		spec->layout->nranks, *can ? can : "none", reasons);
+		"ranks is done by %s%s%s", tp_coll_name(spec->coll), algo_filter ? algo_filter : "", tp_coll_name(spec->coll),
+		spec->layout->nranks, *can ? can : "none", reasons,
+		filter->named[spec->coll] ? "" : ". A list for one collective only begins with its name, as in \"AllGather:PAT\"");
 }
 
 ncclResult_t tp_choose(const struct tp_layout *layout, enum tp_coll coll, int root, size_t block_bytes, bool staged,
@@ -118,7 +120,7 @@ ncclResult_t tp_choose(const struct tp_layout *layout, enum tp_coll coll, int ro
 		try_chunks(&spec, block_bytes, by_ref, model, c);
 		if (c->us >= 0 && (best < 0 || c->us < choice.candidates[best].us)) best = a;
 	}
-	if (best < 0) return nothing_left(&spec, algo_filter, &choice);
+	if (best < 0) return nothing_left(&spec, &filter, algo_filter, &choice);
 	choice.algo = (enum tp_algo)best;
 	choice.chunk_bytes = choice.candidates[best].chunk_bytes;
 	*out = choice;
