@@ -176,6 +176,45 @@ static void any_two_plans_may_follow_each_other(void **state)
 	for (int i = 0; i < nplans; i++) tp_plan_free(plans[i]);
 }
 
+/* Marks a copy as a reference: is the plan still right, in place and not? */
+static bool is_safe_by_ref(struct tp_plan *plan, struct tp_operand *o)
+{
+	bool safe = true;
+	o->by_ref = 1;
+	for (int in_place = 0; in_place < 2 && safe; in_place++) {
+		struct tp_check_options options = { .slots = 2, .rounds = 3, .in_place = in_place, .by_ref = true };
+		struct tp_check_report report;
+		safe = tp_check_plan(plan, &options, &report) == ncclSuccess;
+	}
+	o->by_ref = 0;
+	return safe;
+}
+
+static void every_reference_that_would_be_safe_is_declared(void **state)
+{
+	(void)state;
+	struct tp_layout *layout = plans_layout(6, UNEVEN);
+	for (int algo = 0; algo < TP_NALGOS; algo++)
+		for (int coll = 0; coll < TP_SEND_RECV; coll++) {
+			struct tp_plan_spec spec = { (enum tp_coll)coll, (enum tp_algo)algo, 2, 1, layout };
+			struct tp_plan *plan;
+			if (tp_plan_refuses(&spec)) continue;
+			assert_int_equal(tp_plan_create(&spec, -1, &plan), ncclSuccess);
+			for (uint32_t i = 0; i < plan->nprograms; i++) {
+				struct tp_program *p = &plan->programs[i];
+				for (uint32_t s = 0; s < p->nsteps; s++)
+					for (uint32_t o = 0; o < p->steps[s].ndst; o++) {
+						struct tp_operand *to = &p->operands[p->steps[s].first + p->steps[s].nsrc + o];
+						if (to->where != TP_LINK || to->by_ref || p->links[to->index].token) continue;
+						if (is_safe_by_ref(plan, to))
+							fail_msg("%s %s: rank %d, step %u copies for no reason", tp_algo_name(spec.algo), tp_coll_name(spec.coll), p->rank, s);
+					}
+			}
+			tp_plan_free(plan);
+		}
+	tp_layout_free(layout);
+}
+
 static void what_cannot_be_is_refused_with_a_reason(void **state)
 {
 	(void)state;
@@ -210,6 +249,7 @@ int main(void)
 		cmocka_unit_test(each_collective_has_a_generator_for_any_ranks),
 		cmocka_unit_test(one_rank_gets_the_program_it_has_among_all), cmocka_unit_test(several_channels_are_right),
 		cmocka_unit_test(more_slots_are_right_too), cmocka_unit_test(any_two_plans_may_follow_each_other),
+		cmocka_unit_test(every_reference_that_would_be_safe_is_declared),
 		cmocka_unit_test(what_cannot_be_is_refused_with_a_reason),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
