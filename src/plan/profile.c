@@ -44,7 +44,9 @@ static void cross_evenly(struct tp_cost_profile *p, const struct tp_layout *l, d
 
 static void ring_profile(const struct tp_plan_spec *spec, struct tp_cost_profile *p)
 {
-	double n = spec->layout->nranks, far = far_share(spec->layout, 1);
+	double n = spec->layout->nranks, domains = spec->layout->ndomains;
+	/* It comes to each domain once, and a chain never comes back. */
+	double far = tp_coll_has_root(spec->coll) ? (domains - 1) / (n - 1) : domains > 1 ? domains / n : 0;
 	p->refs_only = n == 2;
 	p->lockstep = true;
 	switch (spec->coll) {
@@ -84,7 +86,8 @@ static void ring_profile(const struct tp_plan_spec *spec, struct tp_cost_profile
 	}
 }
 
-/* Positions follow the domains; of the edges of a tree one or two a domain lead out of it. */
+/* Positions follow the domains. Domains of a power of two are subtrees, and one or two edges lead out of each; the border
+ * of others is crossed on about every level. */
 static void tree_profile(const struct tp_plan_spec *spec, struct tp_cost_profile *p)
 {
 	double n = spec->layout->nranks, domains = spec->layout->ndomains, leaves = spec->layout->nranks / 2;
@@ -94,7 +97,9 @@ static void tree_profile(const struct tp_plan_spec *spec, struct tp_cost_profile
 	p->each = (struct tp_cost_work){ .steps = 2 * (2 * n - 1) / n, .refs = raw + edges, .results_out = edges - raw,
 		.ref_takes = raw + edges, .ref_stored = edges, .reduce_takes = edges,
 		.reduces = 2 * (n - 1 + 2 * (n - leaves)) / 3 / n };
-	double out = TP_MIN(1.5 * (domains - 1), n - 1);
+	int size = (int)(n / domains);
+	double border = (size & (size - 1)) == 0 && size * domains == n ? 1.5 : 1 + log2_up(size);
+	double out = TP_MIN(border * (domains - 1), n - 1);
 	p->each.far_out = p->each.far_in = 4 * out / n;
 	p->crossing = 4 * out / domains;
 	p->hops_across = domains > 1 ? 2 * TP_MIN(log2_up((int)domains) + 1, depth) : 0;

@@ -112,11 +112,11 @@ static void compare_crossings(const struct tp_plan_spec *spec)
 {
 	struct tp_cost_profile p;
 	int n = spec->layout->nranks;
+	if (spec->algo == TP_ALGO_HIERARCHICAL && n % spec->layout->ndomains) return;      /* uneven: an estimate */
 	assert_true(tp_cost_profile_of(spec, &p));
 	struct tp_plan *plan = helper_plan(spec->coll, spec->algo, spec->root, spec->layout);
 	double found = TOTAL(far_out), right = count_plan(plan).far;
-	bool mean = spec->algo == TP_ALGO_TREE || (tp_coll_has_root(spec->coll) && spec->algo == TP_ALGO_RING);
-	if (!mean) expect(found, right, spec, "crossings");
+	if (spec->algo != TP_ALGO_TREE) expect(found, right, spec, "crossings");
 	else if (found > 2.5 * right + 1 || right > 2.5 * found + 1) expect(found, right, spec, "crossings");
 	tp_plan_free(plan);
 }
@@ -125,16 +125,8 @@ static void profiles_count_what_crosses_hosts(void **state)
 {
 	(void)state;
 	visit_all(compare_crossings, HELPER_ALONE, 9);
-	for (int n = 2; n <= 16; n += 2) {
-		struct tp_layout *layout = helper_layout(n, HELPER_HALVES);
-		for (int coll = 0; coll < TP_SEND_RECV; coll++)
-			for (int algo = 0; algo < TP_NALGOS; algo++) {
-				struct tp_plan_spec spec = { (enum tp_coll)coll, (enum tp_algo)algo, tp_coll_has_root((enum tp_coll)coll) ? 0 : -1, 1,
-					layout };
-				if (!tp_plan_refuses(&spec)) compare_crossings(&spec);
-			}
-		tp_layout_free(layout);
-	}
+	visit_all(compare_crossings, HELPER_HALVES, 16);
+	visit_all(compare_crossings, HELPER_DEALT, 15);
 }
 
 static struct tp_cost_model wide_model(void)
