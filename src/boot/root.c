@@ -13,6 +13,7 @@
 
 #define ROOTS_KEPT 64               /* that are over: late-comers learn why */
 #define PROGRESS_MS 10000
+#define LINGER_MS 3000
 
 struct member {
 	struct tp_wire_join join;
@@ -23,7 +24,7 @@ struct member {
 
 struct tp_root {
 	struct tp_id id;
-	bool over;
+	bool over, has_room;
 	ncclResult_t result;
 	char text[TP_WIRE_TEXT];
 	struct tp_listener *listener;   /* NCCL_COMM_ID */
@@ -33,7 +34,7 @@ struct tp_root {
 	struct tp_conn **groups;        /* [nids] first root: the others */
 	struct tp_conn *parent;
 	struct tp_id first;
-	uint64_t started_ms, deadline_ms, progress_ms, retry_ms;
+	uint64_t started_ms, deadline_ms, progress_ms, retry_ms, linger_ms;
 	struct tp_wire_seat seat;
 	void *message;                  /* room for a seat, then the table */
 	size_t table_bytes;
@@ -85,7 +86,7 @@ void tp_root_trim(void)
 	int kept = 0;
 	for (struct tp_root **at = &tp_service.roots; *at;) {
 		struct tp_root *root = *at;
-		if (root->over && ++kept > ROOTS_KEPT) {
+		if (root->over && !root->linger_ms && ++kept > ROOTS_KEPT) {
 			*at = root->next;
 			free(root);
 		} else {
@@ -112,7 +113,8 @@ static void finish(struct tp_root *root)
 	tp_service_unlisten(root->listener);
 	root->listener = NULL;
 	if (root->id.flags & TP_ID_ENV) root->id.name = 0;
-	tp_service_unuse();
+	if (root->linger_ms) tp_service_poke(root->linger_ms);
+	else tp_service_unuse();
 }
 
 static void tell_failure(struct tp_conn *conn, ncclResult_t result, const char *text)
@@ -127,6 +129,8 @@ static void fail(struct tp_root *root, ncclResult_t result, const char *text)
 	if (root->over) return;
 	root->result = result;
 	snprintf(root->text, sizeof(root->text), "%s", text);
+	/* Who comes late shall learn the reason, even if nobody else keeps the service thread busy. */
+	if (!root->message) root->linger_ms = tp_clock_ms() + LINGER_MS;
 	for (int r = root->lo; root->members && r < root->hi; r++) {
 		struct member *m = &root->members[r];
 		if (m->conn) tell_failure(m->conn, result, root->text);
@@ -184,7 +188,7 @@ static const char *who(const struct tp_wire_join *join, char text[128])
 }
 
 /* The first join says how large all this is. */
-static bool size_up(struct tp_root *root, const struct tp_wire_join *join, bool by_network)
+static bool size_up(struct tp_root *root, const struct tp_wire_join *join)
 {
 	root->nranks = join->nranks;
 	root->nids = join->nids;
@@ -201,10 +205,8 @@ static bool size_up(struct tp_root *root, const struct tp_wire_join *join, bool 
 		failf(root, ncclSystemError, "the root has no memory for %d ranks", root->nranks);
 		return false;
 	}
-	if (by_network && tp_service_need_fds(root->hi - root->lo) != ncclSuccess) {
-		fail(root, ncclSystemError, tp_log_last_error());
-		return false;
-	}
+	/* The first root knows better who is missing: it speaks first. */
+	if (root->group > 0) root->deadline_ms += 1000;
 	tp_service_poke(TP_MIN(root->deadline_ms, root->progress_ms));
 	return true;
 }
@@ -232,7 +234,14 @@ static bool add_join(struct tp_root *root, const struct tp_wire_join *join, bool
 {
 	char a[128], b[128];
 	if (!is_equal_in_version(root, join)) return false;
-	if (!root->members && !size_up(root, join, by_network)) return false;
+	if (!root->members && !size_up(root, join)) return false;
+	if (by_network && !root->has_room) {
+		root->has_room = true;
+		if (tp_service_need_fds(root->hi - root->lo) != ncclSuccess) {
+			fail(root, ncclSystemError, tp_log_last_error());
+			return false;
+		}
+	}
 	const struct tp_wire_join *other = any_join(root);
 	struct member *m = join->rank < root->nranks ? &root->members[join->rank] : NULL;
 	if (join->nranks != root->nranks || join->nids != root->nids) {
@@ -248,7 +257,7 @@ static bool add_join(struct tp_root *root, const struct tp_wire_join *join, bool
 	m->join = *join;
 	m->joined = true;
 	root->joined++;
-	root->deadline_ms = TP_MIN(root->deadline_ms, root->started_ms + (uint64_t)join->timeout_ms);
+	root->deadline_ms = TP_MIN(root->deadline_ms, root->started_ms + (uint64_t)join->timeout_ms + (root->group > 0 ? 1000 : 0));
 	tp_service_poke(root->deadline_ms);
 	return true;
 }
@@ -444,8 +453,11 @@ void tp_root_join_here(struct tp_root *root, struct tp_joiner *joiner)
 		tp_join_fail(joiner, root->result, root->text);
 		return;
 	}
+	struct tp_wire_join join = joiner->join;
+	if (join.group > 0 && !root->members) root->first = joiner->first;
+	memset(join.first_secret, 0, sizeof(join.first_secret));
 	joiner->root = root;
-	if (!add_join(root, &joiner->join, false)) {
+	if (!add_join(root, &join, false)) {
 		joiner->root = NULL;
 		if (joiner->result == ncclSuccess) tp_join_fail(joiner, root->result, root->text);
 		return;
@@ -547,7 +559,7 @@ static const char *group_joins(struct tp_root *root, struct tp_conn *conn, const
 		if (conn->tag >= 0 && join.group != conn->tag) return "passed on a join of another root";
 		int group = join.group;
 		join.group = 0;
-		if (!root->members && (join.nids < 2 || !size_up(root, &join, true))) return "passed on a join that is of no use";
+		if (!root->members && (join.nids < 2 || !size_up(root, &join))) return "passed on a join that is of no use";
 		if (group >= root->nids || (root->groups[group] && root->groups[group] != conn)) return "is not the only root of its ranks";
 		conn->tag = group;
 		root->groups[group] = conn;
@@ -752,9 +764,12 @@ void tp_root_tick(uint64_t now_ms)
 	struct tp_root *next;
 	for (struct tp_root *root = tp_service.roots; root; root = next) {
 		next = root->next;
-		if (!root->over && root->members) {
-			tick(root, now_ms);
-			next = tp_service.roots == root ? root->next : next;
+		if (!root->over && root->members) tick(root, now_ms);
+		if (root->linger_ms && root->linger_ms <= now_ms) {
+			root->linger_ms = 0;
+			tp_service_unuse();
+		} else if (root->linger_ms) {
+			tp_service_poke(root->linger_ms);
 		}
 	}
 }

@@ -9,7 +9,7 @@
 
 struct shared {
 	ncclUniqueId id;
-	_Atomic int id_ready;
+	_Atomic int id_claimed, id_ready;
 	_Atomic int words[64];
 	int pids[4096];
 };
@@ -54,7 +54,7 @@ int helper_run(int nranks, int nhosts, void (*body)(struct helper_job *job), con
 
 static void get_id(struct helper_job *job, int rank)
 {
-	if (rank == 0 && !atomic_load(&shared->id_ready)) {
+	if (rank == 0 && !atomic_exchange(&shared->id_claimed, 1)) {
 		must(tp_boot_unique_id(job->id) == ncclSuccess);
 		atomic_store(&shared->id_ready, 1);
 	}

@@ -1,0 +1,163 @@
+/* Ids from the environment, derived ids, several roots. */
+#include "helper_boot.h"
+#include <signal.h>
+#include <sys/mman.h>
+
+static void open_with(const ncclUniqueId *ids, int nids, int rank, int nranks, struct tp_boot **boot)
+{
+	struct tp_boot_args args = { .rank = rank, .nranks = nranks, .nids = nids, .ids = ids, .timeout_ms = 30000 };
+	must(tp_boot_open(&args, boot) == ncclSuccess);
+}
+
+static void meet_by_address(struct helper_job *job)
+{
+	ncclUniqueId id;
+	struct tp_boot *boot;
+	char address[32];
+	if (job->rank == 0) {
+		union tp_addr any = { .v4 = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) } };
+		int fd;
+		must(tp_socket_listen(&any, 1, &fd) == ncclSuccess);
+		close(fd);
+		helper_put(job, 0, ntohs(any.v4.sin_port));
+	}
+	helper_await(job, 0, 1);
+	snprintf(address, sizeof(address), "127.0.0.1:%d", helper_get(job, 0));
+	setenv("NCCL_COMM_ID", address, 1);
+	setenv("TELPHER_JOB_SECRET", "the job's words", 1);
+	tp_param_reload();
+	/* The same id again and again, each time another communicator; rank 0 is late. */
+	for (int i = 0; i < 3; i++) {
+		if (job->rank == 0 && i == 0) usleep(300000);
+		must(tp_boot_unique_id(&id) == ncclSuccess);
+		open_with(&id, 1, job->rank, job->nranks, &boot);
+		helper_check_gather(boot, 2, 64);
+		tp_boot_close(boot);
+	}
+}
+static void ranks_meet_by_address_and_job_secret(void **state) { (void)state; assert_int_equal(helper_run(4, 2, meet_by_address, NULL), 0); }
+
+static void an_address_without_a_secret_is_refused_unless_it_is_loopback(void **state)
+{
+	ncclUniqueId id;
+	(void)state;
+	unsetenv("TELPHER_JOB_SECRET");
+	setenv("NCCL_COMM_ID", "192.0.2.77:4000", 1);
+	tp_param_reload();
+	assert_int_equal(tp_boot_unique_id(&id), ncclInvalidUsage);
+	assert_non_null(strstr(tp_log_last_error(), "TELPHER_JOB_SECRET"));
+	setenv("NCCL_COMM_ID", "127.0.0.1:4000", 1);
+	tp_param_reload();
+	assert_int_equal(tp_boot_unique_id(&id), ncclSuccess);
+	assert_non_null(strstr(tp_log_last_error(), "any process of this machine can join"));
+	unsetenv("NCCL_COMM_ID");
+	tp_param_reload();
+}
+
+static void split_in_two(struct helper_job *job)
+{
+	struct tp_boot *boot, *child;
+	ncclUniqueId id;
+	helper_open(job, &boot);
+	int colour = job->rank % 2;
+	if (colour == 0) usleep(150000);        /* roots that are later than their members */
+	struct { int kind, counter, colour; } salt = { 1, 7, colour };
+	must(tp_boot_derive_id(boot, colour, &salt, sizeof(salt), &id) == ncclSuccess);
+	open_with(&id, 1, job->rank / 2, job->nranks / 2, &child);
+	must(child->comm_hash != boot->comm_hash && memcmp(child->secret, boot->secret, sizeof(boot->secret)) != 0);
+	helper_check_gather(child, 3, 64);
+	must(tp_boot_barrier(boot) == ncclSuccess);
+	tp_boot_close(child);
+	tp_boot_close(boot);
+}
+static void members_of_a_split_meet_by_a_derived_id(void **state)
+{
+	(void)state;
+	assert_int_equal(helper_run(6, 1, split_in_two, NULL), 0);
+	assert_int_equal(helper_run(6, 3, split_in_two, NULL), 0);
+}
+
+static void shrink(struct helper_job *job)
+{
+	struct tp_boot *boot, *child;
+	struct tp_event event;
+	ncclUniqueId id;
+	helper_open(job, &boot);
+	helper_add(job, 0);
+	helper_await(job, 0, job->nranks);
+	if (job->rank == 1) kill(getpid(), SIGKILL);
+	must(helper_event(boot, 6000, &event) && event.rank == 1);
+	must(tp_boot_derive_id(boot, 0, "shrunk", 6, &id) == ncclSuccess);
+	open_with(&id, 1, job->rank > 1 ? job->rank - 1 : job->rank, job->nranks - 1, &child);
+	helper_check_gather(child, 3, 64);
+	tp_boot_close(child);
+	helper_add(job, 1);
+	helper_await(job, 1, job->nranks - 1);
+	tp_boot_close(boot);
+}
+static void survivors_meet_by_a_derived_id(void **state)
+{
+	int expected[4] = { 0, SIGKILL, 0, 0 };
+	(void)state;
+	assert_int_equal(helper_run(4, 1, shrink, expected), 0);
+	assert_int_equal(helper_run(4, 4, shrink, expected), 0);
+}
+
+#define ROOTS 3
+static ncclUniqueId *root_ids;
+static void meet_at_several_roots(struct helper_job *job)
+{
+	struct tp_boot *boot;
+	ncclUniqueId ids[ROOTS];
+	/* Ranks 1, 4 and 6 make the ids; the shared page carries them. */
+	int maker = job->rank == 1 ? 0 : job->rank == 4 ? 1 : job->rank == 6 ? 2 : -1;
+	if (maker >= 0) {
+		must(tp_boot_unique_id(&root_ids[maker]) == ncclSuccess);
+		helper_add(job, 0);
+	}
+	helper_await(job, 0, ROOTS);
+	memcpy(ids, root_ids, sizeof(ids));
+	open_with(ids, ROOTS, job->rank, job->nranks, &boot);
+	helper_check_gather(boot, 3, 64);
+	tp_boot_close(boot);
+}
+static void one_is_missing_at_several_roots(struct helper_job *job)
+{
+	struct tp_boot *boot;
+	int maker = job->rank == 1 ? 0 : job->rank == 4 ? 1 : job->rank == 6 ? 2 : -1;
+	if (maker >= 0) {
+		must(tp_boot_unique_id(&root_ids[maker]) == ncclSuccess);
+		helper_add(job, 0);
+	}
+	helper_await(job, 0, ROOTS);
+	if (job->rank == 5) return;
+	struct tp_boot_args args = { .rank = job->rank, .nranks = job->nranks, .nids = ROOTS, .ids = root_ids, .timeout_ms = 1500 };
+	must(tp_boot_open(&args, &boot) == ncclRemoteError);
+	must(strstr(tp_log_last_error(), "never came: ranks 5"));
+	helper_add(job, 1);
+	helper_await(job, 1, job->nranks - 1);
+}
+static void ranks_meet_at_several_roots(void **state)
+{
+	(void)state;
+	root_ids = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	assert_int_equal(helper_run(8, 1, meet_at_several_roots, NULL), 0);
+	assert_int_equal(helper_run(8, 3, meet_at_several_roots, NULL), 0);
+	assert_int_equal(helper_run(8, 8, meet_at_several_roots, NULL), 0);
+	assert_int_equal(helper_run(8, 1, one_is_missing_at_several_roots, NULL), 0);
+	munmap(root_ids, 4096);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1) cmocka_set_test_filter(argv[1]);
+	setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(ranks_meet_by_address_and_job_secret),
+		cmocka_unit_test(an_address_without_a_secret_is_refused_unless_it_is_loopback),
+		cmocka_unit_test(members_of_a_split_meet_by_a_derived_id),
+		cmocka_unit_test(survivors_meet_by_a_derived_id),
+		cmocka_unit_test(ranks_meet_at_several_roots),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
