@@ -30,6 +30,7 @@ struct tp_link_net {
 	size_t ring_bytes;
 	uint32_t posted;            /* chunks handed to the transport (sender), slots that wait for one (receiver) */
 	uint32_t finished;          /* of these, done */
+	uint32_t quiet;             /* receiver: looks since something came */
 	void *requests[TP_NET_MAX_REQUESTS];
 	uint64_t lost_ms;           /* LOST: since when */
 	struct tp_net_chunk headers[TP_NET_MAX_REQUESTS];   /* of chunks sent by reference */
@@ -48,6 +49,7 @@ struct tp_net_links {
 	unsigned char *handles;     /* [nranks * TP_NET_HANDLE_BYTES] */
 	struct tp_link_net **ends;
 	int nends, size_ends;
+	uint32_t turn;              /* calls of progress */
 	int nexpected;              /* receiving ends whose sender hasn't come */
 	struct tp_net_guest *early; /* who came before this rank asked for the link */
 	int nearly, size_early;
