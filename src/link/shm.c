@@ -9,7 +9,7 @@
 #define PAGE_BYTES 4096
 #define SEGMENT_LIMIT (512ull << 30)
 #define CAPACITY_MAX ((size_t)256 << 10)
-#define CAPACITY_MIN ((size_t)4 << 10)
+#define CAPACITY_MIN ((size_t)4016)         /* two slots and the head in two pages */
 
 /* An odd number of lines: the headers of a ring's slots fall into different sets of the cache. */
 static size_t slot_stride(size_t capacity)
@@ -31,11 +31,11 @@ void tp_shm_shape_fit(int nlocal, int largest_nlocal, int nchannels, struct tp_s
 	while (rings * ring_bytes(nslots, capacity) > SEGMENT_LIMIT && (nslots > 2 || capacity > CAPACITY_MIN)) {
 		/* Wide slots first, then many: a chunk of 32 KB hides what it costs to pass it on. */
 		if (capacity > 32768 || nslots == 2)
-			capacity /= 2;
+			capacity = TP_MAX(capacity / 2, CAPACITY_MIN);
 		else if (nslots > 4 || capacity == CAPACITY_MIN)
 			nslots /= 2;
 		else
-			capacity /= 2;
+			capacity = TP_MAX(capacity / 2, CAPACITY_MIN);
 	}
 	*out = (struct tp_shm_shape){ .nlocal = nlocal, .nchannels = nchannels, .nslots = nslots, .capacity = capacity,
 		.stride = slot_stride(capacity), .link_bytes = ring_bytes(nslots, capacity) };
