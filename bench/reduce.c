@@ -1,5 +1,6 @@
 /* How fast the reduction is: GB/s of memory touched (sources read and result written), a row for each type and operator, a
- * column for each instruction set; then copies. Usage: bench_reduce [bytes of a source] [sources] [milliseconds a cell] */
+ * column for each instruction set; then copies. Usage: bench_reduce [bytes of a source] [sources] [milliseconds a cell] [type]
+ * Everything is warm: as large as the caches, it measures them; far larger, the memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,10 +9,6 @@
 enum { MOST_SOURCES = 64, BATCHES = 5 };
 
 static const ncclRedOp_t ops[] = { ncclSum, ncclProd, ncclMax, ncclAvg };
-
-static const char *const type_names[ncclNumTypes] = { "int8", "uint8", "int32", "uint32", "int64", "uint64", "half", "float",
-	"double", "bfloat16", "f8e4m3", "f8e5m2" };
-static const char *const op_names[] = { "sum", "prod", "max", "min", "avg" };
 
 static struct tp_reduce reduce_of(ncclDataType_t type, ncclRedOp_t op)
 {
@@ -34,7 +31,7 @@ static double measure(int isa, const struct tp_reduce *r, char *dst, const void 
 	for (int b = 0; b < BATCHES; b++) {
 		uint64_t calls = 0, from = tp_clock_ns(), now;
 		do {
-			for (int i = 0; i < 4; i++, calls++)
+			for (size_t done = 0; done == 0 || done < 65536; done += bytes, calls++)
 				if (isa < 0)
 					memcpy(dst, src[0], bytes);
 				else
@@ -53,7 +50,7 @@ int main(int argc, char **argv)
 	const int nsrc = argc > 2 ? atoi(argv[2]) : 2;
 	const uint64_t budget_ns = (argc > 3 ? strtoull(argv[3], NULL, 0) : 50) * 1000000u;
 	if (bytes == 0 || nsrc < 1 || nsrc > MOST_SOURCES) {
-		fprintf(stderr, "usage: bench_reduce [bytes of a source, 64 or more] [sources, 1 to %d] [milliseconds a cell]\n", MOST_SOURCES);
+		fprintf(stderr, "usage: bench_reduce [bytes of a source, 64 or more] [sources, 1 to %d] [milliseconds a cell] [type]\n", MOST_SOURCES);
 		return 2;
 	}
 	const void *src[MOST_SOURCES];
@@ -70,10 +67,12 @@ int main(int argc, char **argv)
 	memset(dst, 0, bytes);
 	printf("%d sources of %zu bytes; GB/s, read and written\n%-10s %-5s %10s %10s %10s\n", nsrc, bytes, "type", "op", "scalar", "avx2",
 		"avx512");
-	for (int type = 0; type < ncclNumTypes; type++)
+	for (int type = 0; type < ncclNumTypes; type++) {
+		if (argc > 4 && strcmp(argv[4], tp_type_name((ncclDataType_t)type)) != 0)
+			continue;
 		for (size_t o = 0; o < TP_ARRAY_LEN(ops); o++) {
 			struct tp_reduce r = reduce_of((ncclDataType_t)type, ops[o]);
-			printf("%-10s %-5s", type_names[type], op_names[ops[o]]);
+			printf("%-10s %-5s", tp_type_name((ncclDataType_t)type), tp_op_name(ops[o]));
 			for (int isa = TP_ISA_SCALAR; isa <= TP_ISA_AVX512; isa++)
 				if ((int)tp_reduce_usable_isa((enum tp_isa)isa) == isa)
 					printf(" %10.1f", measure(isa, &r, dst, src, nsrc, bytes, budget_ns));
@@ -82,6 +81,7 @@ int main(int argc, char **argv)
 			printf("\n");
 			fflush(stdout);
 		}
+	}
 	printf("%-16s %10.1f\n", "memcpy", measure(-1, NULL, dst, src, 1, bytes, budget_ns));
 	free(dst);
 	for (int s = 0; s < nsrc; s++)
