@@ -61,7 +61,7 @@ static void many_lives(struct ranks *r)
 {
 	int lives = *(int *)r->arg;
 	static float data[20000];
-	for (int i = 0; i < lives / 5; i++) one_life(r, i, data);
+	for (int i = 0; i < lives / 2; i++) one_life(r, i, data);
 	ranks_barrier(r);
 	int fds = count_entries("/proc/self/fd"), threads = count_entries("/proc/self/task");
 	size_t heap = mallinfo2().uordblks;
@@ -71,12 +71,12 @@ static void many_lives(struct ranks *r)
 	usleep(100000);
 	int fds_now = count_entries("/proc/self/fd"), threads_now = count_entries("/proc/self/task");
 	size_t heap_now = mallinfo2().uordblks;
-	if (fds_now > fds || threads_now > threads || heap_now > heap + 16384)
+	if (fds_now > fds || threads_now > threads || heap_now > heap + 65536)
 		fprintf(stderr, "descriptors %d -> %d, threads %d -> %d, heap %zu -> %zu, resident %ld -> %ld KB\n", fds, fds_now, threads,
 			threads_now, heap, heap_now, resident, resident_kb());
 	REQUIRE(fds_now <= fds);
 	REQUIRE(threads_now <= threads);
-	if (!SANITIZED) REQUIRE(heap_now <= heap + 16384);
+	if (!SANITIZED) REQUIRE(heap_now <= heap + 65536);
 	if (!SANITIZED) REQUIRE(resident_kb() <= resident + 4096);
 }
 
