@@ -1,0 +1,151 @@
+/* Between objects and what carries them: carriers, the target's side, completions, timers and the progress thread.
+ *
+ * A carrier sees a QP's send queue and nothing else of the objects; whatever it brings to another QP goes through the target
+ * functions, so that rights, receives, completions and errors have one meaning. Names with _locked: the caller holds the lock
+ * of the (first) QP. */
+#ifndef TP_VERBS_ENGINE_H
+#define TP_VERBS_ENGINE_H
+
+#include <sys/uio.h>
+#include "verbs/card.h"
+
+/* ---- carriers ---- */
+
+struct tp_carrier {
+	const char *name;               /* "self", "path", "wire": shown per QP */
+	/* Connected types at INIT->RTR (qp->av, attr are set), UD at INIT->RTR too. 0 or an errno, then the QP stays in INIT. */
+	int (*attach)(struct tp_qp *qp);
+	/* Executes what is posted from sq.exec on, in order, as far as it can now; called after each post, on RTS, when a timer
+	 * or a packet calls for it. Holds the lock, may let go of it (sq.exec, the queue's requests and the attachment stay: see
+	 * tp_qp_run_locked). Ends at once when qp->state is not one that sends (tp_qp_sends). */
+	void (*run)(struct tp_qp *qp);
+	/* The QP leaves for ERR, SQE or RESET, or is destroyed: nothing more may be sent or completed for what was begun, no timer
+	 * may come later. In ERR the carrier may still answer. Lock held; never called while run is in progress. */
+	void (*stop)(struct tp_qp *qp);
+	void (*detach)(struct tp_qp *qp);   /* RESET or destroyed, after stop: frees carrier_data */
+	/* Work of the carrier's own that a poller can do: incoming packets. Returns how much was done. May be NULL. */
+	int (*progress)(void);
+	bool loopback;                  /* reaches this process only */
+};
+/* Who carries this QP (lock held, at RTR): this process, the short way, or the wire; why goes to the log (INFO, NET). */
+const struct tp_carrier *tp_engine_choose(struct tp_qp *qp);
+extern const struct tp_carrier tp_self;         /* self.c */
+extern const struct tp_carrier tp_wire;         /* the wire */
+extern const struct tp_carrier tp_path;         /* the short way */
+/* UD: one datagram to whoever has the address: this process's QPs, the wire, or both (multicast). */
+
+/* True in the states in which send requests are executed. */
+static inline bool tp_qp_sends(const struct tp_qp *qp)
+{
+	int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+	return state == IBV_QPS_RTS;
+}
+
+/* ---- the initiator's side: what a carrier reports ---- */
+
+/* The request at sq.done ended (they end in order). Success: a completion if it is signaled. Else always one, then the QP goes
+ * to ERR (RC, XRC) or SQE (UC, UD) and all that follow are flushed. byte_len: reads, atomics. */
+void tp_sq_complete_locked(struct tp_qp *qp, enum ibv_wc_status status, uint32_t byte_len);
+/* The request's data as memory: pins each segment (grips, at most max). Returns their count; -1: a key, bound or right is
+ * wrong (LOC_PROT_ERR), nothing is pinned. access: what is needed of the local key (0 or IBV_ACCESS_LOCAL_WRITE). */
+struct tp_span { struct tp_grip grip; uint8_t *addr; uint32_t bytes; };
+int tp_sge_enter(struct tp_qp *qp, const struct ibv_sge *sge, uint32_t num_sge, uint32_t access, struct tp_span *spans);
+void tp_span_leave(struct tp_span *spans, int count);
+/* The wqe's outgoing bytes: its segments, or its inline data as one span without grip. */
+int tp_wqe_enter(struct tp_qp *qp, struct tp_wqe *wqe, uint32_t access, struct tp_span *spans);
+/* Copies bytes at offset of the spans' whole; EFAULT where pages are missing. */
+int tp_span_read(const struct tp_span *spans, int count, uint64_t offset, void *to, size_t bytes);
+int tp_span_write(const struct tp_span *spans, int count, uint64_t offset, const void *from, size_t bytes);
+
+/* ---- the target's side ---- */
+
+/* What the target says to a request; the AETH's meanings. */
+enum tp_reply {
+	TP_REPLY_ACK,
+	TP_REPLY_RNR,                   /* no receive: attr.min_rnr_timer says how long to wait */
+	TP_REPLY_SEQUENCE,              /* the wire's alone */
+	TP_REPLY_INVALID_REQUEST,
+	TP_REPLY_REMOTE_ACCESS,
+	TP_REPLY_REMOTE_OPERATION,
+	TP_REPLY_SILENT,                /* no such QP, or not in a state that receives: as if nobody were there */
+};
+/* The initiator's status for a reply other than ACK, RNR, SEQUENCE, SILENT. */
+enum ibv_wc_status tp_reply_status(enum tp_reply reply);
+/* May this target receive now (RTR, RTS, SQD, SQE)? */
+bool tp_target_receives(const struct tp_qp *qp);
+/* RC and XRC: after a reply that ends the connection the target goes to ERR with the right event, and raises the completion
+ * with an error of a receive that was begun. Calls itself nothing for UC and UD: they drop. */
+void tp_target_refuse_locked(struct tp_qp *qp, enum tp_reply reply);
+
+/* A message comes in: takes a receive from the QP's queue, SRQ, or the XRC SRQ srqn, into qp->recv. */
+enum tp_reply tp_target_begin_locked(struct tp_qp *qp, uint32_t srqn);
+/* Places bytes at offset of the receive; INVALID_REQUEST: it is longer than the receive (target's completion: LOC_LEN_ERR);
+ * REMOTE_OPERATION: the receive's key or memory is wrong (LOC_PROT_ERR). */
+enum tp_reply tp_target_place_locked(struct tp_qp *qp, uint64_t offset, const void *from, size_t bytes);
+/* The message is whole: the receive's completion. imm (network order) with WITH_IMM, rkey with WITH_INV. */
+struct tp_arrival {
+	enum ibv_wc_opcode opcode;      /* IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM */
+	uint32_t byte_len, imm, wc_flags;
+	uint32_t src_qp;
+	uint8_t sl;
+	bool solicited;
+};
+enum tp_reply tp_target_finish_locked(struct tp_qp *qp, const struct tp_arrival *arrival);
+/* The completion with an error of the receive that was begun (if one was). */
+void tp_target_spoil_locked(struct tp_qp *qp, enum ibv_wc_status status);
+
+/* RDMA: checks the QP's and the key's rights, pins. bytes 0: nothing is checked, the grip is empty. */
+enum tp_reply tp_target_write_enter_locked(struct tp_qp *qp, uint32_t rkey, uint64_t addr, uint64_t bytes, struct tp_grip *grip);
+enum tp_reply tp_target_read_enter_locked(struct tp_qp *qp, uint32_t rkey, uint64_t addr, uint64_t bytes, struct tp_grip *grip);
+/* One CPU instruction; result: what was there before. Misaligned: INVALID_REQUEST. opcode: enum ibv_wr_opcode. */
+enum tp_reply tp_target_atomic_locked(struct tp_qp *qp, uint32_t opcode, uint32_t rkey, uint64_t addr, uint64_t compare_add,
+	uint64_t swap, uint64_t *result);
+/* First packet of a QP in RTR: COMM_EST. */
+void tp_target_established_locked(struct tp_qp *qp);
+
+/* A datagram, whole: 40 bytes of GRH (IPv4: the header in the last 20) are placed before it. Checks the Q_Key, drops what has
+ * no receive or doesn't fit. Takes the lock itself. */
+struct tp_datagram {
+	const uint8_t *grh;             /* 40 bytes */
+	const struct tp_span *spans;    /* the payload */
+	int nspans;
+	uint32_t bytes, src_qp, qkey, imm;
+	uint32_t dest_qp;
+	bool has_imm, solicited;
+	uint8_t sl;
+};
+void tp_target_datagram(struct tp_qp *qp, const struct tp_datagram *datagram);
+/* To each QP of this process that is attached to the group on the port, but not the sender where it opted out. */
+void tp_target_multicast(struct tp_port *port, const union ibv_gid *group, struct tp_qp *sender, const struct tp_datagram *datagram);
+/* Joined or left by the first or last QP (the wire joins the IP group). Set by the wire; may be NULL. */
+extern void (*tp_engine_group_hook)(struct tp_port *port, const union ibv_gid *group, bool join);
+/* The 40 bytes for a datagram from av's addresses (bytes: the UDP payload's, for the length fields). */
+void tp_engine_make_grh(const struct tp_av *av, uint32_t bytes, uint8_t grh[40]);
+
+/* ---- QP numbers ---- */
+
+/* The process's part of its QP numbers (the top 8 bits), asked for at the first QP; the keeper of port 4791 gives it. Negative:
+ * an errno. Until a wire is there: 1. */
+int tp_engine_slot(void);
+/* Is qpn one of this process's? */
+static inline uint32_t tp_qpn_slot(uint32_t qpn) { return qpn >> TP_CARD_QP_SLOTS_LOG; }
+
+/* ---- timers and the progress thread (progress.c) ---- */
+
+/* One timer; armed again and again. The function runs on the progress thread or on a poller, with no lock held, and finds the
+ * QP by a reference that the timer holds while armed. */
+struct tp_timer;
+struct tp_timer *tp_timer_new(void (*fire)(struct tp_qp *qp), struct tp_qp *qp);
+void tp_timer_arm(struct tp_timer *timer, uint64_t when_ns);    /* replaces an earlier time; 0 disarms */
+void tp_timer_free(struct tp_timer *timer);     /* afterwards it doesn't fire; may be called under the QP's lock */
+
+/* A descriptor that the thread watches: ready runs with no lock held. The thread exists from the first timer or descriptor on,
+ * with all signals blocked; it sleeps while pollers hold the lease. */
+int tp_progress_watch(int fd, void (*ready)(int fd, void *arg), void *arg);
+void tp_progress_unwatch(int fd);
+/* A poller found nothing: does what the thread would do, renews the lease. Cheap when there is nothing. */
+void tp_progress_poll(void);
+/* True while a poller has been here within the last lease (1 ms): the thread leaves descriptors alone. */
+bool tp_progress_leased(void);
+
+#endif
