@@ -6,7 +6,9 @@
  * made. With a NULL stream, or CUDA's 0x1 and 0x2, a call returns when its operation is done (on a non-blocking
  * communicator: ncclInProgress, then ncclCommGetAsyncError until ncclSuccess).
  *
- * Every call: ncclSuccess, or an error whose reason ncclGetLastError gives in a sentence. Outputs are set only on success.
+ * Every call returns ncclSuccess, or an error whose reason ncclGetLastError gives in a sentence. Outputs are set only on
+ * success. Each call exists twice: ncclX (weak), which a profiler may override, and pncclX.
+ *
  * Counts are in elements of `datatype`, never bytes. Buffers belong to the caller, who keeps them, and doesn't touch them,
  * until the operation is done. Operations of one communicator are totally ordered: every rank must issue the same
  * collectives in the same order; where ranks disagree, each gets ncclInvalidUsage naming two of them and their calls.
@@ -108,6 +110,7 @@ typedef enum {
 #define NCCL_SHRINK_ABORT 0x01
 #define NCCL_REVOKE_DEFAULT 0x00
 
+/* Settings of a communicator */
 /* How a communicator is to be. Start from NCCL_CONFIG_INITIALIZER and set what matters. Offsets and sizes are ABI: a caller
  * built with an older header passes a smaller size and an older version, and fields younger than that version are ignored.
  * A value outside its range is ncclInvalidArgument. */
@@ -138,6 +141,7 @@ typedef struct ncclConfig_v22800 {
 	NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, \
 	NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT }
 
+/* A prediction of a group's time */
 /* What ncclGroupSimulateEnd tells. Start from NCCL_SIM_INFO_INITIALIZER. */
 typedef struct ncclSimInfo_v22200 {
 	size_t size;
@@ -151,19 +155,26 @@ typedef struct ncclSimInfo_v22200 {
 
 #define TP_NCCL_CALL_(ret, name, args) ret name args; ret p##name args;
 
-/* Each call exists twice: ncclX (weak), which a profiler may override, and pncclX. */
-
+/* Which interface this library has */
 /* *version = 22809: the version whose interface this is. ncclInvalidArgument: version is NULL. */
 TP_NCCL_CALL_(ncclResult_t, ncclGetVersion, (int *version))
+
+/* What went wrong */
 /* A sentence for a result; never NULL, static. */
 TP_NCCL_CALL_(const char *, ncclGetErrorString, (ncclResult_t result))
 /* The text of the last error of this process (of any communicator; comm may be NULL). Never NULL; valid until the next error. */
 TP_NCCL_CALL_(const char *, ncclGetLastError, (ncclComm_t comm))
+
+/* Read the log's settings again */
 /* Reads NCCL_DEBUG and its family anew. */
 TP_NCCL_CALL_(void, ncclResetDebugInit, (void))
+
+/* Make the id by which the ranks of a communicator meet */
 /* A new id, whose root is a thread of this process. With NCCL_COMM_ID=host:port set, every rank gets the same id, without talking.
  * ncclSystemError: no usable interface (NCCL_SOCKET_IFNAME). */
 TP_NCCL_CALL_(ncclResult_t, ncclGetUniqueId, (ncclUniqueId *uniqueId))
+
+/* Join a communicator */
 /* Joins as `rank` of nranks; returns when all have joined. Collective. In a group, the join is made at ncclGroupEnd.
  * ncclInvalidArgument: rank not in [0, nranks). ncclSystemError or ncclRemoteError: a rank never came (TELPHER_INIT_TIMEOUT), or differs
  * in version, device kind or settings; the text names it. */
@@ -175,17 +186,25 @@ TP_NCCL_CALL_(ncclResult_t, ncclCommInitRankConfig,
 /* The same with nId ids ([nId], from nId different processes), whose roots share the work of a large start. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommInitRankScalable,
 	(ncclComm_t *newcomm, int nranks, int myrank, int nId, ncclUniqueId *commIds, ncclConfig_t *config))
+
+/* Make a communicator whose ranks all belong to one thread */
 /* A communicator of ndev ranks that all belong to this thread: comms[ndev], comms[i] being rank i on device devlist[i] (NULL: i).
  * Host ranks take any device numbers >= 0, each once. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommInitAll, (ncclComm_t *comms, int ndev, const int *devlist))
+
+/* Make communicators of the parts of another */
 /* Collective over comm. Ranks of one color (>= 0) form a new communicator, ordered by (key, rank in comm). NCCL_SPLIT_NOCOLOR: takes part,
  * gets *newcomm = NULL. config NULL: comm's own. comm stays as it is. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommSplit, (ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config))
+
+/* Go on without some ranks of a communicator */
 /* Called by the ranks that stay, all with the same list excludeRanksList[excludeRanksCount]: a new communicator of these, in the old order.
  * The excluded ones don't call, and may be dead. NCCL_SHRINK_ABORT: first ends what is outstanding on comm; needed where comm is in error.
  * ncclInvalidArgument: a rank outside, twice, or the caller itself in the list. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommShrink, (ncclComm_t comm, int *excludeRanksList, int excludeRanksCount,
 	ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags))
+
+/* End a communicator */
 /* Waits until all operations of comm are done and all data is out. After it, only the queries, ncclCommDestroy and ncclCommAbort are allowed. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommFinalize, (ncclComm_t comm))
 /* Finalizes if need be, then frees comm. Waits for nobody. NULL is accepted. Any later use of comm is ncclInvalidArgument. */
@@ -196,33 +215,47 @@ TP_NCCL_CALL_(ncclResult_t, ncclCommAbort, (ncclComm_t comm))
 /* Ends what is outstanding on comm, on all ranks, and refuses new operations; comm may still be shrunk, and must be destroyed.
  * revokeFlags must be NCCL_REVOKE_DEFAULT. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommRevoke, (ncclComm_t comm, int revokeFlags))
+
+/* Ask how a communicator is */
 /* *asyncError: ncclSuccess, ncclInProgress (non-blocking, not done), or the error that comm is in for good. Looks for deaths of peers too. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommGetAsyncError, (ncclComm_t comm, ncclResult_t *asyncError))
+
+/* Ask which rank of what this is */
 /* *count: the number of ranks. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommCount, (const ncclComm_t comm, int *count))
 /* *device: the device; host ranks: the number given to ncclCommInitAll, else the local rank that the launcher gave, else 0. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommCuDevice, (const ncclComm_t comm, int *device))
 /* *rank: this rank, in [0, count). */
 TP_NCCL_CALL_(ncclResult_t, ncclCommUserRank, (const ncclComm_t comm, int *rank))
+
+/* Announce a buffer that will be used often */
 /* Announces that a buffer will be used often. Host ranks gain nothing; accepted, *handle is set, and goes back to ncclCommDeregister. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommRegister, (const ncclComm_t comm, void *buff, size_t size, void **handle))
 /* Undoes ncclCommRegister. NULL is accepted. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle))
+
+/* Register memory for GPUs' one-sided access */
 /* GPU windows. Host ranks: ncclInvalidUsage. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommWindowRegister,
 	(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags))
 /* NULL is accepted; host ranks have no other. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommWindowDeregister, (ncclComm_t comm, ncclWindow_t win))
+
+/* Allocate and free memory for buffers */
 /* *ptr: size bytes of what the ranks of this process use (TELPHER_DEVICE): host memory, zeroed, aligned to a page. Size 0 gives NULL. */
 TP_NCCL_CALL_(ncclResult_t, ncclMemAlloc, (void **ptr, size_t size))
 /* Frees it. NULL is accepted. A pointer that ncclMemAlloc did not return is ncclInvalidArgument. */
 TP_NCCL_CALL_(ncclResult_t, ncclMemFree, (void *ptr))
+
+/* Make an operator that scales, then sums */
 /* *op: an operator for comm that multiplies each rank's input by *scalar (one element of `datatype`, this rank's own), then sums. Only for
  * that communicator and type. Residence: when the scalar is read; ncclScalarDevice needs it valid until the operations are done. */
 TP_NCCL_CALL_(ncclResult_t, ncclRedOpCreatePreMulSum,
 	(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype, ncclScalarResidence_t residence, ncclComm_t comm))
 /* Forgets an operator; operations under way keep what they read. A built-in or unknown op is ncclInvalidArgument. */
 TP_NCCL_CALL_(ncclResult_t, ncclRedOpDestroy, (ncclRedOp_t op, ncclComm_t comm))
+
+/* Reduce the buffers of all ranks */
 /* recvbuff[i] = op over all ranks of sendbuff[i], i in [0, count). In place: sendbuff == recvbuff. Results are bit-identical on all ranks and
  * from run to run. ncclAvg: the sum times 1/ranks (integers: the quotient, truncated). half, bfloat16 and fp8 are accumulated in float. */
 TP_NCCL_CALL_(ncclResult_t, ncclAllReduce, (const void *sendbuff, void *recvbuff, size_t count,
@@ -230,23 +263,33 @@ TP_NCCL_CALL_(ncclResult_t, ncclAllReduce, (const void *sendbuff, void *recvbuff
 /* The same, but only the root's recvbuff is written (others may pass NULL). */
 TP_NCCL_CALL_(ncclResult_t, ncclReduce, (const void *sendbuff, void *recvbuff, size_t count,
 	ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream))
+
+/* Copy one rank's buffer to all ranks */
 /* recvbuff[count] on every rank = the root's sendbuff[count] (read only there). In place: sendbuff == recvbuff. */
 TP_NCCL_CALL_(ncclResult_t, ncclBroadcast, (const void *sendbuff, void *recvbuff, size_t count,
 	ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream))
 /* ncclBroadcast in place. */
 TP_NCCL_CALL_(ncclResult_t, ncclBcast, (void *buff, size_t count, ncclDataType_t datatype, int root,
 	ncclComm_t comm, cudaStream_t stream))
+
+/* Collect every rank's block on all ranks */
 /* recvbuff[r * sendcount + i] = rank r's sendbuff[i]. recvbuff holds ranks * sendcount elements.
  * In place: sendbuff == recvbuff + rank * sendcount. */
 TP_NCCL_CALL_(ncclResult_t, ncclAllGather, (const void *sendbuff, void *recvbuff, size_t sendcount,
 	ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream))
+
+/* Reduce, and leave one block of the result on each rank */
 /* recvbuff[i] = op over all ranks of sendbuff[rank * recvcount + i]. sendbuff holds ranks * recvcount elements.
  * In place: recvbuff == sendbuff + rank * recvcount. */
 TP_NCCL_CALL_(ncclResult_t, ncclReduceScatter, (const void *sendbuff, void *recvbuff, size_t recvcount,
 	ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream))
+
+/* Exchange a block between each two ranks */
 /* recvbuff[r * count + i] = rank r's sendbuff[own rank * count + i]. Both hold ranks * count elements. Not in place. */
 TP_NCCL_CALL_(ncclResult_t, ncclAlltoAll, (const void *sendbuff, void *recvbuff, size_t count,
 	ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream))
+
+/* Collect every rank's block on one, or deal them out from it */
 /* On the root, recvbuff[r * count + i] = rank r's sendbuff[i] (ranks * count elements; others may pass NULL).
  * In place on the root: sendbuff == recvbuff + root * count. */
 TP_NCCL_CALL_(ncclResult_t, ncclGather, (const void *sendbuff, void *recvbuff, size_t count,
@@ -255,6 +298,8 @@ TP_NCCL_CALL_(ncclResult_t, ncclGather, (const void *sendbuff, void *recvbuff, s
  * In place on the root: recvbuff == sendbuff + root * count. */
 TP_NCCL_CALL_(ncclResult_t, ncclScatter, (const void *sendbuff, void *recvbuff, size_t count,
 	ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream))
+
+/* Send to one rank, receive from one */
 /* Sends sendbuff[count] to rank peer (itself too, in a group), which must receive as many bytes. The k-th send from a to b meets the k-th receive.
  * Outside a group it is done when the peer has taken the data: sends and receives that need each other belong in one group. */
 TP_NCCL_CALL_(ncclResult_t, ncclSend, (const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
@@ -262,6 +307,8 @@ TP_NCCL_CALL_(ncclResult_t, ncclSend, (const void *sendbuff, size_t count, ncclD
 /* Receives recvbuff[count] from rank peer. */
 TP_NCCL_CALL_(ncclResult_t, ncclRecv, (void *recvbuff, size_t count, ncclDataType_t datatype, int peer,
 	ncclComm_t comm, cudaStream_t stream))
+
+/* Start several calls together */
 /* Begins a group of this thread (they nest): calls up to the outermost ncclGroupEnd are only noted, then started together, so that one thread
  * can serve several ranks, and sends and receives need no order. Sends and receives of a communicator run together, after its collectives. */
 TP_NCCL_CALL_(ncclResult_t, ncclGroupStart, (void))

@@ -12,15 +12,18 @@
 extern "C" {
 #endif
 
+/* The version of the library */
 /* The library's own version, "0.1.0"; ncclGetVersion tells whose interface it has. Static. */
 const char *telpher_version(void);
 
-/* Host streams. A stream runs its operations one after the other, in the order of the calls, on a thread of the library,
+/* Order operations and wait for them: streams of host memory */
+/* A stream runs its operations one after the other, in the order of the calls, on a thread of the library,
  * whatever communicators they belong to; operations of one communicator keep their order across streams too. A stream is
  * passed wherever NCCL takes a cudaStream_t, and belongs to this process. All calls may come from any thread. A stream
  * that isn't one (foreign, destroyed) is ncclInvalidArgument.
  * With the streams NULL, 0x1 and 0x2 a call returns when its operation is done; these have no order among each other
  * beyond the communicator's own. */
+/* *stream: a new stream, with nothing on it. */
 ncclResult_t telpher_stream_create(cudaStream_t *stream);
 /* Returns at once; what was issued on the stream still runs to its end. */
 ncclResult_t telpher_stream_destroy(cudaStream_t stream);
@@ -30,6 +33,7 @@ ncclResult_t telpher_stream_synchronize(cudaStream_t stream);
 /* The same without waiting: ncclInProgress where something is outstanding. */
 ncclResult_t telpher_stream_query(cudaStream_t stream);
 
+/* Learn the rank from the launcher */
 /* Who this process is, by what its launcher put into the environment. Looked for in this order:
  *   telpher run     TELPHER_RANK, TELPHER_NRANKS, TELPHER_LOCAL_RANK, TELPHER_LOCAL_NRANKS
  *   Open MPI        OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE (also a Kubernetes MPIJob's workers)
@@ -47,14 +51,15 @@ typedef struct {
 /* ncclInvalidUsage: a rank without a number of ranks. ncclInvalidArgument: numbers that make no sense. */
 ncclResult_t telpher_rank_from_environment(telpher_rank_t *out);
 
-/* The same with the unique id by which these ranks meet. Ranks that one launcher started on one machine find each other
+/* Join the ranks that one launcher started */
+/* Like telpher_rank_from_environment, with the unique id by which these ranks meet. Ranks that one launcher started on one machine find each other
  * (processes of one user only). A job on several machines is told where: NCCL_COMM_ID=host:port, an address of rank 0's
  * machine, and TELPHER_JOB_SECRET, alike for all ranks. ncclInvalidUsage says what is missing. */
 ncclResult_t telpher_unique_id_from_environment(telpher_rank_t *rank, ncclUniqueId *id);
-
 /* telpher_unique_id_from_environment, then ncclCommInitRankConfig. config may be NULL. */
 ncclResult_t telpher_comm_init_from_environment(ncclComm_t *comm, ncclConfig_t *config);
 
+/* The path between two ranks */
 /* The path between two ranks of a communicator, one of which is the caller's own: "SHM/CMA", "NET/Socket/0", … and in a
  * sentence why not a better one. text holds text_bytes and is cut to that. */
 ncclResult_t telpher_comm_path(ncclComm_t comm, int from, int to, char *text, size_t text_bytes);

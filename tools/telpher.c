@@ -59,7 +59,13 @@ int main(int argc, char **argv)
 	if (argc < 2) return print_help(stderr);
 	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return print_help(stdout);
 	for (size_t i = 0; i < sizeof(tools) / sizeof(tools[0]); i++)
-		if (!strcmp(argv[1], tools[i].name)) return tools[i].main(argc - 1, argv + 1);
+		if (!strcmp(argv[1], tools[i].name)) {
+			/* What --help and --usage call it. */
+			char name[32];
+			snprintf(name, sizeof(name), "telpher %s", tools[i].name);
+			argv[1] = name;
+			return tools[i].main(argc - 1, argv + 1);
+		}
 	fprintf(stderr, "telpher: there is no command '%s'\n", argv[1]);
 	return print_help(stderr);
 }

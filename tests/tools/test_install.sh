@@ -27,5 +27,8 @@ cmake -S "$where/project" -B "$where/project/build" -G Ninja -DCMAKE_PREFIX_PATH
 cmake --build "$where/project/build" >/dev/null
 [ "$("$where/project/build/b")" = 22809 ] && echo "ok   CMake package"
 find "$where" -path '*/lib/*/telpher/libnccl.so.2' -o -path '*/lib/telpher/libnccl.so.2' | grep -q . && echo "ok   the library has a folder of its own"
-for page in telpher.1 telpher-run.1 telpher-perf.1 telpher-env.7; do find "$where" -name "$page" | grep -q . || { echo "FAIL no $page"; exit 1; }; done
+calls=$(sed -n -e 's/^TP_NCCL_CALL_([^,]*, \([a-zA-Z]*\),.*/\1/p' -e 's/^[a-zA-Z].*[ *]\(telpher_[a-z_]*\)(.*/\1/p' "$where"/usr/include/telpher/*.h)
+[ "$(wc -l <<<"$calls")" -ge 50 ] || { echo "FAIL the headers' calls aren't found"; exit 1; }
+for page in telpher.1 telpher-run.1 telpher-perf.1 telpher-explain.1 telpher-env.7 telpher.3 $(sed 's/$/.3/' <<<"$calls"); do find "$where" -name "$page" | grep -q . || { echo "FAIL no $page"; exit 1; }; done
+echo "ok   a manual page a call"
 "$where/usr/bin/telpher" env | grep -q NCCL_DEBUG && echo "ok   the installed command runs"
