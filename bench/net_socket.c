@@ -1,6 +1,6 @@
 /* The Socket transport against plain TCP on loopback, in one run: round trips and throughput, with ratios.
  * Usage: net_socket [rounds]. Both sides of each measurement do the same: two processes, non-blocking calls in a loop that
- * yields when nothing moved. The first column of numbers is plain TCP, the others the transport. A third table has the
+ * yields when nothing moved, one connection for each direction, the same buffers. The first column of numbers is plain TCP, the others the transport. A third table has the
  * processor's time for one message with both ends in one thread: it hardly depends on what else runs on the machine. */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -20,7 +20,7 @@ static const struct tp_net_hello hello = { .secret = "for a benchmark", .comm_ha
 
 struct way {                        /* one way of moving bytes: both directions, this process's ends */
 	void *send_comm, *recv_comm;    /* transport */
-	int fd;                         /* plain TCP: one socket for both directions */
+	int fds[2];                     /* plain TCP: to receive, to send; -1: transport */
 };
 
 static void die(const char *what)
@@ -29,12 +29,14 @@ static void die(const char *what)
 	exit(1);
 }
 
-static void plain_move(struct way *w, bool sending, size_t bytes)
+static void plain_move(struct way *w, bool sending, size_t bytes, int slot)
 {
+	unsigned char *at = memory + (size_t)slot * MOST;
 	size_t done = 0;
 
 	while (done < bytes) {
-		ssize_t n = sending ? send(w->fd, memory + done, bytes - done, MSG_DONTWAIT | MSG_NOSIGNAL) : recv(w->fd, memory + done, bytes - done, MSG_DONTWAIT);
+		ssize_t n = sending ? send(w->fds[1], at + done, bytes - done, MSG_DONTWAIT | MSG_NOSIGNAL)
+			: recv(w->fds[0], at + done, bytes - done, MSG_DONTWAIT);
 		if (n > 0) done += (size_t)n;
 		else if (n < 0 && errno == EAGAIN) sched_yield();
 		else die("plain TCP");
@@ -65,8 +67,8 @@ static void stream(struct way *w, bool sending, size_t bytes, int count)
 {
 	void *requests[DEPTH];
 
-	if (w->fd >= 0) {
-		for (int i = 0; i < count; i++) plain_move(w, sending, bytes);
+	if (w->fds[0] >= 0) {
+		for (int i = 0; i < count; i++) plain_move(w, sending, bytes, i % DEPTH);
 		return;
 	}
 	for (int i = 0; i < count + DEPTH; i++) {
@@ -79,7 +81,7 @@ static void stream(struct way *w, bool sending, size_t bytes, int count)
 
 static void move_one(struct way *w, bool sending, size_t bytes)
 {
-	if (w->fd >= 0) plain_move(w, sending, bytes);
+	if (w->fds[0] >= 0) plain_move(w, sending, bytes, 0);
 	else finish(post(w, sending, bytes, 0));
 }
 
@@ -113,7 +115,7 @@ static void join_transport(struct way *w, int in, int out, const char *threads, 
 	setenv("NCCL_SOCKET_NTHREADS", threads, 1);
 	setenv("NCCL_NSOCKS_PERTHREAD", sockets, 1);
 	tp_param_reload();
-	w->fd = -1;
+	w->fds[0] = w->fds[1] = -1;
 	if (tp_net_socket.init() != ncclSuccess || tp_net_socket.listen(0, mine, &listener) != ncclSuccess) die("listen");
 	if (write(out, mine, sizeof(mine)) != sizeof(mine) || read(in, theirs, sizeof(theirs)) != sizeof(theirs)) die("handles");
 	while (!w->send_comm || !w->recv_comm) {
@@ -146,15 +148,15 @@ static void plain_pair(int fds[2])
 }
 
 /* us of processor time for a message, sent and received by this thread. */
-static double cost(struct way *out, struct way *in, size_t bytes, int count)
+static double cost(struct way *w, size_t bytes, int count)
 {
 	struct timespec a, b;
 
 	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);
 	for (int i = 0; i < count; i++) {
 		size_t sent = 0, got = 0;
-		if (out->fd < 0) {
-			void *s = post(out, true, bytes, 0), *r = post(in, false, bytes, 1);
+		if (w->fds[0] < 0) {
+			void *s = post(w, true, bytes, 0), *r = post(w, false, bytes, 1);
 			for (bool s_done = false, r_done = false; !s_done || !r_done;) {
 				if (!s_done && tp_net_socket.test(s, &s_done, NULL) != ncclSuccess) die("test");
 				if (!r_done && tp_net_socket.test(r, &r_done, NULL) != ncclSuccess) die("test");
@@ -162,9 +164,9 @@ static double cost(struct way *out, struct way *in, size_t bytes, int count)
 			continue;
 		}
 		while (got < bytes) {
-			ssize_t n = sent < bytes ? send(out->fd, memory + sent, bytes - sent, MSG_DONTWAIT | MSG_NOSIGNAL) : 0;
+			ssize_t n = sent < bytes ? send(w->fds[1], memory + sent, bytes - sent, MSG_DONTWAIT | MSG_NOSIGNAL) : 0;
 			if (n > 0) sent += (size_t)n;
-			n = recv(in->fd, memory + MOST + got, bytes - got, MSG_DONTWAIT);
+			n = recv(w->fds[0], memory + MOST + got, bytes - got, MSG_DONTWAIT);
 			if (n > 0) got += (size_t)n;
 		}
 	}
@@ -185,8 +187,8 @@ int main(int argc, char **argv)
 	static const size_t sizes[] = { 8, 1024, 16384, 65536, 524288, 4194304 };
 	enum { WAYS = TP_ARRAY_LEN(shapes) + 1, SIZES = TP_ARRAY_LEN(sizes) };
 	static double results[3][SIZES][WAYS][MAX_ROUNDS];
-	struct way ways[WAYS], here[WAYS], back = { .fd = -1 };
-	int rounds = argc > 1 ? TP_MIN(TP_MAX(atoi(argv[1]), 1), MAX_ROUNDS) : 5, up[2], down[2], plain[2];
+	struct way ways[WAYS], here[WAYS];
+	int rounds = argc > 1 ? TP_MIN(TP_MAX(atoi(argv[1]), 1), MAX_ROUNDS) : 5, up[2], down[2], plain[2][2];
 	bool first;
 	pid_t child;
 
@@ -195,20 +197,20 @@ int main(int argc, char **argv)
 	setenv("NCCL_SOCKET_IFNAME", "lo", 1);
 	memset(ways, 0, sizeof(ways));
 	memset(here, 0, sizeof(here));
-	plain_pair(plain);
-	here[0].fd = plain[0];
-	back.fd = plain[1];
+	plain_pair(plain[0]);
+	memcpy(here[0].fds, plain[0], sizeof(plain[0]));
 	for (int i = 1; i < WAYS; i++) join_here(&here[i], shapes[i - 1].threads, shapes[i - 1].sockets);
 	for (int r = 0; r < rounds; r++)
 		for (int s = 0; s < SIZES; s++)
 			/* Helper threads spend time of their own, which this doesn't see. */
 			for (int i = 0; i < WAYS - 1; i++)
-				results[2][s][i][r] = cost(&here[i], i ? &here[i] : &back, sizes[s], (int)TP_MIN((16u << 20) / sizes[s], 3000u));
-	plain_pair(plain);
+				results[2][s][i][r] = cost(&here[i], sizes[s], (int)TP_MIN((16u << 20) / sizes[s], 3000u));
+	plain_pair(plain[1]);
 	if (pipe(up) != 0 || pipe(down) != 0) die("pipe");
 	child = fork();
 	first = child != 0;
-	ways[0].fd = plain[first];
+	ways[0].fds[0] = plain[first][0];
+	ways[0].fds[1] = plain[!first][1];
 	for (int i = 1; i < WAYS; i++) join_transport(&ways[i], first ? down[0] : up[0], first ? up[1] : down[1], shapes[i - 1].threads, shapes[i - 1].sockets);
 	for (int r = 0; r < rounds; r++)
 		for (int t = 0; t < 2; t++)
