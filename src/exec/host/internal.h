@@ -2,6 +2,8 @@
 #ifndef TP_EXEC_HOST_INTERNAL_H
 #define TP_EXEC_HOST_INTERNAL_H
 
+#include <string.h>
+
 #include "exec/exec.h"
 
 /* Our end of a link, and what of it the operation has still to see consumed. */
@@ -132,6 +134,49 @@ ncclResult_t tp_exec_lane_run(struct tp_exec *exec, struct tp_exec_op *op, struc
 /* All links of the lane's step are ready: moves it. */
 ncclResult_t tp_exec_step_move(struct tp_exec *exec, struct tp_exec_op *op, struct tp_exec_lane *lane, struct tp_exec_step *step);
 ncclResult_t tp_exec_op_mark(struct tp_exec *exec, struct tp_exec_op *op, struct tp_exec_end *end);
+/* Hints about lines that two processors pass to and fro (a processor without them takes them for nops): demote sends a
+ * written line to the shared cache, where its reader finds it sooner; own fetches a line for writing. */
+static inline void tp_exec_demote_line(const void *line)
+{
+#if defined(__x86_64__)
+	__asm__ volatile(".byte 0x0f, 0x1c, 0x00" : : "a"(line) : "memory");        /* cldemote (%rax) */
+#else
+	(void)line;
+#endif
+}
+
+static inline void tp_exec_own_line(void *line)
+{
+#if defined(__x86_64__)
+	__asm__ volatile("prefetchw (%0)" : : "r"(line));
+#else
+	__builtin_prefetch(line, 1);
+#endif
+}
+
+/* What a chunk of middle size costs is the lines' way there and back: those of the next slot are fetched while this chunk
+ * is read at the other end. Not where that slot is perhaps still being read. (4 KB between two cores: 1.35 us, 1.05 with.) */
+#define TP_OWN_LEAST ((size_t)256)
+#define TP_OWN_MOST ((size_t)8 << 10)
+#define TP_DEMOTE_MOST ((size_t)2 << 10)
+static inline void tp_exec_own_next(const struct tp_link *link, size_t bytes)
+{
+	if (bytes < TP_OWN_LEAST || bytes > TP_OWN_MOST || link->next - link->head_seen > link->mask) return;
+	unsigned char *slot = link->slots + (size_t)(link->next & link->mask) * link->stride;
+	for (size_t at = 0; at < sizeof(struct tp_slot) + bytes; at += TP_CACHE_LINE) tp_exec_own_line(slot + at);
+}
+
+/* Fills a slot's data, the line of the header last: the receiver's eyes are on that line, and each look takes it away. */
+static inline void tp_exec_fill(unsigned char *data, const void *from, size_t bytes)
+{
+	const size_t first = TP_CACHE_LINE - sizeof(struct tp_slot);
+	if (bytes > first) memcpy(data + first, (const char *)from + first, bytes - first);
+	if (bytes >= TP_OWN_LEAST && bytes <= TP_DEMOTE_MOST)
+		for (size_t at = first; at < bytes; at += TP_CACHE_LINE) tp_exec_demote_line(data + at);
+	if (bytes == 8) memcpy(data, from, 8);
+	else if (bytes) memcpy(data, from, bytes < first ? bytes : first);
+}
+
 /* Where a buffer operand's chunk lies in the lane's round, and how much of it there is. */
 static inline size_t tp_exec_chunk(const struct tp_exec_lane *lane, uint32_t block, uint32_t piece, size_t *offset)
 {

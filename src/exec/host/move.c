@@ -148,6 +148,7 @@ static ncclResult_t publish(struct move *m, const struct tp_exec_operand *o, con
 	if (ref) *(struct tp_exec_ref *)slot->data = (struct tp_exec_ref){ (uintptr_t)ref, m->lane->geometry->block_bytes };
 	else if (m->total_first) memcpy(slot->data, &(uint64_t){ m->lane->geometry->block_bytes }, TP_TOTAL_BYTES);
 	tp_link_publish(link, slot);
+	if (!ref) tp_exec_own_next(link, m->bytes);
 	return ref || o->end->net ? tp_exec_op_mark(m->exec, m->op, o->end) : ncclSuccess;
 }
 
@@ -252,7 +253,7 @@ static ncclResult_t give_links(struct move *m, bool plain, const unsigned char *
 		bool staged;
 		TP_TRY(place_copy(m, o, &dst, &staged));
 		if (value) {
-			if (m->bytes) memcpy(dst, value, m->bytes);
+			tp_exec_fill(dst, value, m->bytes);
 		} else {
 			TP_TRY(plain ? copy_into(m, dst) : reduce_into(m, dst));
 			value = dst;

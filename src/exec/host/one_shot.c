@@ -64,13 +64,6 @@ static ncclResult_t fail_chunk(const struct tp_exec *exec, const struct tp_exec_
 		exec->boot->rank, call->block_bytes, link->peer, tp_coll_name(call->plan->spec.coll), slot->bytes);
 }
 
-static inline void copy_small(void *dst, const void *src, size_t bytes)
-{
-	if (bytes == 8) memcpy(dst, src, 8);
-	else if (bytes == 4) memcpy(dst, src, 4);
-	else if (bytes) memcpy(dst, src, bytes);
-}
-
 /* One's own contribution, as everybody sees it: own[0] is where it lies. */
 static void give_all(const struct tp_exec *exec, const struct tp_exec_plan *plan, const struct tp_exec_call *call, const void **own)
 {
@@ -85,12 +78,13 @@ static void give_all(const struct tp_exec *exec, const struct tp_exec_plan *plan
 			tp_reduce_run(&call->reduce, false, slot->data, own, 1, 1, bytes);
 			*own = slot->data;
 		} else {
-			copy_small(slot->data, *own, bytes);
+			tp_exec_fill(slot->data, *own, bytes);
 		}
 		slot->bytes = (uint32_t)bytes;
 		slot->tag = call->tag;
 		slot->kind = TP_SLOT_INLINE;
 		tp_link_publish(link, slot);
+		tp_exec_own_next(link, bytes);
 	}
 }
 
