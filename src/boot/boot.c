@@ -9,7 +9,7 @@ static struct tp_param boot_params[] = {
 	[P_INIT_TIMEOUT] = { .name = "TELPHER_INIT_TIMEOUT", .kind = TP_PARAM_INT, .fallback = "1800", .min = 1, .max = 1000000,
 		.doc = "seconds that a communicator's ranks wait for each other at init" },
 };
-TP_PARAM_TABLE("bootstrap", boot_params)
+TP_PARAM_TABLE("boot", boot_params)
 
 static ncclResult_t check_args(const struct tp_boot_args *args)
 {

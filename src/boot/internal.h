@@ -1,4 +1,4 @@
-/* The inside of the bootstrap. One lock (tp_service.lock) guards everything here but the segment itself; unless a function
+/* The inside of the bootstrap. One lock (tp_service_lock) guards everything here but the segment itself; unless a function
  * says otherwise its caller holds it. The service thread lets go of it only while it sleeps in epoll and while it calls other
  * folders. Objects: a *conn* is one proven connection, a *root* an id that is served here, a *joiner* one rank inside
  * tp_boot_open, a *site* this process's share of one communicator, a *link* the way from a site to another host. */
@@ -24,11 +24,11 @@ struct tp_listener {
 };
 
 struct tp_service {
-	pthread_mutex_t lock;
 	pthread_cond_t stopped, watch_idle;
 	bool running, finished;
 	pthread_t thread;
 	uint32_t generation;                /* a forked child has another one */
+	int waiters;                        /* for the thread's end */
 	int users;                          /* roots, joiners, sites, watches: at zero the thread ends */
 	int epoll, wake, spare_fd;
 	union tp_addr addr;
@@ -43,6 +43,7 @@ struct tp_service {
 	struct tp_joiner *joiners;
 };
 extern struct tp_service tp_service;
+extern pthread_mutex_t tp_service_mutex;
 
 void tp_service_lock(void);
 void tp_service_unlock(void);

@@ -22,9 +22,9 @@
 enum { P_LIFE_TIMEOUT };
 static struct tp_param mesh_params[] = {
 	[P_LIFE_TIMEOUT] = { .name = "TELPHER_LIFE_TIMEOUT", .kind = TP_PARAM_INT, .fallback = "1200", .min = 0, .max = 3600000,
-		.doc = "ms without a life sign after which a host is taken for dead (0: never)" },
+		.doc = "ms without a life sign after which a host is taken for dead; 0: never" },
 };
-TP_PARAM_TABLE("bootstrap mesh", mesh_params)
+TP_PARAM_TABLE("boot", mesh_params)
 
 static void call_host(struct tp_link *link);
 static void watch_next_hosts(struct tp_site *site);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <dirent.h>
 #include <linux/membarrier.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,8 @@
 #include <unistd.h>
 #include <fcntl.h>
 
-struct tp_service tp_service = { .lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .wake = -1, .spare_fd = -1 };
+pthread_mutex_t tp_service_mutex = PTHREAD_MUTEX_INITIALIZER;
+struct tp_service tp_service = { .epoll = -1, .wake = -1, .spare_fd = -1 };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct tp_source wake_source = { .kind = TP_SOURCE_WAKE, .fd = -1 };
 
@@ -43,11 +45,11 @@ void tp_service_init_cond(pthread_cond_t *cond)
 void tp_service_wait(pthread_cond_t *cond, uint64_t until_ms)
 {
 	struct timespec until = { (time_t)(until_ms / 1000), (long)(until_ms % 1000) * 1000000 };
-	pthread_cond_timedwait(cond, &tp_service.lock, &until);
+	pthread_cond_timedwait(cond, &tp_service_mutex, &until);
 }
 
-static void fork_prepare(void) { pthread_mutex_lock(&tp_service.lock); }
-static void fork_parent(void) { pthread_mutex_unlock(&tp_service.lock); }
+static void fork_prepare(void) { pthread_mutex_lock(&tp_service_mutex); }
+static void fork_parent(void) { pthread_mutex_unlock(&tp_service_mutex); }
 
 static void close_fd(int fd)
 {
@@ -68,10 +70,10 @@ static void fork_child(void)
 	abandoned = *s;
 	*s = (struct tp_service){ .epoll = -1, .wake = -1, .spare_fd = -1, .generation = abandoned.generation + 1 };
 	dead_watches = NULL;
-	pthread_mutex_init(&s->lock, NULL);
 	tp_service_init_cond(&s->stopped);
 	tp_service_init_cond(&s->watch_idle);
 	tp_secret_random(&s->process_hash, sizeof(s->process_hash));
+	pthread_mutex_unlock(&tp_service_mutex);    /* locked in fork_prepare, by this thread */
 }
 
 static void init_once(void)
@@ -85,9 +87,9 @@ static void init_once(void)
 void tp_service_lock(void)
 {
 	pthread_once(&once, init_once);
-	pthread_mutex_lock(&tp_service.lock);
+	pthread_mutex_lock(&tp_service_mutex);
 }
-void tp_service_unlock(void) { pthread_mutex_unlock(&tp_service.lock); }
+void tp_service_unlock(void) { pthread_mutex_unlock(&tp_service_mutex); }
 bool tp_service_is_mine(void) { return tp_service.running && pthread_equal(pthread_self(), tp_service.thread); }
 
 static void ring_wake(void)
@@ -294,12 +296,15 @@ static void shut(void)
 	s->epoll = s->wake = s->spare_fd = wake_source.fd = -1;
 }
 
+static _Atomic pid_t last_tid;
+
 static void *service_main(void *unused)
 {
 	struct tp_service *s = &tp_service;
 	struct epoll_event events[64];
 	(void)unused;
 	pthread_setname_np(pthread_self(), "telpher-service");
+	atomic_store_explicit(&last_tid, gettid(), memory_order_relaxed);
 	ask_for_short_slices();
 	tp_service_lock();
 	while (s->users > 0) {
@@ -315,7 +320,9 @@ static void *service_main(void *unused)
 	}
 	shut();
 	s->running = false;
-	s->finished = true;
+	/* Whoever waits for the end joins; where nobody does, the end of the library does (see wait_for_end). */
+	s->finished = s->waiters > 0;
+	if (!s->finished) pthread_detach(pthread_self());
 	pthread_cond_broadcast(&s->stopped);
 	tp_service_unlock();
 	return unused;
@@ -393,16 +400,18 @@ void tp_service_unuse(void)
 	struct tp_service *s = &tp_service;
 	if (--s->users > 0 || tp_service_is_mine()) return;
 	ring_wake();
-	while (s->running && s->users == 0) pthread_cond_wait(&s->stopped, &s->lock);
+	s->waiters++;
+	while (s->running && s->users == 0) pthread_cond_wait(&s->stopped, &tp_service_mutex);
+	s->waiters--;
 	join_finished();
 }
 
-/* Before the library is unloaded, its thread must be out of it. */
-__attribute__((destructor)) static void stop_at_exit(void)
+/* Before the library is unloaded, a thread that has ended by itself must be out of it. */
+__attribute__((destructor)) static void wait_for_end(void)
 {
-	tp_service_lock();
-	if (tp_service.finished) join_finished();
-	tp_service_unlock();
+	pid_t tid = atomic_load_explicit(&last_tid, memory_order_relaxed);
+	if (tid == 0 || tp_service.running) return;
+	while (syscall(SYS_tgkill, getpid(), tid, 0) == 0) sched_yield();
 }
 
 ncclResult_t tp_service_watch_fd(int fd, uint32_t epoll_events, void (*call)(void *arg, uint32_t events), void *arg,
@@ -444,7 +453,7 @@ void tp_service_unwatch(struct tp_service_watch *watch)
 	watch->dead = true;
 	tp_service_remove(&watch->source);
 	if (!tp_service_is_mine())
-		while (watch->calling) pthread_cond_wait(&tp_service.watch_idle, &tp_service.lock);
+		while (watch->calling) pthread_cond_wait(&tp_service.watch_idle, &tp_service_mutex);
 	watch->next_dead = dead_watches;
 	dead_watches = watch;
 	ring_wake();

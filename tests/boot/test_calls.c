@@ -3,8 +3,15 @@
 
 static struct tp_call call_of(uint64_t seq, int func, uint64_t count)
 {
-	struct tp_call call = { .seq = seq, .count = count, .func = (uint8_t)func, .type = ncclFloat32, .op = ncclSum, .root = func == 3 ? 1 : -1 };
-	call.hash = (uint32_t)tp_hash64(&call.count, sizeof(call) - offsetof(struct tp_call, count), 0);
+	struct tp_call call;
+	memset(&call, 0, sizeof(call));     /* the padding too: it is compared below */
+	call.seq = seq;
+	call.count = count;
+	call.func = (uint8_t)func;
+	call.type = ncclFloat32;
+	call.op = ncclSum;
+	call.root = func == 3 ? 1 : -1;
+	call.hash = (uint32_t)(count * 64 + (uint64_t)func);
 	return call;
 }
 
@@ -23,6 +30,7 @@ static void call_differently(struct helper_job *job)
 	struct tp_boot *boot;
 	struct tp_event event;
 	struct tp_call call, seen;
+	memset(&seen, 0, sizeof(seen));
 	helper_open(job, &boot);
 	for (uint64_t seq = 1; seq < 7; seq++) {
 		call = call_of(seq, 0, 4);
@@ -53,6 +61,7 @@ static void call_alike(struct helper_job *job)
 	struct tp_boot *boot;
 	struct tp_event event;
 	struct tp_call call, seen;
+	memset(&seen, 0, sizeof(seen));
 	helper_open(job, &boot);
 	for (uint64_t seq = 1; seq < 40; seq++) {
 		/* Ranks are at different places of one sequence. */
