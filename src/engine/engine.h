@@ -44,8 +44,18 @@ uint32_t tp_bell_arm(struct tp_bell *bell);
 void tp_bell_sleep(struct tp_bell *bell, uint32_t armed);       /* until it rings, 50 ms at most */
 void tp_bell_disarm(struct tp_bell *bell);
 
-bool tp_engine_try_lock(struct tp_runnable *runnable);
-void tp_engine_unlock(struct tp_runnable *runnable);
+static inline bool tp_engine_try_lock(struct tp_runnable *runnable)
+{
+	uint32_t open = 0;
+	return atomic_load_explicit(&runnable->lock, memory_order_relaxed) == 0 &&
+		atomic_compare_exchange_strong_explicit(&runnable->lock, &open, 1, memory_order_acquire, memory_order_relaxed);
+}
+static inline void tp_engine_unlock(struct tp_runnable *runnable)
+{
+	atomic_store_explicit(&runnable->lock, 0, memory_order_release);            /* pairs with tp_engine_try_lock */
+	/* Another thread may sleep until what was just run is done. */
+	if (runnable->bell) tp_bell_ring(runnable->bell);
+}
 /* Runs the set until done(arg). Runnables whose lock another thread holds are left to it. Returns when done. */
 void tp_engine_wait(struct tp_runnable *const *set, int count, bool (*done)(void *arg), void *arg);
 /* The engine thread runs it until it is idle. Started at first use; sleeps (no CPU) when nothing is queued. */

@@ -11,24 +11,9 @@ enum { MAX_WORDS = 128, MAX_FDS = 256 };
 #define POLL_MIN_NS 50000u
 #define POLL_MAX_NS 5000000u
 
-static bool try_lock(struct tp_runnable *runnable)
-{
-	uint32_t free_ = 0;
-	return atomic_load_explicit(&runnable->lock, memory_order_relaxed) == 0 &&
-		atomic_compare_exchange_strong_explicit(&runnable->lock, &free_, 1, memory_order_acquire, memory_order_relaxed);
-}
-
-/* Pairs with the acquire in try_lock. */
+/* Not tp_engine_unlock: a ring after every look would keep the sleepers of this very bell awake. Pairs with the acquire in
+ * tp_engine_try_lock. */
 static void unlock(struct tp_runnable *runnable) { atomic_store_explicit(&runnable->lock, 0, memory_order_release); }
-
-bool tp_engine_try_lock(struct tp_runnable *runnable) { return try_lock(runnable); }
-
-void tp_engine_unlock(struct tp_runnable *runnable)
-{
-	unlock(runnable);
-	/* Another thread may sleep until what was just run is done. */
-	if (runnable->bell) tp_bell_ring(runnable->bell);
-}
 
 bool tp_round_run(struct tp_round *round, bool *idle)
 {
@@ -36,7 +21,7 @@ bool tp_round_run(struct tp_round *round, bool *idle)
 	for (int i = 0; i < round->count; i++) {
 		struct tp_runnable *r = round->set[i];
 		if (idle) idle[i] = false;
-		if (!try_lock(r)) continue;
+		if (!tp_engine_try_lock(r)) continue;
 		enum tp_run run = r->run(r);
 		unlock(r);
 		if (idle) idle[i] = run == TP_RUN_IDLE;
@@ -59,7 +44,7 @@ static void call_stalled(struct tp_round *round)
 	round->stalled_ms = now;
 	for (int i = 0; i < round->count; i++) {
 		struct tp_runnable *r = round->set[i];
-		if (!r->stalled || !try_lock(r)) continue;
+		if (!r->stalled || !tp_engine_try_lock(r)) continue;
 		r->stalled(r, now - round->moved_ms);
 		unlock(r);
 	}
@@ -71,7 +56,7 @@ static int gather_fds(struct tp_round *round, struct pollfd *out)
 	uint32_t events[MAX_FDS];
 	for (int i = 0; i < round->count && n < MAX_FDS; i++) {
 		struct tp_runnable *r = round->set[i];
-		if (!r->poll_fds || !try_lock(r)) continue;
+		if (!r->poll_fds || !tp_engine_try_lock(r)) continue;
 		int more = r->poll_fds(r, fds, events, MAX_FDS - n);
 		unlock(r);
 		for (int k = 0; k < more; k++) out[n++] = (struct pollfd){ .fd = fds[k], .events = (short)events[k] };
