@@ -6,17 +6,21 @@
 #include <sys/socket.h>
 #include "boot/internal.h"
 
-static void expect_failure(struct helper_job *job, int rank, int nranks, int timeout_ms, ncclResult_t result, const char *a, const char *b)
+/* The root's process stays until all have heard the reason. */
+static void expect_failure(struct helper_job *job, int rank, int nranks, int timeout_ms, ncclResult_t result, const char *a, const char *b,
+	int survivors)
 {
 	struct tp_boot *boot;
 	must(helper_try_open(job, rank, nranks, timeout_ms, &boot) == result);
 	must(strstr(tp_log_last_error(), a));
 	must(strstr(tp_log_last_error(), b));
+	helper_add(job, 1);
+	helper_await(job, 1, survivors);
 }
 
 static void one_comes_twice(struct helper_job *job)
 {
-	expect_failure(job, job->rank == 2 ? 1 : job->rank, 4, 20000, ncclInvalidArgument, "rank 1 is there twice", "pid");
+	expect_failure(job, job->rank == 2 ? 1 : job->rank, 4, 20000, ncclInvalidArgument, "rank 1 is there twice", "pid", 3);
 }
 static void a_duplicate_rank_fails_all_ranks(void **state)
 {
@@ -26,7 +30,7 @@ static void a_duplicate_rank_fails_all_ranks(void **state)
 
 static void one_counts_wrongly(struct helper_job *job)
 {
-	expect_failure(job, job->rank, job->rank == 2 ? 5 : 4, 20000, ncclInvalidArgument, "5", "4");
+	expect_failure(job, job->rank, job->rank == 2 ? 5 : 4, 20000, ncclInvalidArgument, "5", "4", 3);
 }
 static void different_numbers_of_ranks_fail_all_ranks(void **state)
 {
@@ -36,7 +40,7 @@ static void different_numbers_of_ranks_fail_all_ranks(void **state)
 
 static void some_never_come(struct helper_job *job)
 {
-	expect_failure(job, job->rank == 2 ? 6 : job->rank, 9, 700, ncclRemoteError, "never came", "2-5, 7-8");
+	expect_failure(job, job->rank == 2 ? 6 : job->rank, 9, 700, ncclRemoteError, "never came", "2-5, 7-8", 3);
 }
 static void the_error_of_a_timeout_names_who_is_missing(void **state)
 {
@@ -92,7 +96,7 @@ static void one_dies_at_init(struct helper_job *job)
 		helper_try_open(job, 1, 4, 20000, &boot);
 		_exit(1);
 	}
-	expect_failure(job, job->rank, 4, 20000, ncclRemoteError, "rank 1", "died");
+	expect_failure(job, job->rank, 4, 20000, ncclRemoteError, "rank 1", "died", 2);
 }
 static void a_rank_that_dies_at_init_fails_the_others(void **state)
 {
