@@ -37,7 +37,8 @@ static char **child_argv(int argc, char **argv, int nprocs, int nhosts, const ch
 		char *const job[] = { "run", "-n", np, "--hosts", hosts, "--no-prefix", "--", self };
 		for (size_t i = 0; i < sizeof(job) / sizeof(job[0]); i++) out[n++] = job[i];
 	}
-	for (int i = 0; i < argc; i++) {
+	out[n++] = "perf";
+	for (int i = 1; i < argc; i++) {
 		bool drop = false;
 		for (size_t d = 0; d < sizeof(dropped) / sizeof(dropped[0]); d++) {
 			size_t len = strlen(dropped[d]);

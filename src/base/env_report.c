@@ -10,11 +10,11 @@
 
 /* What `telpher run` tells the ranks that it starts. They are read where they are needed, and known here. */
 static struct tp_param launch_params[] = {
-	{ .name = "TELPHER_RANK", .kind = TP_PARAM_STRING, .doc = "this process's rank in the job" },
+	{ .name = "TELPHER_RANK", .kind = TP_PARAM_STRING, .doc = "rank of this process in the job" },
 	{ .name = "TELPHER_NRANKS", .kind = TP_PARAM_STRING, .doc = "number of ranks in the job" },
-	{ .name = "TELPHER_LOCAL_RANK", .kind = TP_PARAM_STRING, .doc = "this process's place among the ranks of its host" },
-	{ .name = "TELPHER_LOCAL_NRANKS", .kind = TP_PARAM_STRING, .doc = "number of ranks on this host" },
-	{ .name = "TELPHER_JOB", .kind = TP_PARAM_STRING, .doc = "the job; ranks of one machine and user find each other by it" },
+	{ .name = "TELPHER_LOCAL_RANK", .kind = TP_PARAM_STRING, .doc = "place of this process among the ranks of its host" },
+	{ .name = "TELPHER_LOCAL_NRANKS", .kind = TP_PARAM_STRING, .doc = "number of ranks on the host of this process" },
+	{ .name = "TELPHER_JOB", .kind = TP_PARAM_STRING, .doc = "name of the job, by which ranks of one machine and user find each other" },
 };
 TP_PARAM_TABLE("launch", launch_params)
 
@@ -122,23 +122,47 @@ static bool not_ours(const char *name)
 	return false;
 }
 
-static void report_name(const char *name, const char *where)
+static void judge_name(const char *name, const char *where, tp_env_visit *visit, void *arg)
 {
-	if (tp_param_find(name) || not_ours(name))
+	if (not_ours(name))
 		return;
 	const struct tp_env_reason *reason = find_reason(name);
-	if (reason) {
-		TP_INFO(TP_ENV, "%s (%s) has no effect here: %s", name, where, reason->why);
-		return;
-	}
-	const char *nearest = nearest_known(name);
-	if (nearest)
-		TP_WARN("%s (%s) is unknown and has no effect; did you mean %s?", name, where, nearest);
+	if (tp_param_find(name))
+		visit(arg, name, where, TP_ENV_HONOURED, NULL);
+	else if (reason)
+		visit(arg, name, where, TP_ENV_NO_EFFECT, reason->why);
 	else
-		TP_WARN("%s (%s) is unknown and has no effect; `telpher env` lists the names there are", name, where);
+		visit(arg, name, where, TP_ENV_UNKNOWN, nearest_known(name));
 }
 
 static bool ours(const char *name) { return strncmp(name, "NCCL_", 5) == 0 || strncmp(name, "TELPHER_", 8) == 0; }
+
+void tp_env_visit_set(tp_env_visit *visit, void *arg)
+{
+	for (char **e = environ; e && *e; e++) {
+		char name[128];
+		size_t bytes = strcspn(*e, "=");
+		if (!ours(*e) || bytes >= sizeof(name))
+			continue;
+		memcpy(name, *e, bytes);
+		name[bytes] = 0;
+		judge_name(name, "environment", visit, arg);
+	}
+	const char *name, *file;
+	for (size_t i = 0; tp_conf_name_at(i, &name, &file); i++)
+		judge_name(name, file, visit, arg);
+}
+
+static void report_name(void *arg, const char *name, const char *where, enum tp_env_status status, const char *text)
+{
+	(void)arg;
+	if (status == TP_ENV_NO_EFFECT)
+		TP_INFO(TP_ENV, "%s (%s) has no effect here: %s", name, where, text);
+	else if (status == TP_ENV_UNKNOWN && text)
+		TP_WARN("%s (%s) is unknown and has no effect; did you mean %s?", name, where, text);
+	else if (status == TP_ENV_UNKNOWN)
+		TP_WARN("%s (%s) is unknown and has no effect; `telpher env` lists the names there are", name, where);
+}
 
 void tp_param_report_environment(void)
 {
@@ -151,18 +175,7 @@ void tp_param_report_environment(void)
 	for (const struct tp_param_table *t = tp_param_first_table(); t; t = t->next)
 		for (size_t i = 0; i < t->count; i++)
 			report_parameter(&t->params[i]);
-	for (char **e = environ; e && *e; e++) {
-		char name[128];
-		size_t bytes = strcspn(*e, "=");
-		if (!ours(*e) || bytes >= sizeof(name))
-			continue;
-		memcpy(name, *e, bytes);
-		name[bytes] = 0;
-		report_name(name, "environment");
-	}
-	const char *name, *file;
-	for (size_t i = 0; tp_conf_name_at(i, &name, &file); i++)
-		report_name(name, file);
+	tp_env_visit_set(report_name, NULL);
 }
 
 void tp_param_report_again(void)

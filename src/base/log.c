@@ -28,7 +28,7 @@ static struct tp_param log_params[] = {
 	[P_FILE] = { .name = "NCCL_DEBUG_FILE", .kind = TP_PARAM_STRING,
 		.doc = "file that the log is appended to (%h: host, %p: process); unset: standard output" },
 	[P_TIME_FORMAT] = { .name = "NCCL_DEBUG_TIMESTAMP_FORMAT", .kind = TP_PARAM_STRING, .fallback = "[%F %T] ",
-		.doc = "strftime format of the time before a line; %3f is the fraction in 3 digits" },
+		.doc = "time before a line, in strftime's format; %3f is the fraction in 3 digits" },
 	[P_TIME_LEVELS] = { .name = "NCCL_DEBUG_TIMESTAMP_LEVELS", .kind = TP_PARAM_STRING, .fallback = "WARN",
 		.doc = "levels whose lines carry the time, ALL for all; a leading ^ takes the named ones out" },
 	[P_WARN_INFO] = { .name = "NCCL_WARN_ENABLE_DEBUG_INFO", .kind = TP_PARAM_BOOL, .fallback = "0",

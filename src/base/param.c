@@ -13,9 +13,9 @@ static pthread_mutex_t read_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tp_param_table *first_table;
 
 static struct tp_param conf_params[] = {
-	{ .name = "NCCL_CONF_FILE", .kind = TP_PARAM_STRING, .doc = "configuration file read instead of ~/.nccl.conf" },
+	{ .name = "NCCL_CONF_FILE", .kind = TP_PARAM_STRING, .doc = "configuration file that is read instead of ~/.nccl.conf" },
 };
-TP_PARAM_TABLE("param", conf_params)
+TP_PARAM_TABLE("files", conf_params)
 
 struct interned { struct interned *next; char text[]; };
 

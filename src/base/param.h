@@ -27,7 +27,7 @@ struct tp_param {
 };
 
 struct tp_param_table {
-	const char *component;      /* "boot" */
+	const char *component;      /* "boot": a section of `telpher env`; several tables may share it */
 	struct tp_param *params;
 	size_t count;
 	struct tp_param_table *next;
@@ -51,9 +51,13 @@ void tp_param_report_environment(void);
 /* Forgets what was read (tests only; not while another thread reads). */
 void tp_param_reload(void);
 
-/* Every NCCL_* name that NCCL has: honoured here, without effect (why), or unknown. For `telpher env`. */
+/* Every NCCL_* name that NCCL has, sorted: honoured here, or without effect and why. For `telpher env`. */
 enum tp_env_status { TP_ENV_HONOURED, TP_ENV_NO_EFFECT, TP_ENV_UNKNOWN };
 struct tp_env_name { const char *name; enum tp_env_status status; const char *why; };
 const struct tp_env_name *tp_env_names(size_t *count);
+/* Visits every NCCL_* and TELPHER_* name that is set; where: "environment" or the file. text: why it has no effect; the nearest
+ * name to an unknown one, or NULL. Variables of builds and images (NCCL_VERSION) are left out. */
+typedef void tp_env_visit(void *arg, const char *name, const char *where, enum tp_env_status status, const char *text);
+void tp_env_visit_set(tp_env_visit *visit, void *arg);
 
 #endif

@@ -16,9 +16,9 @@
 enum { P_RETRY_CNT, P_RETRY_SLEEP, P_SNDBUF, P_RCVBUF };
 static struct tp_param socket_params[] = {
 	[P_RETRY_CNT] = { .name = "NCCL_SOCKET_RETRY_CNT", .kind = TP_PARAM_INT, .fallback = "34", .min = 0, .max = 1000000,
-		.doc = "times a refused connection is tried again" },
+		.doc = "times that a connection which was refused or found nobody is tried again" },
 	[P_RETRY_SLEEP] = { .name = "NCCL_SOCKET_RETRY_SLEEP_MSEC", .kind = TP_PARAM_INT, .fallback = "100", .min = 0, .max = 60000,
-		.doc = "wait in ms before the n-th new try: n times this" },
+		.doc = "ms of wait before the first new try; before the n-th, n times this" },
 	[P_SNDBUF] = { .name = "NCCL_SOCKET_SNDBUF", .kind = TP_PARAM_INT, .fallback = "-1", .min = -1, .max = 1 << 30,
 		.doc = "bytes of a socket's send buffer; -1: the system decides" },
 	[P_RCVBUF] = { .name = "NCCL_SOCKET_RCVBUF", .kind = TP_PARAM_INT, .fallback = "-1", .min = -1, .max = 1 << 30,

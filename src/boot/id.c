@@ -11,7 +11,7 @@
 
 enum { P_COMM_ID, P_JOB_SECRET, P_JOB_SECRET_FILE };
 static struct tp_param id_params[] = {
-	[P_COMM_ID] = { .name = "NCCL_COMM_ID", .kind = TP_PARAM_STRING, .doc = "host:port at which rank 0 listens, in place of a unique id" },
+	[P_COMM_ID] = { .name = "NCCL_COMM_ID", .kind = TP_PARAM_STRING, .doc = "address (host:port) at which rank 0 listens, in place of a unique id" },
 	[P_JOB_SECRET] = { .name = "TELPHER_JOB_SECRET", .kind = TP_PARAM_STRING, .doc = "secret that proves who belongs to the job where NCCL_COMM_ID is used, alike on all ranks" },
 	[P_JOB_SECRET_FILE] = { .name = "TELPHER_JOB_SECRET_FILE", .kind = TP_PARAM_STRING, .doc = "file that holds the job's secret, where TELPHER_JOB_SECRET isn't set" },
 };

@@ -10,7 +10,7 @@
 enum { PARAM_BLOCKING };
 static struct tp_param params[] = {
 	[PARAM_BLOCKING] = { .name = "NCCL_COMM_BLOCKING", .kind = TP_PARAM_INT, .fallback = "-1", .min = -1, .max = 1,
-		.doc = "0 or 1: whether calls block, whatever the configuration says; -1: the configuration decides" },
+		.doc = "1: calls block, 0: they don't, whatever the configuration says; -1: it decides" },
 };
 TP_PARAM_TABLE("comm", params)
 

@@ -10,7 +10,7 @@ static struct tp_param params[] = {
 	{ .name = "TELPHER_DEVICE", .kind = TP_PARAM_ENUM, .fallback = "auto", .choices = "host|cuda|auto",
 		.doc = "what ranks are: processes with host memory, GPUs, or GPUs where the machine has a driver; equal on all ranks" },
 };
-TP_PARAM_TABLE("device", params)
+TP_PARAM_TABLE("comm", params)
 
 #define CUDA_NO_DEVICE 100
 

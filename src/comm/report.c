@@ -10,7 +10,7 @@ static struct tp_param params[] = {
 	{ .name = "TELPHER_REPORT_PATHS", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1,
 		.doc = "1: rank 0 prints which path each pair of ranks used and why not a better one, when its communicator ends" },
 };
-TP_PARAM_TABLE("report", params)
+TP_PARAM_TABLE("watch", params)
 
 static ncclResult_t add_pair(struct ncclComm *comm, struct tp_watch_paths *paths, int from, int to)
 {

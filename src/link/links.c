@@ -8,7 +8,7 @@
 enum { PARAM_SHM_DISABLE, PARAM_CMA };
 static struct tp_param params[] = {
 	[PARAM_SHM_DISABLE] = { .name = "NCCL_SHM_DISABLE", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1,
-		.doc = "1: ranks of one host talk over the network, not through shared memory" },
+		.doc = "1: ranks of one host meet over the network, not in shared memory" },
 	[PARAM_CMA] = { .name = "TELPHER_CMA", .kind = TP_PARAM_ENUM, .fallback = "auto", .choices = "auto|0|1",
 		.doc = "large chunks straight from the sender's memory (process_vm_readv): where it works, never, or an error where it "
 		"doesn't" },

@@ -16,11 +16,11 @@
 enum { PARAM_CHUNK, PARAM_DEPTH };
 static struct tp_param params[] = {
 	[PARAM_CHUNK] = { .name = "TELPHER_NET_CHUNK", .kind = TP_PARAM_BYTES, .fallback = "512K", .min = 4096, .max = 64 << 20,
-		.doc = "the most bytes that a slot of a network link holds; the same on all ranks" },
+		.doc = "bytes that a slot of a network link holds, the same on all ranks" },
 	[PARAM_DEPTH] = { .name = "TELPHER_NET_DEPTH", .kind = TP_PARAM_INT, .fallback = "8", .min = 2, .max = TP_NET_MAX_REQUESTS,
-		.doc = "slots of a network link (rounded up to a power of two)" },
+		.doc = "slots of a network link, rounded up to a power of two" },
 };
-TP_PARAM_TABLE("netlink", params)
+TP_PARAM_TABLE("link", params)
 
 /* What each rank tells all others. */
 struct net_card { char network[24]; uint64_t capacity; unsigned char handle[TP_NET_HANDLE_BYTES]; };

@@ -6,9 +6,9 @@
 #include "net/net.h"
 
 static struct tp_param net_params[] = {
-	{ .name = "NCCL_NET", .kind = TP_PARAM_STRING, .doc = "the network to use, by name (Socket); it fails where that can't be used" },
+	{ .name = "NCCL_NET", .kind = TP_PARAM_STRING, .doc = "network to use, by name (Socket); init fails where it can't be used" },
 };
-TP_PARAM_TABLE("network", net_params)
+TP_PARAM_TABLE("net", net_params)
 
 /* Best first. */
 static const struct tp_net_ops *const networks[] = { &tp_net_socket };

@@ -12,22 +12,18 @@
 #include <unistd.h>
 #include "net/socket.h"
 
-enum { P_NTHREADS, P_NSOCKS, P_SNDBUF, P_RCVBUF, P_CONNECT_TIMEOUT, P_HELLO_TIMEOUT };
+enum { P_NTHREADS, P_NSOCKS, P_CONNECT_TIMEOUT, P_HELLO_TIMEOUT };
 static struct tp_param socket_params[] = {
 	[P_NTHREADS] = { .name = "NCCL_SOCKET_NTHREADS", .kind = TP_PARAM_INT, .fallback = "-2", .min = -2, .max = 16,
 		.doc = "helper threads a socket connection; 0 and 1: none; -2: 2 on AWS, 4 on Google Cloud, else 1" },
 	[P_NSOCKS] = { .name = "NCCL_NSOCKS_PERTHREAD", .kind = TP_PARAM_INT, .fallback = "-2", .min = -2, .max = 64,
 		.doc = "sockets a helper thread (without threads: a connection); -2: 8 on AWS, else 1" },
-	[P_SNDBUF] = { .name = "NCCL_SOCKET_SNDBUF", .kind = TP_PARAM_INT, .fallback = "-1", .min = -1, .max = INT32_MAX,
-		.doc = "bytes of a socket's send buffer; -1: the system adapts it" },
-	[P_RCVBUF] = { .name = "NCCL_SOCKET_RCVBUF", .kind = TP_PARAM_INT, .fallback = "-1", .min = -1, .max = INT32_MAX,
-		.doc = "bytes of a socket's receive buffer; -1: the system adapts it" },
 	[P_CONNECT_TIMEOUT] = { .name = "TELPHER_SOCKET_CONNECT_TIMEOUT", .kind = TP_PARAM_INT, .fallback = "60000", .min = 1, .max = 86400000,
 		.doc = "ms after which a data connection that gets no answer is given up" },
 	[P_HELLO_TIMEOUT] = { .name = "TELPHER_SOCKET_HELLO_TIMEOUT", .kind = TP_PARAM_INT, .fallback = "5000", .min = 1, .max = 3600000,
 		.doc = "ms that somebody who connects has to prove that it belongs to the job" },
 };
-TP_PARAM_TABLE("net", socket_params)
+TP_PARAM_TABLE("socket", socket_params)
 
 static struct {
 	pthread_mutex_t lock;
@@ -124,10 +120,16 @@ static ncclResult_t sock_properties(int dev, struct tp_net_properties *out)
 	return ncclSuccess;
 }
 
+/* A parameter of base/socket.c's table, which is for all sockets. */
+static int shared_param(const char *name, int otherwise)
+{
+	struct tp_param *param = tp_param_find(name);
+	return param ? (int)tp_param_int(param) : otherwise;
+}
+
 void tp_sock_get_params(int dev, struct tp_sock_params *out)
 {
 	struct tp_interface ifc;
-	struct tp_param *retries = tp_param_find("NCCL_SOCKET_RETRY_CNT"), *pause = tp_param_find("NCCL_SOCKET_RETRY_SLEEP_MSEC");
 	char vendor[16] = "";
 	int nthreads = (int)tp_param_int(&socket_params[P_NTHREADS]), nsocks = (int)tp_param_int(&socket_params[P_NSOCKS]);
 	int auto_threads = 1, auto_socks = 1;
@@ -147,10 +149,10 @@ void tp_sock_get_params(int dev, struct tp_sock_params *out)
 	}
 	out->nthreads = nthreads;
 	out->nsocks_per_thread = nsocks;
-	out->sndbuf = (int)tp_param_int(&socket_params[P_SNDBUF]);
-	out->rcvbuf = (int)tp_param_int(&socket_params[P_RCVBUF]);
-	out->retries = retries ? (int)tp_param_int(retries) : 34;
-	out->retry_ms = pause ? (int)tp_param_int(pause) : 100;
+	out->sndbuf = shared_param("NCCL_SOCKET_SNDBUF", -1);
+	out->rcvbuf = shared_param("NCCL_SOCKET_RCVBUF", -1);
+	out->retries = shared_param("NCCL_SOCKET_RETRY_CNT", 34);
+	out->retry_ms = shared_param("NCCL_SOCKET_RETRY_SLEEP_MSEC", 100);
 	out->connect_ms = (int)tp_param_int(&socket_params[P_CONNECT_TIMEOUT]);
 	out->hello_ms = (int)tp_param_int(&socket_params[P_HELLO_TIMEOUT]);
 }

@@ -10,11 +10,11 @@
 enum { PARAM_ALGO, PARAM_PROTO };
 static struct tp_param params[] = {
 	[PARAM_ALGO] = { .name = "NCCL_ALGO", .kind = TP_PARAM_STRING,
-		.doc = "algorithms allowed: \"[collective:]name,name;…\", ^ before the names leaves them out (telpher explain lists them)" },
+		.doc = "algorithms that are allowed: [collective:]name,name;… with ^ before names that aren't; telpher explain lists them" },
 	[PARAM_PROTO] = { .name = "NCCL_PROTO", .kind = TP_PARAM_STRING,
 		.doc = "checked, and without effect on host memory, where all links have one protocol" },
 };
-TP_PARAM_TABLE("choose", params)
+TP_PARAM_TABLE("plan", params)
 
 const char *tp_choose_algo_text(void) { return tp_param_string(&params[PARAM_ALGO]); }
 const char *tp_choose_proto_text(void) { return tp_param_string(&params[PARAM_PROTO]); }

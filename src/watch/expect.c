@@ -6,7 +6,7 @@
 enum { P_EXPECT };
 static struct tp_param expect_params[] = {
 	[P_EXPECT] = { .name = "TELPHER_EXPECT", .kind = TP_PARAM_STRING,
-		.doc = "what must be so, else init fails: list of path=, local=, remote=, net= and algo= (alternatives: |)" },
+		.doc = "what must be so, else init fails: a list of path=, local=, remote=, net= and algo= (alternatives: |)" },
 };
 TP_PARAM_TABLE("watch", expect_params)
 

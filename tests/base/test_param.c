@@ -346,6 +346,43 @@ static void a_known_name_without_effect_is_information_not_a_warning(void **s)
 	assert_int_equal(test_count(report(), "NCCL_NVLS_ENABLE (environment) has no effect here: NVLink multicast: GPU ranks only"), 1);
 }
 
+struct visited { enum tp_env_status status; const char *where, *text; int times; };
+
+static void note_visit(void *arg, const char *name, const char *where, enum tp_env_status status, const char *text)
+{
+	struct visited *v = arg;
+	if (strcmp(name, "NCCL_VERSION") == 0)
+		fail_msg("NCCL_VERSION was visited");
+	int k = strcmp(name, "TELPHER_TEST_TEXT") == 0 ? 0 : strcmp(name, "NCCL_NVLS_ENABLE") == 0 ? 1 : strcmp(name, "TELPHER_TEST_NUMBR") == 0 ? 2 :
+		strcmp(name, "TELPHER_XYZZY_QUUX") == 0 ? 3 : -1;
+	if (k < 0)
+		return;
+	v[k] = (struct visited){ status, strcmp(where, "environment") == 0 ? "environment" : "file", text, v[k].times + 1 };
+}
+
+static void names_that_are_set_are_visited_with_what_is_known_of_them(void **s)
+{
+	(void)s;
+	test_set("TELPHER_TEST_TEXT", "x");
+	test_set("NCCL_NVLS_ENABLE", "0");
+	test_set("TELPHER_XYZZY_QUUX", "1");
+	test_set("NCCL_VERSION", "2.28.9-1");
+	test_set("NCCL_CONF_FILE", test_file("TELPHER_TEST_NUMBR=5\n"));
+	struct visited v[4] = { 0 };
+	tp_env_visit_set(note_visit, v);
+	for (int k = 0; k < 4; k++) {
+		assert_int_equal(v[k].times, 1);
+		assert_string_equal(v[k].where, k == 2 ? "file" : "environment");
+	}
+	assert_int_equal(v[0].status, TP_ENV_HONOURED);
+	assert_int_equal(v[1].status, TP_ENV_NO_EFFECT);
+	assert_string_equal(v[1].text, "NVLink multicast: GPU ranks only");
+	assert_int_equal(v[2].status, TP_ENV_UNKNOWN);
+	assert_string_equal(v[2].text, "TELPHER_TEST_NUMBER");
+	assert_int_equal(v[3].status, TP_ENV_UNKNOWN);
+	assert_null(v[3].text);
+}
+
 static void variables_of_images_and_builds_are_left_alone(void **s)
 {
 	(void)s;
@@ -456,6 +493,7 @@ int main(void)
 		cmocka_unit_test_setup(what_telpher_run_sets_is_known, clean),
 		cmocka_unit_test_setup(names_in_files_are_checked_too, clean),
 		cmocka_unit_test_setup(a_known_name_without_effect_is_information_not_a_warning, clean),
+		cmocka_unit_test_setup(names_that_are_set_are_visited_with_what_is_known_of_them, clean),
 		cmocka_unit_test_setup(variables_of_images_and_builds_are_left_alone, clean),
 		cmocka_unit_test_setup(the_catalogue_is_sorted_and_knows_what_is_honoured, clean),
 		cmocka_unit_test_setup(the_nearest_name_is_near, clean),
