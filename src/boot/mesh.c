@@ -8,16 +8,20 @@
  * that answers that nobody listens there has lost the process. A speaker that leaves in good order says so, and its host's next
  * process is asked instead. */
 #include "boot/internal.h"
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define TICK_MS 250
 #define LATE_MS 100
 #define SETTLE_MS 8000              /* until a newly asked speaker must have spoken */
 #define PENDING_MAX 256
 #define WATCHED_HOSTS 2
+#define STARVED_MS 30000
 
 enum { P_LIFE_TIMEOUT };
 static struct tp_param mesh_params[] = {
@@ -347,6 +351,21 @@ static bool has_unread(const struct tp_link *link)
 	return link->conn && ioctl(link->conn->source.fd, FIONREAD, &unread) == 0 && unread > 0;
 }
 
+/* A virtual host (NCCL_HOSTID) of this machine: the kernel knows whether its process lives, however starved it is. */
+static bool surely_lives(const struct tp_link *link)
+{
+	const struct tp_boot_peer *peer = &tp_segment_peers(link->site->seg)[link->rank];
+	union tp_addr there = peer->service, here = tp_service.addr;
+	if (there.sa.sa_family == AF_INET6) there.v6.sin6_port = here.v6.sin6_port;
+	else there.v4.sin_port = here.v4.sin_port;
+	if (!tp_service_is_here(&there)) return false;
+	struct pollfd ended = { .fd = (int)syscall(SYS_pidfd_open, peer->pid, 0), .events = POLLIN };
+	if (ended.fd < 0) return false;
+	bool lives = poll(&ended, 1, 0) == 0;
+	close(ended.fd);
+	return lives;
+}
+
 static void judge(struct tp_link *link, uint64_t now_ms, bool on_time)
 {
 	char text[80];
@@ -355,6 +374,7 @@ static void judge(struct tp_link *link, uint64_t now_ms, bool on_time)
 	if (on_time) link->missed++;
 	if (!link->heard) limit = TP_MAX(limit, SETTLE_MS);
 	if (limit == 0 || silent < limit || (uint64_t)link->missed * TICK_MS + TICK_MS < limit) return;
+	if (silent < STARVED_MS && surely_lives(link)) return;
 	snprintf(text, sizeof(text), "has been silent for %.1f s: dead, stopped or cut off", (double)silent / 1000);
 	host_died(link, text);
 }
