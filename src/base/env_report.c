@@ -112,14 +112,22 @@ static void report_parameter(struct tp_param *param)
 		TP_INFO(TP_ENV, "%s set by environment to %s%s", param->name, value, stop);
 }
 
-/* Variables of builds, images and test programs, which no NCCL reads at run time. */
+/* Variables of builds, images and test programs, which no NCCL reads at run time, and those of other libraries of ours. */
 static bool not_ours(const char *name)
 {
 	static const char *const prefixes[] = { "NCCL_VERSION", "NCCL_ROOT", "NCCL_HOME", "NCCL_INCLUDE", "NCCL_LIB", "NCCL_TESTS_", "NCCL_PATH" };
 	for (size_t i = 0; i < TP_ARRAY_LEN(prefixes); i++)
 		if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
 			return true;
-	return false;
+	/* The software card's, unless it is in this program too: it is a library of its own, which judges its names itself. */
+	static const char card[] = "TELPHER_VERBS_";
+	if (strncmp(name, card, sizeof(card) - 1) != 0)
+		return false;
+	for (const struct tp_param_table *t = tp_param_first_table(); t; t = t->next)
+		for (size_t i = 0; i < t->count; i++)
+			if (strncmp(t->params[i].name, card, sizeof(card) - 1) == 0)
+				return false;
+	return true;
 }
 
 static void judge_name(const char *name, const char *where, tp_env_visit *visit, void *arg)

@@ -390,6 +390,7 @@ static void variables_of_images_and_builds_are_left_alone(void **s)
 	test_set("NCCL_VERSION", "2.28.9-1");
 	test_set("NCCL_ROOT_DIR", "/usr");
 	test_set("NCCL_TESTS_SPLIT", "0");
+	test_set("TELPHER_VERBS_DEVICES", "2");
 	assert_string_equal(report(), "");
 }
 

@@ -17,7 +17,9 @@ line() { grep -E "^  $1 " <<<"$2" | head -1; }
 
 out=$("$telpher" env)
 expect "it lists" 0 $?
-registered=$(grep -rhoE '\.name = "(NCCL|TELPHER)_[A-Z0-9_]+"' "$SOURCE_DIR"/src --include='*.c' | sed 's/.*"\(.*\)"/\1/' | sort)
+folders=("$SOURCE_DIR/src")
+grep -q '^The software card' <<<"$out" && folders+=("$SOURCE_DIR/verbs")
+registered=$(grep -rhoE '\.name = "(NCCL|TELPHER)_[A-Z0-9_]+"' "${folders[@]}" --include='*.c' | sed 's/.*"\(.*\)"/\1/' | sort)
 expect "a parameter is registered once" "" "$(uniq -d <<<"$registered")"
 printed=$(grep -oE '^  (NCCL|TELPHER)_[A-Z0-9_]+' <<<"$out" | tr -d ' ')
 expect "every registered parameter is there" "$registered" "$(sort <<<"$printed")"
