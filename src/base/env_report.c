@@ -119,7 +119,7 @@ static bool not_ours(const char *name)
 	for (size_t i = 0; i < TP_ARRAY_LEN(prefixes); i++)
 		if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
 			return true;
-	/* The software card's, unless it is in this program too: it is a library of its own, which judges its names itself. */
+	/* The software card's, unless it is in this program too: it is a library of its own, with a table of its own. */
 	static const char card[] = "TELPHER_VERBS_";
 	if (strncmp(name, card, sizeof(card) - 1) != 0)
 		return false;
