@@ -9,7 +9,7 @@
 #include "exec/host/internal.h"
 
 /* More than a few lines is not latency any more: the steps move it as well. */
-#define FUSED_BYTES ((size_t)8 << 10)
+#define FUSED_BYTES ((size_t)32 << 10)
 enum { QUICK_LOOKS = 256, TURNS_A_POLL = 64 };
 
 struct patience {
