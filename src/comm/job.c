@@ -71,8 +71,10 @@ ncclResult_t tp_jobs_run(struct tp_job *jobs, bool blocking)
 		return result;
 	}
 	for (struct tp_job *job = jobs; job; job = job->next) {
-		job->result = start(job, run_in_group, &job->thread);
-		job->started = job->result == ncclSuccess;
+		/* Once it is started the result is the thread's to write. */
+		ncclResult_t started = start(job, run_in_group, &job->thread);
+		job->started = started == ncclSuccess;
+		if (!job->started) job->result = started;
 	}
 	for (struct tp_job *job = jobs, *next; job; job = next) {
 		next = job->next;
