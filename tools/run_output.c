@@ -2,8 +2,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
+
+#define READ_BYTES 4096
+#define LONGEST_LINE (1u << 20)
 
 void run_stream_open(struct run_stream *stream, int fd, FILE *to)
 {
@@ -19,42 +25,62 @@ void run_stream_prefix(struct run_stream *stream, int rank, int nranks)
 	snprintf(stream->prefix, sizeof(stream->prefix), "[%*d] ", width, rank);
 }
 
-static void write_line(struct run_stream *stream, const char *text, size_t bytes, int ended)
+static void write_line(struct run_stream *stream, const char *text, size_t bytes, bool has_newline)
 {
 	fputs(stream->prefix, stream->to);
 	fwrite(text, 1, bytes, stream->to);
-	if (!ended) fputc('\n', stream->to);
+	if (!has_newline) fputc('\n', stream->to);
+}
+
+static void write_part(struct run_stream *stream)
+{
+	if (stream->used) write_line(stream, stream->line, stream->used, false);
+	stream->used = 0;
+}
+
+static void make_room(struct run_stream *stream)
+{
+	size_t capacity = stream->capacity ? 2 * stream->capacity : 2 * READ_BYTES;
+	if (stream->capacity - stream->used >= READ_BYTES) return;
+	char *grown = capacity <= LONGEST_LINE ? realloc(stream->line, capacity) : NULL;
+	if (!grown && !stream->line) { fprintf(stderr, "telpher run: out of memory\n"); exit(1); }
+	if (!grown) { write_part(stream); return; }
+	stream->line = grown;
+	stream->capacity = capacity;
 }
 
 void run_stream_read(struct run_stream *stream)
 {
-	for (;;) {
-		ssize_t got = read(stream->fd, stream->line + stream->used, sizeof(stream->line) - stream->used);
-		if (got < 0 && errno == EINTR) continue;
-		if (got < 0 && errno == EAGAIN) break;
-		if (got <= 0) { run_stream_close(stream); return; }
-		stream->used += (size_t)got;
-		char *start = stream->line, *newline;
-		size_t left = stream->used;
-		while ((newline = memchr(start, '\n', left))) {
-			size_t bytes = (size_t)(newline - start) + 1;
-			write_line(stream, start, bytes, 1);
-			start += bytes;
-			left -= bytes;
-		}
-		if (left == sizeof(stream->line)) { write_line(stream, start, left, 0); left = 0; }
-		memmove(stream->line, start, left);
-		stream->used = left;
+	make_room(stream);
+	ssize_t got = read(stream->fd, stream->line + stream->used, stream->capacity - stream->used);
+	if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
+	if (got <= 0) { run_stream_close(stream); return; }
+	char *start = stream->line, *fresh = start + stream->used, *end = fresh + got, *newline;
+	while ((newline = memchr(fresh, '\n', (size_t)(end - fresh)))) {
+		fresh = newline + 1;
+		write_line(stream, start, (size_t)(fresh - start), true);
+		start = fresh;
 	}
+	stream->used = (size_t)(end - start);
+	memmove(stream->line, start, stream->used);
 	fflush(stream->to);
+}
+
+void run_stream_drain(struct run_stream *stream)
+{
+	int there = 0;
+	if (stream->fd < 0 || ioctl(stream->fd, FIONREAD, &there)) return;
+	for (; there > 0 && stream->fd >= 0; there -= READ_BYTES) run_stream_read(stream);
 }
 
 void run_stream_close(struct run_stream *stream)
 {
 	if (stream->fd < 0) return;
-	if (stream->used) write_line(stream, stream->line, stream->used, 0);
-	stream->used = 0;
+	write_part(stream);
 	fflush(stream->to);
 	close(stream->fd);
+	free(stream->line);
+	stream->line = NULL;
+	stream->capacity = 0;
 	stream->fd = -1;
 }

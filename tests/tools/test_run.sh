@@ -3,6 +3,8 @@
 set -u
 telpher=$BUILD_DIR/bin/telpher
 fails=0
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
 expect() { # NAME WANTED GOT
 	if [ "$2" = "$3" ]; then echo "ok   $1"; else echo "FAIL $1: wanted '$2', got '$3'"; fails=$((fails + 1)); fi
 }
@@ -32,6 +34,53 @@ got=$("$telpher" run -n 2 -x GREETING=hello --no-prefix -- sh -c 'echo $GREETING
 expect "-x reaches all ranks" "hello hello " "$got"
 got=$(printf 'from stdin\n' | "$telpher" run -n 2 --no-prefix -- cat)
 expect "rank 0 has the standard input" "from stdin" "$got"
-got=$("$telpher" run -n 1 --no-prefix -- sh -c 'head -c 20000 /dev/zero | tr "\0" x' | tr -d '\n' | wc -c | tr -d ' ')
-expect "a very long line arrives whole" 20000 "$got"
+got=$("$telpher" run -n 1 --no-prefix -- sh -c 'head -c 200000 /dev/zero | tr "\0" x; echo' | wc | tr -s ' ')
+expect "a very long line stays one line" " 1 1 200001" "$got"
+got=$("$telpher" run -n 1 --no-prefix -- sh -c 'head -c 3000000 /dev/zero | tr "\0" x' | tr -d '\n' | wc -c | tr -d ' ')
+expect "a line of megabytes loses nothing" 3000000 "$got"
+got=$("$telpher" run -n 4 -- sh -c 'seq -f %06.0f 20000' | sort | uniq | wc -l | tr -d ' ')
+expect "no line is lost" 80000 "$got"
+
+(ulimit -Sn 64; "$telpher" run -n 100 --no-prefix -- sh -c 'ulimit -Sn' | sort | uniq -c | tr -s ' ') >"$tmp/out"
+expect "more ranks than descriptors allow at first; ranks get the limit as it was" " 100 64" "$(cat "$tmp/out")"
+(ulimit -Sn 64; ulimit -Hn 64; "$telpher" run -n 100 -- sleep 60 >"$tmp/out" 2>&1; echo $? >>"$tmp/out")
+case $(cat "$tmp/out") in *"no pipe for the output of rank "*"ulimit -n is 64"*1) got=yes ;; *) got=$(cat "$tmp/out") ;; esac
+expect "too few descriptors is said, and ends what was started" yes "$got"
+expect "rank numbers of uneven hosts" "0:0 0:1 0:2 1:0 1:1 2:0 2:1 " \
+	"$("$telpher" run -n 7 --hosts 3 --no-prefix -- sh -c 'echo ${NCCL_HOSTID##*-}:$TELPHER_LOCAL_RANK' | sort | tr '\n' ' ')"
+
+"$telpher" run -n 2 --timeout 0.3 -- yes >/dev/null 2>&1
+expect "a rank that never stops talking doesn't hold up the end" 124 $?
+"$telpher" run -n 2 --no-prefix -- sh -c 'yes & exit 0' >/dev/null 2>&1
+expect "nor does what a rank left running" 0 $?
+"$telpher" run -n 1 --no-prefix -- sh -c '(trap "" TERM; echo $$ >'"$tmp"'/group; sleep 60 & wait; sleep 60) & sleep 60' >/dev/null 2>&1 &
+job=$!
+until [ -s "$tmp/group" ]; do sleep 0.02; done
+kill $job
+wait $job
+expect "an interrupted job is 128 + the signal" 143 $?
+alive() { cat /proc/[0-9]*/stat 2>/dev/null | sed 's/.*) //' | awk -v group="$1" '$3 == group && $1 != "Z"' | wc -l; }
+for _ in $(seq 100); do [ "$(alive "$(cat "$tmp/group")")" = 0 ] && break; sleep 0.05; done
+expect "what ignores SIGTERM in a rank's group is killed, its rank gone or not" 0 "$(alive "$(cat "$tmp/group")")"
+(trap '' HUP; exec "$telpher" run -n 1 --no-prefix -- sh -c 'echo up >'"$tmp"'/up; sleep 0.3; echo done') >"$tmp/out" 2>&1 &
+job=$!
+until [ -s "$tmp/up" ]; do sleep 0.02; done
+kill -HUP $job
+wait $job
+expect "under nohup a hangup ends nothing" "0 done" "$? $(cat "$tmp/out")"
+got=$("$telpher" run -n 2 --grace 5 -- sh -c '[ $TELPHER_RANK = 1 ] && kill -9 $$; exit 3' 2>&1 | grep -c 'first to fail')
+expect "one failure is the first" 1 "$got"
+err=$("$telpher" run -n 1 -- sh -c 'echo last words; exit 9' 2>&1 | tr '\n' ' ')
+case $err in "[0] last words telpher run: rank 0 "*) got=yes ;; *) got=$err ;; esac
+expect "a rank's last words come before the news of its end" yes "$got"
+"$telpher" run -n 1 -- echo lost 2>/dev/null >/dev/full
+expect "output that can't be written is a failure" 1 $?
+touch "$tmp/plain"
+"$telpher" run -n 1 -- "$tmp/plain" >/dev/null 2>&1
+expect "a program that can't be run is 126" 126 $?
+for bad in "--grace -1" "--timeout nan" "-x NOTHING" "--frobnicate" "-n 4 --hosts 0"; do
+	# shellcheck disable=SC2086
+	"$telpher" run $bad -- true >/dev/null 2>&1
+	expect "usage error: $bad" 2 $?
+done
 exit $((fails > 0))
