@@ -199,7 +199,7 @@ TP_NCCL_CALL_(ncclResult_t, ncclCommSplit, (ncclComm_t comm, int color, int key,
 
 /* Go on without some ranks of a communicator */
 /* Called by the ranks that stay, all with the same list excludeRanksList[excludeRanksCount]: a new communicator of these, in the old order.
- * The excluded ones don't call, and may be dead. NCCL_SHRINK_ABORT: first ends what is outstanding on comm; needed where comm is in error.
+ * The excluded ones don't call, and may be dead. NCCL_SHRINK_ABORT: first ends what is outstanding on comm, on all ranks; without it, outstanding operations are an error.
  * ncclInvalidArgument: a rank outside, twice, or the caller itself in the list. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommShrink, (ncclComm_t comm, int *excludeRanksList, int excludeRanksCount,
 	ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags))
