@@ -3,12 +3,14 @@
 #include "tools.h"
 #include "perf.h"
 
+#include <errno.h>
 #include <popt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "nccl.h"
 #include "telpher.h"
+#include "base/base.h"
 
 const struct perf_coll_info perf_colls[PERF_NCOLLS] = {
 	[PERF_ALL_REDUCE] = { "all_reduce", true, false, false, false, false, "2(n-1)/n" },
@@ -79,7 +81,7 @@ static int parse_op(const char *text, struct perf_options *o)
 
 struct arguments {
 	char *min, *max, *step, *factor, *type, *op, *json, *vary;
-	int nprocs, nhosts, help;
+	int nprocs, nhosts;
 };
 
 static int check_options(struct perf_options *o, const struct arguments *a)
@@ -97,7 +99,8 @@ static int check_options(struct perf_options *o, const struct arguments *a)
 	if (!parse_type(a->type ? a->type : "float", o)) return tool_usage_error("perf", "-d takes an element type or 'all', got '%s'", a->type);
 	if (!parse_op(a->op ? a->op : "sum", o)) return tool_usage_error("perf", "-o takes sum, prod, max, min, avg, mulsum or all, got '%s'", a->op);
 	if (o->nthreads < 1 || o->nthreads > 1024) return tool_usage_error("perf", "-t takes 1 to 1024 threads, got %d", o->nthreads);
-	if (o->ngpus < 1 || o->ngpus > 1024) return tool_usage_error("perf", "-g takes 1 to 1024 ranks a thread, got %d", o->ngpus);
+	if (o->ngpus < 1 || o->ngpus > PERF_MOST_RANKS) return tool_usage_error("perf", "-g takes 1 to %d ranks a thread, got %d", PERF_MOST_RANKS, o->ngpus);
+	if (o->root < -1) return tool_usage_error("perf", "-r takes a rank, or -1 for each in turn, got %d", o->root);
 	if (o->iters < 0 || o->warmup < 0 || o->check < 0) return tool_usage_error("perf", "-n, -w and -c take numbers from 0");
 	if (o->aggregate < 1 || o->aggregate > 64) return tool_usage_error("perf", "-m takes 1 to 64, got %d", o->aggregate);
 	if (o->average < 0 || o->average > 3) return tool_usage_error("perf", "-a takes 0 (rank 0), 1 (mean), 2 (least) or 3 (greatest), got %d", o->average);
@@ -123,24 +126,56 @@ static int parse(struct perf_options *o, struct arguments *a, int argc, char **a
 		{ "nthreads", 't', POPT_ARG_INT, &o->nthreads, 0, "threads a process (1)", "N" },
 		{ "ngpus", 'g', POPT_ARG_INT, &o->ngpus, 0, "ranks a thread (1)", "N" },
 		{ "average", 'a', POPT_ARG_INT, &o->average, 0, "time shown: 0 rank 0's, 1 mean, 2 least, 3 greatest (1)", "HOW" },
-		{ "json", 'J', POPT_ARG_STRING, &a->json, 0, "write the results here too", "FILE" },
+		{ "json", 'J', POPT_ARG_STRING, NULL, 'J', "write the results here too", "FILE" },
 		{ "np", 0, POPT_ARG_INT, &a->nprocs, 0, "start so many processes by oneself", "N" },
 		{ "hosts", 0, POPT_ARG_INT, &a->nhosts, 0, "as so many virtual hosts (1; with --np)", "K" },
-		{ "vary", 0, POPT_ARG_STRING, &a->vary, 0, "repeat it all for each value of a variable", "NAME=A,B,C" },
+		{ "vary", 0, POPT_ARG_STRING, NULL, 'v', "repeat it all for each value of a variable", "NAME=A,B,C" },
 		POPT_AUTOHELP POPT_TABLEEND
 	};
 	poptContext context = poptGetContext("telpher perf", argc, (const char **)argv, options, 0);
 	poptSetOtherOptionHelp(context, "COLLECTIVE [OPTIONS]\n\n"
 		"Collectives: all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv");
-	int rc = poptGetNextOpt(context);
-	if (rc < -1) return tool_usage_error("perf", "%s: %s", poptBadOption(context, 0), poptStrerror(rc));
-	const char *name = poptGetArg(context);
-	if (!name) return tool_usage_error("perf", "which collective?");
-	if (!parse_collective(name, &o->coll)) return tool_usage_error("perf", "there is no collective '%s'", name);
-	if (poptPeekArg(context)) return tool_usage_error("perf", "'%s' is one argument too many", poptPeekArg(context));
+	int rc, bad = 0;
+	while ((rc = poptGetNextOpt(context)) > 0) {
+		char **last = rc == 'J' ? &a->json : &a->vary;
+		free(*last);
+		*last = poptGetOptArg(context);
+	}
+	const char *name = poptGetArg(context), *more = poptPeekArg(context);
+	if (rc < -1) bad = tool_usage_error("perf", "%s: %s", poptBadOption(context, 0), poptStrerror(rc));
+	else if (!name) bad = tool_usage_error("perf", "which collective?");
+	else if (!parse_collective(name, &o->coll)) bad = tool_usage_error("perf", "there is no collective '%s'", name);
+	else if (more) bad = tool_usage_error("perf", "'%s' is one argument too many", more);
+	else bad = check_options(o, a);
 	poptFreeContext(context);
-	o->json = a->json;
-	return check_options(o, a);
+	return bad;
+}
+
+static void free_arguments(struct arguments *a)
+{
+	char *const texts[] = { a->min, a->max, a->step, a->factor, a->type, a->op, a->json, a->vary };
+	for (size_t i = 0; i < TP_ARRAY_LEN(texts); i++) free(texts[i]);
+}
+
+/* Before anything is measured: an hour's results shouldn't be lost to a wrong name. */
+static bool open_json(const char *path, FILE **out)
+{
+	*out = path ? fopen(path, "we") : NULL;
+	if (path && !*out) fprintf(stderr, "telpher perf: can't write '%s': %s\n", path, strerror(errno));
+	return !path || *out;
+}
+
+/* As one process of a job, whose other processes the launcher started alike. */
+static int run_process(struct perf_options *o, const char *json)
+{
+	telpher_rank_t place;
+	if (telpher_unique_id_from_environment(&place, &o->id) != ncclSuccess) return tool_usage_error("perf", "%s", ncclGetLastError(NULL));
+	o->nprocs = place.nranks;
+	o->proc = place.rank;
+	int nranks = o->nprocs * o->nthreads * o->ngpus;
+	if (o->root >= nranks) return tool_usage_error("perf", "-r %d: there are %d ranks", o->root, nranks);
+	if (o->proc == 0 && !open_json(json, &o->json)) return 1;
+	return perf_run(o);
 }
 
 int tool_perf(int argc, char **argv)
@@ -148,16 +183,13 @@ int tool_perf(int argc, char **argv)
 	struct perf_options o = { .min_bytes = 32 << 20, .max_bytes = 32 << 20, .step_bytes = 1 << 20, .warmup = 5, .aggregate = 1,
 		.check = 1, .nthreads = 1, .ngpus = 1, .average = 1, .nprocs = 1 };
 	struct arguments a = { .nhosts = 1 };
-	int rc = parse(&o, &a, argc, argv);
-	if (rc) return rc;
-	if (a.vary) return perf_vary(a.vary, argc, argv, a.nprocs, a.nhosts);
-	if (a.nprocs) return perf_spawn(argc, argv, a.nprocs, a.nhosts);
-
-	telpher_rank_t place;
-	if (telpher_unique_id_from_environment(&place, &o.id) != ncclSuccess) return tool_usage_error("perf", "%s", ncclGetLastError(NULL));
-	o.nprocs = place.nranks;
-	o.proc = place.rank;
-	if (o.root >= o.nprocs * o.nthreads * o.ngpus)
-		return tool_usage_error("perf", "-r %d: there are %d ranks", o.root, o.nprocs * o.nthreads * o.ngpus);
-	return perf_run(&o);
+	int status = parse(&o, &a, argc, argv);
+	if (status == 0) {
+		/* An empty --vary is none: so the runs of a --vary are told. */
+		if (a.vary && *a.vary) status = open_json(a.json, &o.json) ? perf_vary(a.vary, argc, argv, a.nprocs, a.nhosts, o.json) : 1;
+		else if (a.nprocs) status = perf_spawn(argc, argv, a.nprocs, a.nhosts);
+		else status = run_process(&o, a.json);
+	}
+	free_arguments(&a);
+	return status;
 }

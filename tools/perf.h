@@ -3,10 +3,10 @@
 #ifndef TELPHER_PERF_H
 #define TELPHER_PERF_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include "nccl.h"
 
 enum perf_coll {
@@ -16,6 +16,7 @@ enum perf_coll {
 
 #define PERF_MUL_SUM ncclNumOps         /* our number for "mulsum", made by ncclRedOpCreatePreMulSum */
 #define PERF_NOPS 6
+#define PERF_MOST_RANKS 1024            /* of a thread */
 
 struct perf_coll_info {
 	const char *name;                   /* "all_reduce" */
@@ -38,13 +39,16 @@ struct perf_options {
 	int ops[PERF_NOPS], nops;
 	int nthreads, ngpus;                /* threads a process, ranks a thread */
 	int average;                        /* 0: rank 0's time, 1: mean, 2: least, 3: greatest */
-	const char *json;
+	FILE *json;                         /* NULL: none */
 	/* this process among others */
 	int nprocs, proc;
 	ncclUniqueId id;
 };
 
-struct perf_sample { double us, algbw, busbw; int64_t wrong; /* -1: not checked */ };
+struct perf_sample {
+	double us, algbw, busbw;            /* 0: not measured */
+	int64_t wrong;                      /* -1: not checked */
+};
 struct perf_line {
 	size_t bytes, count;
 	ncclDataType_t type;
@@ -52,7 +56,7 @@ struct perf_line {
 	struct perf_sample out_of_place, in_place;
 };
 
-/* Data. Values are small, so that sums are exact in every type and any order for the numbers of ranks in use. */
+/* Data. Values are small, so that sums are exact in every type and any order. */
 size_t perf_type_bytes(int type);
 const char *perf_type_name(int type);
 const char *perf_op_name(int op);
@@ -62,6 +66,7 @@ void perf_encode_scalar(int type, int rank, void *out);
 void perf_fill(const struct perf_options *o, int type, int op, int rank, int nranks, void *buf, size_t nblocks, size_t count, uint64_t seed);
 /* Counts the elements of what rank received that aren't what they must be. */
 int64_t perf_wrong(const struct perf_options *o, int type, int op, int root, int rank, int nranks, const void *buf, size_t count, uint64_t seed);
+/* False where the collective leaves this rank's receive buffer alone. */
 bool perf_receives(enum perf_coll coll, int root, int rank);
 
 /* Runs everything; lines are handed to perf_output by the process that has rank 0. Returns the exit status. */
@@ -71,11 +76,14 @@ void perf_print_head(const struct perf_options *o, int nranks);
 void perf_print_device(int rank, int pid, const char *host, int device);
 void perf_print_columns(void);
 void perf_add_line(const struct perf_line *line);
-/* Prints the foot, writes the JSON; returns the number of wrong elements. */
-int64_t perf_finish(const struct perf_options *o, int nranks);
+/* Prints the foot, writes the JSON; returns the exit status: not 0 where an element was wrong. */
+int perf_finish(const struct perf_options *o, int nranks);
+/* Writes json and closes out; frees json. False with a message where it could not be written. */
+struct cJSON;
+bool perf_write_json(struct cJSON *json, FILE *out);
 
-/* --vary: runs this program once for each value, one table. */
-int perf_vary(const char *assignment, int argc, char **argv, int nprocs, int nhosts);
+/* --vary: runs this program once for each value, one table; all runs' JSON goes to json where that isn't NULL. */
+int perf_vary(const char *assignment, int argc, char **argv, int nprocs, int nhosts, FILE *json);
 /* --np: runs this program as a job of processes. */
 int perf_spawn(int argc, char **argv, int nprocs, int nhosts);
 

@@ -86,8 +86,16 @@ static double get(int type, const void *buf, size_t i)
 double perf_scalar(int rank) { return rank % 2 + 1; }
 void perf_encode_scalar(int type, int rank, void *out) { put(type, out, 0, perf_scalar(rank)); }
 
-/* What rank contributes to element index of a reduction. */
-static double contribution(int type, int op, int rank, size_t index, uint64_t seed)
+/* How many ranks may contribute something to one element, so that its sum (of mulsum too) is exact in the type. */
+static int most_contributors(int type)
+{
+	if (!types[type].is_float) return types[type].bytes == 1 ? 32 : 64;
+	return types[type].mantissa_bits < 6 ? 1 << types[type].mantissa_bits : 64;
+}
+
+/* What rank contributes to element index of a reduction. Where there are too many ranks for an exact sum, all but some
+ * contribute 0, other ones to each element. */
+static double contribution(int type, int op, int rank, int nranks, size_t index, uint64_t seed)
 {
 	uint64_t h = noise(seed, rank, index);
 	bool narrow = types[type].bytes == 1;
@@ -101,6 +109,7 @@ static double contribution(int type, int op, int rank, size_t index, uint64_t se
 		return types[type].is_signed ? value - 4 : value;
 	}
 	default:
+		if (((size_t)rank + index + seed) % (size_t)nranks >= (size_t)most_contributors(type)) return 0;
 		if (!types[type].is_signed) return (double)(h % (narrow ? 2 : 5));
 		return narrow ? (double)(h % 3) - 1 : (double)(h % 5) - 2;
 	}
@@ -113,14 +122,13 @@ static uint64_t pattern(int rank, size_t index, uint64_t seed) { return noise(se
 
 void perf_fill(const struct perf_options *o, int type, int op, int rank, int nranks, void *buf, size_t nblocks, size_t count, uint64_t seed)
 {
-	(void)nranks;
 	size_t bytes = types[type].bytes;
 	for (size_t i = 0; i < nblocks * count; i++) {
 		if (moves_only(o)) {
 			uint64_t bits = pattern(rank, i, seed);
 			memcpy((char *)buf + i * bytes, &bits, bytes);
 		} else {
-			put(type, buf, i, contribution(type, op, rank, i, seed));
+			put(type, buf, i, contribution(type, op, rank, nranks, i, seed));
 		}
 	}
 }
@@ -130,19 +138,21 @@ bool perf_receives(enum perf_coll coll, int root, int rank)
 	return (coll != PERF_REDUCE && coll != PERF_GATHER) || rank == root;
 }
 
-/* Whether a reduced element is right. Sums of these values are exact, so nothing but the exact value will do, except
- * where an average or very many ranks make rounding unavoidable in the type. */
+/* Whether a reduced element is right. Nothing but the exact value will do, except that each addition of an average's parts
+ * may round. */
 static bool is_reduced_right(int type, int op, int nranks, size_t index, uint64_t seed, const void *buf, size_t at)
 {
 	double want = op == ncclProd ? 1 : op == ncclMax ? -INFINITY : op == ncclMin ? INFINITY : 0, magnitude = 0;
+	int additions = 0;
 	for (int r = 0; r < nranks; r++) {
-		double value = contribution(type, op, r, index, seed);
+		double value = contribution(type, op, r, nranks, index, seed);
 		if (op == PERF_MUL_SUM) value *= perf_scalar(r);
 		if (op == ncclProd) want *= value;
 		else if (op == ncclMax) want = fmax(want, value);
 		else if (op == ncclMin) want = fmin(want, value);
 		else want += value;
 		magnitude += fabs(value);
+		additions += value != 0;
 	}
 	if (op == ncclAvg) {
 		want /= nranks;
@@ -155,11 +165,11 @@ static bool is_reduced_right(int type, int op, int nranks, size_t index, uint64_
 		put(type, bytes, 0, want);          /* wraps as the type does */
 		return get(type, bytes, 0) == got;
 	}
-	double exact_to = ldexp(1, types[type].mantissa_bits + 1);
-	bool exact = op != ncclAvg && (op == ncclProd || op == ncclMax || op == ncclMin || magnitude <= exact_to);
-	if (exact) return got == want;
-	double tolerance = ldexp(magnitude, -types[type].mantissa_bits) * (op == ncclAvg ? 2 : nranks);
-	return fabs(got - want) <= tolerance;
+	if (op != ncclAvg) return got == want;
+	/* Half a unit in the last place each, of a sum or of the smallest numbers; and the quotient's own. */
+	int mantissa = types[type].mantissa_bits, smallest = 2 - (1 << (types[type].exponent_bits - 1)) - mantissa;
+	double rounding = ldexp(magnitude, -mantissa - 1) + ldexp(0.5, smallest);
+	return fabs(got - want) <= (additions + 1) * rounding;
 }
 
 int64_t perf_wrong(const struct perf_options *o, int type, int op, int root, int rank, int nranks, const void *buf, size_t count, uint64_t seed)

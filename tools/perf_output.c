@@ -56,6 +56,7 @@ static void print_sample(const struct perf_sample *s)
 
 static cJSON *sample_json(const struct perf_sample *s)
 {
+	if (s->us == 0) return cJSON_CreateNull();
 	cJSON *json = cJSON_CreateObject();
 	cJSON_AddNumberToObject(json, "time_us", s->us);
 	cJSON_AddNumberToObject(json, "algbw_gbs", s->algbw);
@@ -74,6 +75,7 @@ void perf_add_line(const struct perf_line *l)
 	fflush(stdout);
 	const struct perf_sample *both[2] = { &l->out_of_place, &l->in_place };
 	for (int i = 0; i < 2; i++) {
+		if (both[i]->us == 0) continue;
 		busbw_sum += both[i]->busbw;
 		busbw_count++;
 		if (both[i]->wrong > 0) wrong_total += both[i]->wrong;
@@ -90,7 +92,18 @@ void perf_add_line(const struct perf_line *l)
 	cJSON_AddItemToArray(results, json);
 }
 
-static int write_json(const struct perf_options *o, int nranks, double average)
+bool perf_write_json(cJSON *json, FILE *out)
+{
+	char *text = cJSON_Print(json);
+	cJSON_Delete(json);
+	bool failed = !text || fprintf(out, "%s\n", text) < 0;
+	if (fclose(out)) failed = true;
+	if (failed) fprintf(stderr, "telpher perf: the results could not be written to the file of -J\n");
+	free(text);
+	return !failed;
+}
+
+static bool write_results(const struct perf_options *o, int nranks, double average)
 {
 	cJSON *json = cJSON_CreateObject();
 	cJSON_AddStringToObject(json, "collective", perf_colls[o->coll].name);
@@ -103,23 +116,16 @@ static int write_json(const struct perf_options *o, int nranks, double average)
 	cJSON_AddNumberToObject(json, "out_of_bounds", (double)wrong_total);
 	cJSON_AddNumberToObject(json, "average_busbw_gbs", average);
 	results = NULL;
-	char *text = cJSON_Print(json);
-	cJSON_Delete(json);
-	FILE *f = text ? fopen(o->json, "w") : NULL;
-	int failed = !f || fputs(text, f) < 0 || fputc('\n', f) < 0;
-	if (f && fclose(f)) failed = 1;
-	if (failed) fprintf(stderr, "telpher perf: the results could not be written to '%s'\n", o->json);
-	free(text);
-	return failed;
+	return perf_write_json(json, o->json);
 }
 
-int64_t perf_finish(const struct perf_options *o, int nranks)
+int perf_finish(const struct perf_options *o, int nranks)
 {
 	double average = busbw_count ? busbw_sum / busbw_count : 0;
 	printf("# Out of bounds values : %lld %s\n", (long long)wrong_total, wrong_total ? "FAILED" : "OK");
 	printf("# Avg bus bandwidth    : %g \n#\n# Collective test concluded: %s_perf\n#\n", average, perf_colls[o->coll].name);
 	fflush(stdout);
-	if (o->json && write_json(o, nranks, average)) return wrong_total + 1;
+	bool written = !o->json || write_results(o, nranks, average);
 	cJSON_Delete(results);
-	return wrong_total;
+	return wrong_total || !written || ferror(stdout);
 }

@@ -1,35 +1,36 @@
 /* Runs the ranks of this process: a thread for each `-t`, `-g` ranks in each, all calls of a thread in one group. */
 #include "perf.h"
 
-#include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "base/base.h"
 
 struct worker {
 	const struct perf_options *o;
-	int thread, nranks, first_rank;
+	int nranks, first_rank;
 	ncclComm_t *comms;              /* [ngpus] */
 	ncclRedOp_t *mulsum;            /* [ngpus]; made for one type at a time */
-	char **send, **recv;            /* [ngpus], of buffer_bytes each */
-	size_t buffer_bytes;
-	int failed;
+	char **send, **recv;            /* [ngpus], of the greatest size each */
 };
 
-static double now_us(void)
+static double now_us(void) { return (double)tp_clock_ns() * 1e-3; }
+
+/* A rank that failed ends its process at once: the ranks of other threads would wait for it. */
+static _Noreturn void quit(void)
 {
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+	fflush(stdout);
+	_exit(1);
 }
 
-static int fail(const struct worker *w, ncclResult_t result, const char *what)
+static void expect_success(const struct worker *w, ncclResult_t result, const char *what)
 {
+	if (result == ncclSuccess) return;
 	fprintf(stderr, "telpher perf: rank %d: %s: %s: %s\n", w->first_rank, what, ncclGetErrorString(result), ncclGetLastError(NULL));
-	return 1;
+	quit();
 }
 
 struct call { ncclDataType_t type; int op, root; size_t count; bool in_place; };
@@ -64,30 +65,27 @@ static ncclResult_t call_one(struct worker *w, int g, const struct call *c)
 	}
 }
 
-static ncclResult_t call_all(struct worker *w, const struct call *c)
+static ncclResult_t call_all(struct worker *w, const struct call *c, int times)
 {
-	bool grouped = w->o->ngpus > 1 || w->o->aggregate > 1 || w->o->coll == PERF_SEND_RECV;
+	bool grouped = w->o->ngpus > 1 || times > 1 || w->o->coll == PERF_SEND_RECV;
 	if (!grouped) return call_one(w, 0, c);
 	ncclResult_t r = ncclGroupStart();
-	for (int k = 0; k < w->o->aggregate; k++)
+	for (int k = 0; k < times; k++)
 		for (int g = 0; g < w->o->ngpus && r == ncclSuccess; g++) r = call_one(w, g, c);
 	ncclResult_t end = ncclGroupEnd();
 	return r != ncclSuccess ? r : end;
 }
 
-/* All ranks' values folded by op; a barrier too. */
-static ncclResult_t fold(struct worker *w, double *values, int n, ncclRedOp_t op)
+/* All threads' values folded by op; a barrier too. */
+static ncclResult_t fold(struct worker *w, double *value, ncclRedOp_t op)
 {
-	double result[8];
+	double other = op == ncclSum ? 0 : *value, result[PERF_MOST_RANKS];
 	ncclResult_t r = ncclGroupStart();
-	double other[8] = { 0 };
-	if (op != ncclSum) memcpy(other, values, (size_t)n * sizeof(double));
-	static __thread double ignored[8];
 	for (int g = 0; g < w->o->ngpus && r == ncclSuccess; g++)
-		r = ncclAllReduce(g ? other : values, g ? ignored : result, (size_t)n, ncclFloat64, op, w->comms[g], NULL);
+		r = ncclAllReduce(g ? &other : value, &result[g], 1, ncclFloat64, op, w->comms[g], NULL);
 	ncclResult_t end = ncclGroupEnd();
 	if (r == ncclSuccess) r = end;
-	if (r == ncclSuccess) memcpy(values, result, (size_t)n * sizeof(double));
+	if (r == ncclSuccess) *value = result[0];
 	return r;
 }
 
@@ -101,22 +99,23 @@ static ncclResult_t measure(struct worker *w, const struct call *c, size_t bytes
 {
 	double none = 0;
 	ncclResult_t r = ncclSuccess;
-	for (int i = 0; i < w->o->warmup && r == ncclSuccess; i++) r = call_all(w, c);
-	if (r == ncclSuccess) r = fold(w, &none, 1, ncclSum);
+	for (int i = 0; i < w->o->warmup && r == ncclSuccess; i++) r = call_all(w, c, w->o->aggregate);
+	if (r == ncclSuccess) r = fold(w, &none, ncclSum);
 	if (r != ncclSuccess) return r;
 	int iters = iterations(w->o, bytes);
 	double start = now_us();
-	for (int i = 0; i < iters && r == ncclSuccess; i++) r = call_all(w, c);
+	for (int i = 0; i < iters && r == ncclSuccess; i++) r = call_all(w, c, w->o->aggregate);
 	double mine = (now_us() - start) / iters / w->o->aggregate;
 	if (r != ncclSuccess) return r;
-	if (w->o->average == 0) mine = w->first_rank == 0 ? mine : 0;
+	if (w->o->average == 0 && w->first_rank != 0) mine = 0;
 	ncclRedOp_t op = w->o->average == 2 ? ncclMin : w->o->average == 3 ? ncclMax : ncclSum;
-	r = fold(w, &mine, 1, op);
+	r = fold(w, &mine, op);
 	if (w->o->average == 1) mine /= w->nranks / w->o->ngpus;    /* fold adds one value a thread */
 	*us = mine;
 	return r;
 }
 
+/* One call, whatever -m says: in place a second one would start from the first one's result. */
 static ncclResult_t check(struct worker *w, const struct call *c, uint64_t seed, int64_t *wrong)
 {
 	const struct perf_coll_info *info = &perf_colls[w->o->coll];
@@ -130,7 +129,7 @@ static ncclResult_t check(struct worker *w, const struct call *c, uint64_t seed,
 		else if (c->in_place && info->recv_is_large == info->send_is_large) at = w->recv[g];
 		perf_fill(w->o, (int)c->type, c->op, rank, w->nranks, at, info->send_is_large ? nr : 1, c->count, seed);
 	}
-	ncclResult_t r = call_all(w, c);
+	ncclResult_t r = call_all(w, c, 1);
 	double found = 0;
 	for (int g = 0; g < w->o->ngpus && r == ncclSuccess; g++) {
 		int rank = w->first_rank + g;
@@ -139,7 +138,7 @@ static ncclResult_t check(struct worker *w, const struct call *c, uint64_t seed,
 		if (c->in_place && info->send_is_large && !info->recv_is_large) at = w->send[g] + (size_t)rank * block;
 		found += (double)perf_wrong(w->o, (int)c->type, c->op, c->root, rank, w->nranks, at, c->count, seed);
 	}
-	if (r == ncclSuccess) r = fold(w, &found, 1, ncclSum);
+	if (r == ncclSuccess) r = fold(w, &found, ncclSum);
 	*wrong += (int64_t)found;
 	return r;
 }
@@ -147,23 +146,12 @@ static ncclResult_t check(struct worker *w, const struct call *c, uint64_t seed,
 static ncclResult_t sample(struct worker *w, struct call *c, bool in_place, size_t bytes, struct perf_sample *out)
 {
 	c->in_place = in_place;
-	out->wrong = -1;
+	*out = (struct perf_sample){ .wrong = -1 };
 	/* All-to-all and send/recv have no in-place form. */
-	bool can = !in_place || (w->o->coll != PERF_ALL_TO_ALL && w->o->coll != PERF_SEND_RECV);
-	if (!can) { memset(out, 0, sizeof(*out)); out->wrong = -1; return ncclSuccess; }
+	if (in_place && (w->o->coll == PERF_ALL_TO_ALL || w->o->coll == PERF_SEND_RECV)) return ncclSuccess;
 	ncclResult_t r = measure(w, c, bytes, &out->us);
-	if (r == ncclSuccess && w->o->check > 0) {
-		out->wrong = 0;
-		int aggregate = w->o->aggregate;
-		for (int k = 0; k < w->o->check && r == ncclSuccess; k++) {
-			struct perf_options once = *w->o;
-			const struct perf_options *saved = w->o;
-			once.aggregate = 1;
-			w->o = &once;
-			r = check(w, c, bytes * 31 + (uint64_t)k * 7 + (uint64_t)aggregate, &out->wrong);
-			w->o = saved;
-		}
-	}
+	if (w->o->check > 0) out->wrong = 0;
+	for (int k = 0; k < w->o->check && r == ncclSuccess; k++) r = check(w, c, bytes * 31 + (uint64_t)k * 7, &out->wrong);
 	out->algbw = out->us > 0 ? (double)bytes / out->us * 1e-3 : 0;
 	out->busbw = out->algbw * perf_bus_factor(w->o->coll, w->nranks);
 	return r;
@@ -200,6 +188,14 @@ static ncclResult_t run_line(struct worker *w, size_t bytes, int type, int op, i
 	return r;
 }
 
+/* The next size: by an element more at least, from 0 on too. */
+static size_t next_size(const struct perf_options *o, size_t bytes, size_t type_bytes)
+{
+	if (!(o->step_factor > 1)) return bytes + o->step_bytes;
+	double next = (double)bytes * o->step_factor;
+	return next > (double)o->max_bytes ? o->max_bytes + 1 : TP_MAX((size_t)next, bytes + type_bytes);
+}
+
 static ncclResult_t run_lines(struct worker *w)
 {
 	const struct perf_options *o = w->o;
@@ -210,33 +206,27 @@ static ncclResult_t run_lines(struct worker *w)
 			int first = info->rooted ? (o->root < 0 ? 0 : o->root) : -1;
 			int last = info->rooted && o->root < 0 ? w->nranks - 1 : first;
 			for (int root = first; root <= last; root++) {
-				for (size_t bytes = o->min_bytes; bytes <= o->max_bytes && r == ncclSuccess;) {
+				for (size_t bytes = o->min_bytes; bytes <= o->max_bytes && r == ncclSuccess; bytes = next_size(o, bytes, perf_type_bytes(o->types[t])))
 					r = run_line(w, bytes, o->types[t], info->reduces ? o->ops[p] : -1, root);
-					size_t next = o->step_factor > 1 ? (size_t)((double)bytes * o->step_factor) : bytes + o->step_bytes;
-					if (next <= bytes) break;
-					bytes = next;
-				}
 			}
 		}
 	}
 	return r;
 }
 
-static int allocate(struct worker *w)
+static void allocate(struct worker *w)
 {
-	/* A collective of blocks may round a block up to one element. */
-	w->buffer_bytes = w->o->max_bytes + 8 * (size_t)w->nranks + 64;
+	size_t bytes = TP_MAX(w->o->max_bytes, (size_t)64);
 	for (int g = 0; g < w->o->ngpus; g++) {
 		void **both[2] = { (void **)&w->send[g], (void **)&w->recv[g] };
 		for (int k = 0; k < 2; k++) {
-			if (posix_memalign(both[k], 4096, w->buffer_bytes)) {
-				fprintf(stderr, "telpher perf: rank %d: no memory for a buffer of %zu bytes\n", w->first_rank + g, w->buffer_bytes);
-				return 1;
+			if (posix_memalign(both[k], 4096, bytes)) {
+				fprintf(stderr, "telpher perf: rank %d: no memory for a buffer of %zu bytes\n", w->first_rank + g, bytes);
+				quit();
 			}
-			memset(*both[k], k, w->buffer_bytes);
+			memset(*both[k], k, bytes);
 		}
 	}
-	return 0;
 }
 
 static ncclResult_t init(struct worker *w)
@@ -251,11 +241,9 @@ static ncclResult_t init(struct worker *w)
 static void *work(void *arg)
 {
 	struct worker *w = arg;
-	ncclResult_t r = init(w);
-	if (r != ncclSuccess) { w->failed = fail(w, r, "init"); return NULL; }
-	if (allocate(w)) { w->failed = 1; return NULL; }
-	r = run_lines(w);
-	if (r != ncclSuccess) { w->failed = fail(w, r, perf_colls[w->o->coll].name); return NULL; }
+	expect_success(w, init(w), "init");
+	allocate(w);
+	expect_success(w, run_lines(w), perf_colls[w->o->coll].name);
 	for (int g = 0; g < w->o->ngpus; g++) {
 		ncclCommDestroy(w->comms[g]);
 		free(w->send[g]);
@@ -266,7 +254,7 @@ static void *work(void *arg)
 
 int perf_run(const struct perf_options *o)
 {
-	int nranks = o->nprocs * o->nthreads * o->ngpus, failed = 0;
+	int nranks = o->nprocs * o->nthreads * o->ngpus;
 	char host[64] = "host";
 	gethostname(host, sizeof(host) - 1);
 	if (o->proc == 0) {
@@ -278,22 +266,24 @@ int perf_run(const struct perf_options *o)
 	}
 	struct worker *workers = calloc((size_t)o->nthreads, sizeof(*workers));
 	pthread_t *threads = calloc((size_t)o->nthreads, sizeof(*threads));
-	for (int t = 0; workers && threads && t < o->nthreads; t++) {
+	if (!workers || !threads) { fprintf(stderr, "telpher perf: out of memory\n"); quit(); }
+	for (int t = 0; t < o->nthreads; t++) {
 		struct worker *w = &workers[t];
 		size_t n = (size_t)o->ngpus;
-		*w = (struct worker){ .o = o, .thread = t, .nranks = nranks, .first_rank = (o->proc * o->nthreads + t) * o->ngpus,
+		*w = (struct worker){ .o = o, .nranks = nranks, .first_rank = (o->proc * o->nthreads + t) * o->ngpus,
 			.comms = calloc(n, sizeof(ncclComm_t)), .mulsum = calloc(n, sizeof(ncclRedOp_t)),
 			.send = calloc(n, sizeof(char *)), .recv = calloc(n, sizeof(char *)) };
-		if (t && pthread_create(&threads[t], NULL, work, w)) { fprintf(stderr, "telpher perf: thread %d could not be started\n", t); return 1; }
+		if (t && pthread_create(&threads[t], NULL, work, w)) {
+			fprintf(stderr, "telpher perf: thread %d could not be started\n", t);
+			quit();
+		}
 	}
 	work(&workers[0]);
 	for (int t = 0; t < o->nthreads; t++) {
 		if (t) pthread_join(threads[t], NULL);
-		failed |= workers[t].failed;
 		free(workers[t].comms); free(workers[t].mulsum); free(workers[t].send); free(workers[t].recv);
 	}
 	free(workers);
 	free(threads);
-	if (failed) return 1;
-	return o->proc == 0 && perf_finish(o, nranks) != 0 ? 1 : 0;
+	return o->proc == 0 ? perf_finish(o, nranks) : 0;
 }

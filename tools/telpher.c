@@ -14,12 +14,12 @@ static const struct { const char *name; int (*main)(int argc, char **argv); cons
 	{ "env", tool_env, "list every parameter with its value and where it comes from" },
 };
 
-int tool_parse_size(const char *text, size_t *out)
+bool tool_parse_size(const char *text, size_t *out)
 {
 	char *end;
-	if (*text < '0' || *text > '9') return 0;
+	if (*text < '0' || *text > '9') return false;
 	errno = 0;
-	unsigned long long value = strtoull(text, &end, 0);
+	unsigned long long value = strtoull(text, &end, 10);
 	unsigned shift = 0;
 	switch (*end) {
 	case 'k': case 'K': shift = 10; end++; break;
@@ -29,9 +29,9 @@ int tool_parse_size(const char *text, size_t *out)
 	}
 	if (*end == 'i' && shift) end++;
 	if ((*end == 'b' || *end == 'B') && shift) end++;
-	if (errno || *end || value > (SIZE_MAX >> 1) >> shift) return 0;
+	if (errno || *end || value > (SIZE_MAX >> 1) >> shift) return false;
 	*out = (size_t)value << shift;
-	return 1;
+	return true;
 }
 
 int tool_usage_error(const char *name, const char *format, ...)

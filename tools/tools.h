@@ -2,6 +2,7 @@
 #ifndef TELPHER_TOOLS_H
 #define TELPHER_TOOLS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -13,7 +14,7 @@ int tool_explain(int argc, char **argv);
 #define TOOL_USAGE 2        /* exit status for arguments that make no sense */
 
 /* "64", "4K", "16M", "1G" (powers of 1024). false where the text is no size. */
-int tool_parse_size(const char *text, size_t *out);
+bool tool_parse_size(const char *text, size_t *out);
 /* Prints "telpher NAME: …" to stderr and returns TOOL_USAGE. */
 int tool_usage_error(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
