@@ -56,8 +56,6 @@ static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args,
 	TP_TRY(tp_boot_open(&boot, &comm->boot));
 	comm->alarm = comm->boot->alarm;
 	comm->alarm_seen = 0;
-	TP_INFO(TP_INIT | TP_NET, "%s comm %p rank %d nranks %d commId 0x%llx", args->name, (void *)comm, comm->rank, comm->nranks,
-		(unsigned long long)comm->boot->comm_hash);
 	times[0] = tp_clock_ns();
 	TP_TRY(tp_agree_settings(comm, args->kind));
 	TP_TRY(make_layout(comm));

@@ -26,6 +26,7 @@ struct ranks_shared {
 	_Atomic int word[16];           /* for the test's own use */
 	ncclUniqueId id;
 	pid_t pids[RANKS_MAX];
+	char bytes[512];                /* for the test's own use */
 };
 
 struct ranks {

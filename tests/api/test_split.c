@@ -122,7 +122,7 @@ static void shrink_gives_up_what_is_outstanding(void **state) { (void)state; ass
 static void several_roots(struct ranks *r)
 {
 	/* Each of two ranks makes an id; both ids go to everybody. */
-	ncclUniqueId *ids = (void *)r->shared->pids, mine[2];
+	ncclUniqueId *ids = (void *)r->shared->bytes, mine[2];
 	if (r->rank < 2) REQUIRE_OK(ncclGetUniqueId(&ids[r->rank]));
 	ranks_barrier(r);
 	memcpy(mine, ids, sizeof(mine));
@@ -136,7 +136,7 @@ static void several_roots(struct ranks *r)
 static void a_communicator_of_several_roots(void **state)
 {
 	(void)state;
-	_Static_assert(sizeof(((struct ranks_shared *)0)->pids) >= 2 * sizeof(ncclUniqueId), "room for two ids");
+	_Static_assert(sizeof(((struct ranks_shared *)0)->bytes) >= 2 * sizeof(ncclUniqueId), "room for two ids");
 	struct ranks_options options = { .nranks = 5, .no_comm = true };
 	assert_true(ranks_run(&options, several_roots, NULL));
 }
