@@ -6,13 +6,6 @@
 
 #include "plan/helper_plan.h"
 
-const char *plans_layout_name(enum layout_kind kind)
-{
-	static const char *const names[NLAYOUTS] = { "one domain", "halves", "interleaved", "uneven", "one rank alone",
-		"twelve domains", "scattered" };
-	return names[kind];
-}
-
 struct tp_layout *plans_layout(int nranks, enum layout_kind kind)
 {
 	struct plans_random random = { (uint64_t)nranks };
@@ -25,6 +18,7 @@ struct tp_layout *plans_layout(int nranks, enum layout_kind kind)
 		case INTERLEAVED: domain[r] = r % 3; break;
 		case UNEVEN: domain[r] = r * r % 7; break;
 		case LONELY: domain[r] = r == nranks - 1; break;
+		case ALONE: domain[r] = r; break;
 		case TWELVE: domain[r] = r * 12 / nranks; break;
 		case SCATTERED: domain[r] = (int)plans_random(&random, 4); break;
 		default: domain[r] = 5; break;
@@ -35,25 +29,52 @@ struct tp_layout *plans_layout(int nranks, enum layout_kind kind)
 	return layout;
 }
 
-struct tp_plan *plans_make(enum tp_coll coll, enum tp_algo algo, int nranks, enum layout_kind kind, int root, int nchannels)
+struct tp_plan *plans_make_on(enum tp_coll coll, enum tp_algo algo, const struct tp_layout *layout, int root, int nchannels)
 {
-	struct tp_layout *layout = plans_layout(nranks, kind);
 	struct tp_plan_spec spec = { coll, algo, root, nchannels, layout };
 	struct tp_plan *plan = NULL;
 	assert_int_equal(tp_plan_create(&spec, -1, &plan), ncclSuccess);
+	return plan;
+}
+
+struct tp_plan *plans_make(enum tp_coll coll, enum tp_algo algo, int nranks, enum layout_kind kind, int root, int nchannels)
+{
+	struct tp_layout *layout = plans_layout(nranks, kind);
+	struct tp_plan *plan = plans_make_on(coll, algo, layout, root, nchannels);
 	tp_layout_free(layout);
 	return plan;
 }
 
+static struct tp_check_report check(const struct tp_plan *plan, uint32_t slots, uint32_t rounds, bool in_place, bool by_ref)
+{
+	struct tp_check_options options = { .slots = slots, .rounds = rounds, .in_place = in_place, .by_ref = by_ref };
+	struct tp_check_report report;
+	if (tp_check_plan(plan, &options, &report) != ncclSuccess)
+		fail_msg("%s %s, %d ranks in %d domains, root %d,%s%s: %s", tp_algo_name(plan->spec.algo), tp_coll_name(plan->spec.coll),
+			plan->spec.layout->nranks, plan->spec.layout->ndomains, plan->spec.root, in_place ? " in place" : "",
+			by_ref ? " by reference" : "", report.text);
+	return report;
+}
+
 void plans_expect_right(const struct tp_plan *plan, uint32_t slots, uint32_t rounds)
 {
-	for (int mode = 0; mode < 4; mode++) {
-		struct tp_check_options options = { .slots = slots, .rounds = rounds, .in_place = mode & 1, .by_ref = mode >> 1 };
-		struct tp_check_report report;
-		if (tp_check_plan(plan, &options, &report) == ncclSuccess) continue;
-		fail_msg("%s %s, %d ranks in %d domains, root %d,%s%s: %s", tp_algo_name(plan->spec.algo), tp_coll_name(plan->spec.coll),
-			plan->spec.layout->nranks, plan->spec.layout->ndomains, plan->spec.root, options.in_place ? " in place" : "",
-			options.by_ref ? " by reference" : "", report.text);
+	for (int mode = 0; mode < 4; mode++) check(plan, slots, rounds, mode & 1, mode >> 1);
+}
+
+struct tp_check_report plans_check(const struct tp_plan *plan)
+{
+	int n = plan->spec.layout->nranks;
+	if (n <= 20) plans_expect_right(plan, 2, 3);
+	else if (n <= 40) check(plan, 2, 2, false, false);
+	return check(plan, 2, n > 20 ? 2 : 3, true, true);
+}
+
+void plans_check_all(enum tp_coll coll, enum tp_algo algo)
+{
+	for (int n = 1; n <= PLANS_MOST_RANKS; n++) {
+		struct tp_plan *plan = plans_make(coll, algo, n, ONE_DOMAIN, -1, 1);
+		plans_check(plan);
+		tp_plan_free(plan);
 	}
 }
 

@@ -5,15 +5,31 @@
 #include "plan/plan.h"
 
 /* Ways of spreading n ranks over domains. */
-enum layout_kind { ONE_DOMAIN, HALVES, INTERLEAVED, UNEVEN, LONELY, TWELVE, SCATTERED, NLAYOUTS };
-const char *plans_layout_name(enum layout_kind kind);
+enum layout_kind { ONE_DOMAIN, HALVES, INTERLEAVED, UNEVEN, LONELY /* the last rank */, ALONE /* each rank */, TWELVE, SCATTERED, NLAYOUTS };
 struct tp_layout *plans_layout(int nranks, enum layout_kind kind);
 
-/* Fails the test where there is no such plan. All ranks' programs; freed with tp_plan_free. */
+/* Up to how many ranks plans are proven. Under a sanitizer the larger half proves nothing more. */
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define PLANS_SANITIZED
+#endif
+#endif
+#if defined(PLANS_SANITIZED) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { PLANS_MOST_RANKS = 33 };
+#else
+enum { PLANS_MOST_RANKS = 64 };
+#endif
+
+/* Fail the test where there is no such plan. All ranks' programs; freed with tp_plan_free. */
+struct tp_plan *plans_make_on(enum tp_coll coll, enum tp_algo algo, const struct tp_layout *layout, int root, int nchannels);
 struct tp_plan *plans_make(enum tp_coll coll, enum tp_algo algo, int nranks, enum layout_kind kind, int root, int nchannels);
 
 /* Fails the test, with the report, unless the plan is right in place and not, with and without references. */
 void plans_expect_right(const struct tp_plan *plan, uint32_t slots, uint32_t rounds);
+/* The same with 2 slots, and the report; of many ranks only the hardest of these: by reference and in place. */
+struct tp_check_report plans_check(const struct tp_plan *plan);
+/* Checks the plan of 1 to PLANS_MOST_RANKS ranks, for generators that don't look at the layout. */
+void plans_check_all(enum tp_coll coll, enum tp_algo algo);
 
 /* One plan of a group's transfers, all ranks: transfers[rank][0 .. counts[rank]). */
 struct tp_plan *plans_p2p(int nranks, struct tp_transfer *const *transfers, const int *counts);

@@ -6,7 +6,7 @@
 #include <cmocka.h>
 
 #include "plan/filter.h"
-#include "plan/helper_stages.h"
+#include "plan/helper_plan.h"
 
 static struct tp_layout *one_host;      /* 8 ranks */
 static struct tp_layout *two_hosts;     /* 8 ranks */
@@ -17,8 +17,8 @@ static int set_up(void **state)
 	(void)state;
 	tp_cost_defaults(&model);
 	model.cores_per_domain = 2;
-	one_host = helper_layout(8, HELPER_ONE);
-	two_hosts = helper_layout(8, HELPER_HALVES);
+	one_host = plans_layout(8, ONE_DOMAIN);
+	two_hosts = plans_layout(8, HALVES);
 	return 0;
 }
 
@@ -74,7 +74,7 @@ static void the_same_arguments_give_the_same_choice(void **state)
 	for (int coll = 0; coll < TP_SEND_RECV; coll++)
 		for (size_t bytes = 0; bytes < 1u << 26; bytes = bytes * 7 + 1) {
 			struct tp_choice a, b;
-			struct tp_layout *again = helper_layout(8, HELPER_HALVES);
+			struct tp_layout *again = plans_layout(8, HALVES);
 			memset(&a, 0, sizeof(a));
 			memset(&b, 0xff, sizeof(b));
 			assert_int_equal(tp_choose(two_hosts, (enum tp_coll)coll, 3, bytes, false, &model, NULL, &a), ncclSuccess);
@@ -117,7 +117,7 @@ static void chunks_fit_the_links(void **state)
 static void one_rank_needs_no_algorithm(void **state)
 {
 	(void)state;
-	struct tp_layout *alone = helper_layout(1, HELPER_ONE);
+	struct tp_layout *alone = plans_layout(1, ONE_DOMAIN);
 	struct tp_choice choice;
 	for (int coll = 0; coll < TP_SEND_RECV; coll++)
 		assert_int_equal(tp_choose(alone, (enum tp_coll)coll, 0, 1 << 20, false, &model, NULL, &choice), ncclSuccess);
@@ -228,14 +228,14 @@ static void bad_arguments_are_refused(void **state)
 static void choices_pass_the_checker(void **state)
 {
 	(void)state;
-	for (int kind = 0; kind < HELPER_NLAYOUTS; kind++)
+	for (int kind = 0; kind < NLAYOUTS; kind++)
 		for (int coll = 0; coll < TP_SEND_RECV; coll++)
 			for (size_t bytes = 8; bytes <= 1u << 24; bytes *= 128) {
-				struct tp_layout *layout = helper_layout(7, kind);
+				struct tp_layout *layout = plans_layout(7, kind);
 				struct tp_choice choice;
 				assert_int_equal(tp_choose(layout, (enum tp_coll)coll, 6, bytes, false, &model, NULL, &choice), ncclSuccess);
-				struct tp_plan *plan = helper_plan((enum tp_coll)coll, choice.algo, 6, layout);
-				helper_check(plan);
+				struct tp_plan *plan = plans_make_on((enum tp_coll)coll, choice.algo, layout, 6, 1);
+				plans_check(plan);
 				tp_plan_free(plan);
 				tp_layout_free(layout);
 			}

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "plan/cost.h"
-#include "plan/helper_stages.h"
+#include "plan/helper_plan.h"
 
 struct counts { double steps, refs, copies_out, results_out, takes, stored, reduce_takes, reduces, far, between_lanes; };
 
@@ -70,7 +70,7 @@ static void compare_counts(const struct tp_plan_spec *spec)
 	struct tp_cost_profile p;
 	int n = spec->layout->nranks;
 	assert_true(tp_cost_profile_of(spec, &p));
-	struct tp_plan *plan = helper_plan(spec->coll, spec->algo, spec->root, spec->layout);
+	struct tp_plan *plan = plans_make_on(spec->coll, spec->algo, spec->layout, spec->root, 1);
 	struct counts c = count_plan(plan);
 	expect(p.pieces, plan->pieces, spec, "pieces");
 	expect(TOTAL(steps), c.steps, spec, "steps");
@@ -91,7 +91,7 @@ typedef void visit(const struct tp_plan_spec *spec);
 static void visit_all(visit *what, int kind, int most)
 {
 	for (int n = 2; n <= most; n++) {
-		struct tp_layout *layout = helper_layout(n, kind);
+		struct tp_layout *layout = plans_layout(n, kind);
 		for (int coll = 0; coll < TP_SEND_RECV; coll++)
 			for (int algo = 0; algo < TP_NALGOS; algo++) {
 				struct tp_plan_spec spec = { (enum tp_coll)coll, (enum tp_algo)algo, tp_coll_has_root((enum tp_coll)coll) ? 0 : -1, 1,
@@ -105,7 +105,7 @@ static void visit_all(visit *what, int kind, int most)
 static void profiles_count_what_the_programs_do(void **state)
 {
 	(void)state;
-	visit_all(compare_counts, HELPER_ONE, 20);
+	visit_all(compare_counts, ONE_DOMAIN, 20);
 }
 
 static void compare_crossings(const struct tp_plan_spec *spec)
@@ -114,7 +114,7 @@ static void compare_crossings(const struct tp_plan_spec *spec)
 	int n = spec->layout->nranks;
 	if (spec->algo == TP_ALGO_HIERARCHICAL && n % spec->layout->ndomains) return;      /* uneven: an estimate */
 	assert_true(tp_cost_profile_of(spec, &p));
-	struct tp_plan *plan = helper_plan(spec->coll, spec->algo, spec->root, spec->layout);
+	struct tp_plan *plan = plans_make_on(spec->coll, spec->algo, spec->layout, spec->root, 1);
 	double found = TOTAL(far_out), right = count_plan(plan).far;
 	if (spec->algo != TP_ALGO_TREE) expect(found, right, spec, "crossings");
 	else if (found > 2.5 * right + 1 || right > 2.5 * found + 1) expect(found, right, spec, "crossings");
@@ -124,9 +124,9 @@ static void compare_crossings(const struct tp_plan_spec *spec)
 static void profiles_count_what_crosses_hosts(void **state)
 {
 	(void)state;
-	visit_all(compare_crossings, HELPER_ALONE, 9);
-	visit_all(compare_crossings, HELPER_HALVES, 16);
-	visit_all(compare_crossings, HELPER_DEALT, 15);
+	visit_all(compare_crossings, ALONE, 9);
+	visit_all(compare_crossings, HALVES, 16);
+	visit_all(compare_crossings, INTERLEAVED, 15);
 }
 
 static struct tp_cost_model wide_model(void)
@@ -140,7 +140,7 @@ static struct tp_cost_model wide_model(void)
 static void compare_times(const struct tp_plan_spec *spec)
 {
 	struct tp_cost_model model = wide_model();
-	struct tp_plan *plan = helper_plan(spec->coll, spec->algo, spec->root, spec->layout);
+	struct tp_plan *plan = plans_make_on(spec->coll, spec->algo, spec->layout, spec->root, 1);
 	for (size_t bytes = 64; bytes <= 4u << 20; bytes *= 64) {
 		double run, predicted = tp_cost_predict(spec, bytes, 32768, &model);
 		assert_int_equal(tp_cost_run(plan, bytes, 32768, &model, &run), ncclSuccess);
@@ -154,20 +154,20 @@ static void compare_times(const struct tp_plan_spec *spec)
 static void predictions_are_near_the_time_of_the_programs(void **state)
 {
 	(void)state;
-	visit_all(compare_times, HELPER_ONE, 9);
-	visit_all(compare_times, HELPER_HALVES, 8);
-	visit_all(compare_times, HELPER_ALONE, 5);
+	visit_all(compare_times, ONE_DOMAIN, 9);
+	visit_all(compare_times, HALVES, 8);
+	visit_all(compare_times, ALONE, 5);
 }
 
 /* What matters of a prediction: the plan that it makes us take is not much slower than the best. */
 static void choices_are_near_the_best_of_the_programs(void **state)
 {
 	(void)state;
-	for (int kind = 0; kind <= HELPER_HALVES; kind++)
+	for (int kind = 0; kind <= HALVES; kind++)
 		for (int n = 2; n <= 8; n += 2)
 			for (int coll = 0; coll < TP_SEND_RECV; coll++)
 				for (size_t bytes = 64; bytes <= 4u << 20; bytes *= 16) {
-					struct tp_layout *layout = helper_layout(n, kind);
+					struct tp_layout *layout = plans_layout(n, kind);
 					struct tp_cost_model model = wide_model();
 					struct tp_choice choice;
 					double best = 1e300, chosen = 1e300;
@@ -175,7 +175,7 @@ static void choices_are_near_the_best_of_the_programs(void **state)
 					for (int a = 0; a < TP_NALGOS; a++) {
 						double us;
 						if (choice.candidates[a].us < 0) continue;
-						struct tp_plan *plan = helper_plan((enum tp_coll)coll, (enum tp_algo)a, 0, layout);
+						struct tp_plan *plan = plans_make_on((enum tp_coll)coll, (enum tp_algo)a, layout, 0, 1);
 						assert_int_equal(tp_cost_run(plan, bytes, choice.candidates[a].chunk_bytes, &model, &us), ncclSuccess);
 						best = TP_MIN(best, us);
 						if (a == (int)choice.algo) chosen = us;
@@ -203,14 +203,14 @@ static void more_bytes_take_longer(const struct tp_plan_spec *spec)
 static void more_bytes_take_no_less_time(void **state)
 {
 	(void)state;
-	visit_all(more_bytes_take_longer, HELPER_ONE, 9);
-	visit_all(more_bytes_take_longer, HELPER_UNEVEN, 9);
+	visit_all(more_bytes_take_longer, ONE_DOMAIN, 9);
+	visit_all(more_bytes_take_longer, UNEVEN, 9);
 }
 
 static void slower_parts_take_no_less_time(void **state)
 {
 	(void)state;
-	struct tp_layout *layout = helper_layout(8, HELPER_HALVES);
+	struct tp_layout *layout = plans_layout(8, HALVES);
 	struct tp_plan_spec spec = { TP_ALL_REDUCE, TP_ALGO_RING, -1, 1, layout };
 	struct tp_cost_model fast = wide_model(), slow = fast;
 	slow.across.latency_us *= 10;
@@ -230,7 +230,7 @@ static void slower_parts_take_no_less_time(void **state)
 static void a_plan_that_cannot_be_has_no_time(void **state)
 {
 	(void)state;
-	struct tp_layout *layout = helper_layout(4, HELPER_ONE);
+	struct tp_layout *layout = plans_layout(4, ONE_DOMAIN);
 	struct tp_plan_spec spec = { TP_ALL_REDUCE, TP_ALGO_BRUCK, -1, 1, layout };
 	struct tp_cost_model model = wide_model();
 	assert_true(tp_cost_predict(&spec, 8, 65536, &model) < 0);
@@ -240,7 +240,7 @@ static void a_plan_that_cannot_be_has_no_time(void **state)
 static void big_layouts_have_finite_times(void **state)
 {
 	(void)state;
-	struct tp_layout *layout = helper_layout(3000, HELPER_DEALT);
+	struct tp_layout *layout = plans_layout(3000, INTERLEAVED);
 	struct tp_cost_model model;
 	struct tp_choice choice;
 	tp_cost_defaults(&model);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-#include "plan/helper_stages.h"
+#include "plan/helper_plan.h"
 
 static int stages_of(int n)
 {
@@ -16,19 +16,19 @@ static int stages_of(int n)
 static void all_reduce_is_right_for_1_to_64_ranks(void **state)
 {
 	(void)state;
-	helper_check_all(TP_ALL_REDUCE, TP_ALGO_HALVING_DOUBLING, 64);
+	plans_check_all(TP_ALL_REDUCE, TP_ALGO_HALVING_DOUBLING);
 }
 
 static void reduce_scatter_is_right_for_1_to_64_ranks(void **state)
 {
 	(void)state;
-	helper_check_all(TP_REDUCE_SCATTER, TP_ALGO_HALVING_DOUBLING, 64);
+	plans_check_all(TP_REDUCE_SCATTER, TP_ALGO_HALVING_DOUBLING);
 }
 
 static void all_gather_is_right_for_1_to_64_ranks(void **state)
 {
 	(void)state;
-	helper_check_all(TP_ALL_GATHER, TP_ALGO_HALVING_DOUBLING, 64);
+	plans_check_all(TP_ALL_GATHER, TP_ALGO_HALVING_DOUBLING);
 }
 
 /* 2(n-1) of n pieces leave each rank; a piece passes ceil(log2 n) ranks on the way in and on the way out. */
@@ -36,9 +36,9 @@ static void all_reduce_sends_what_theory_says(void **state)
 {
 	(void)state;
 	for (int n = 2; n <= 33; n++) {
-		struct tp_layout *layout = helper_layout(n, HELPER_ONE);
-		struct tp_plan *plan = helper_plan(TP_ALL_REDUCE, TP_ALGO_HALVING_DOUBLING, -1, layout);
-		struct tp_check_report report = helper_check(plan);
+		struct tp_layout *layout = plans_layout(n, ONE_DOMAIN);
+		struct tp_plan *plan = plans_make_on(TP_ALL_REDUCE, TP_ALGO_HALVING_DOUBLING, layout, -1, 1);
+		struct tp_check_report report = plans_check(plan);
 		assert_int_equal(plan->pieces, n);
 		assert_int_equal(report.chunks_sent_max, 2 * (n - 1));
 		assert_int_equal(report.chunks_sent_total, 2 * n * (n - 1));
@@ -53,8 +53,8 @@ static void each_half_speaks_to_log_n_others(void **state)
 {
 	(void)state;
 	for (int n = 2; n <= 64; n++) {
-		struct tp_layout *layout = helper_layout(n, HELPER_ONE);
-		struct tp_plan *plan = helper_plan(TP_ALL_REDUCE, TP_ALGO_HALVING_DOUBLING, -1, layout);
+		struct tp_layout *layout = plans_layout(n, ONE_DOMAIN);
+		struct tp_plan *plan = plans_make_on(TP_ALL_REDUCE, TP_ALGO_HALVING_DOUBLING, layout, -1, 1);
 		for (uint32_t i = 0; i < plan->nprograms; i++) {
 			const struct tp_program *p = &plan->programs[i];
 			int out = 0;
@@ -70,15 +70,15 @@ static void each_half_speaks_to_log_n_others(void **state)
 static void plans_in_sequence_do_not_meet(void **state)
 {
 	(void)state;
-	struct tp_layout *layout = helper_layout(6, HELPER_ONE);
+	struct tp_layout *layout = plans_layout(6, ONE_DOMAIN);
 	const struct tp_plan *plans[] = {
-		helper_plan(TP_ALL_REDUCE, TP_ALGO_HALVING_DOUBLING, -1, layout),
-		helper_plan(TP_REDUCE_SCATTER, TP_ALGO_HALVING_DOUBLING, -1, layout),
-		helper_plan(TP_ALL_GATHER, TP_ALGO_PAT, -1, layout),
-		helper_plan(TP_ALL_REDUCE, TP_ALGO_RING, -1, layout),
-		helper_plan(TP_ALL_TO_ALL, TP_ALGO_BRUCK, -1, layout),
-		helper_plan(TP_REDUCE_SCATTER, TP_ALGO_PAT, -1, layout),
-		helper_plan(TP_ALL_REDUCE, TP_ALGO_HALVING_DOUBLING, -1, layout),
+		plans_make_on(TP_ALL_REDUCE, TP_ALGO_HALVING_DOUBLING, layout, -1, 1),
+		plans_make_on(TP_REDUCE_SCATTER, TP_ALGO_HALVING_DOUBLING, layout, -1, 1),
+		plans_make_on(TP_ALL_GATHER, TP_ALGO_PAT, layout, -1, 1),
+		plans_make_on(TP_ALL_REDUCE, TP_ALGO_RING, layout, -1, 1),
+		plans_make_on(TP_ALL_TO_ALL, TP_ALGO_BRUCK, layout, -1, 1),
+		plans_make_on(TP_REDUCE_SCATTER, TP_ALGO_PAT, layout, -1, 1),
+		plans_make_on(TP_ALL_REDUCE, TP_ALGO_HALVING_DOUBLING, layout, -1, 1),
 	};
 	for (int by_ref = 0; by_ref < 2; by_ref++) {
 		struct tp_check_options options = { .slots = 2, .rounds = 2, .by_ref = by_ref };
@@ -92,7 +92,7 @@ static void plans_in_sequence_do_not_meet(void **state)
 static void refuses_what_it_cannot_do(void **state)
 {
 	(void)state;
-	struct tp_layout *layout = helper_layout(4, HELPER_ONE);
+	struct tp_layout *layout = plans_layout(4, ONE_DOMAIN);
 	struct tp_plan_spec spec = { .coll = TP_BROADCAST, .algo = TP_ALGO_HALVING_DOUBLING, .nchannels = 1, .layout = layout };
 	struct tp_plan *plan = NULL;
 	assert_non_null(tp_plan_refuses(&spec));

@@ -4,18 +4,18 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-#include "plan/helper_stages.h"
+#include "plan/helper_plan.h"
 
 static void all_gather_is_right_for_1_to_64_ranks(void **state)
 {
 	(void)state;
-	helper_check_all(TP_ALL_GATHER, TP_ALGO_PAT, 64);
+	plans_check_all(TP_ALL_GATHER, TP_ALGO_PAT);
 }
 
 static void reduce_scatter_is_right_for_1_to_64_ranks(void **state)
 {
 	(void)state;
-	helper_check_all(TP_REDUCE_SCATTER, TP_ALGO_PAT, 64);
+	plans_check_all(TP_REDUCE_SCATTER, TP_ALGO_PAT);
 }
 
 static void sends_each_piece_once_in_log_n_steps(void **state)
@@ -26,9 +26,9 @@ static void sends_each_piece_once_in_log_n_steps(void **state)
 		for (int n = 2; n <= 33; n++) {
 			unsigned stages = 0;
 			while (1 << stages < n) stages++;
-			struct tp_layout *layout = helper_layout(n, HELPER_ONE);
-			struct tp_plan *plan = helper_plan(colls[c], TP_ALGO_PAT, -1, layout);
-			struct tp_check_report report = helper_check(plan);
+			struct tp_layout *layout = plans_layout(n, ONE_DOMAIN);
+			struct tp_plan *plan = plans_make_on(colls[c], TP_ALGO_PAT, layout, -1, 1);
+			struct tp_check_report report = plans_check(plan);
 			assert_int_equal(report.chunks_sent_max, n - 1);
 			assert_true(report.depth <= stages + 1);
 			assert_int_equal(plan->scratch_chunks, 0);
@@ -42,10 +42,10 @@ static void sends_each_piece_once_in_log_n_steps(void **state)
 static void fewer_chunks_cross_hosts_than_with_doubling(void **state)
 {
 	(void)state;
-	struct tp_layout *layout = helper_layout(16, HELPER_HALVES);
-	struct tp_plan *pat = helper_plan(TP_ALL_GATHER, TP_ALGO_PAT, -1, layout);
-	struct tp_plan *doubling = helper_plan(TP_ALL_GATHER, TP_ALGO_HALVING_DOUBLING, -1, layout);
-	assert_true(helper_check(pat).chunks_crossing < helper_check(doubling).chunks_crossing);
+	struct tp_layout *layout = plans_layout(16, HALVES);
+	struct tp_plan *pat = plans_make_on(TP_ALL_GATHER, TP_ALGO_PAT, layout, -1, 1);
+	struct tp_plan *doubling = plans_make_on(TP_ALL_GATHER, TP_ALGO_HALVING_DOUBLING, layout, -1, 1);
+	assert_true(plans_check(pat).chunks_crossing < plans_check(doubling).chunks_crossing);
 	tp_plan_free(pat);
 	tp_plan_free(doubling);
 	tp_layout_free(layout);
@@ -54,7 +54,7 @@ static void fewer_chunks_cross_hosts_than_with_doubling(void **state)
 static void refuses_all_reduce(void **state)
 {
 	(void)state;
-	struct tp_layout *layout = helper_layout(4, HELPER_ONE);
+	struct tp_layout *layout = plans_layout(4, ONE_DOMAIN);
 	struct tp_plan_spec spec = { .coll = TP_ALL_REDUCE, .algo = TP_ALGO_PAT, .root = -1, .nchannels = 1, .layout = layout };
 	assert_non_null(tp_plan_refuses(&spec));
 	tp_layout_free(layout);
