@@ -34,6 +34,7 @@ static ncclResult_t choose(struct ncclComm *comm, enum tp_coll coll, int root, s
 	struct tp_choice choice;
 	TP_TRY(tp_choose(comm->layout, coll, root, block_bytes, staged, &comm->model, comm->algo_filter, &choice));
 	if (choice.nchannels > comm->nchannels) choice.nchannels = comm->nchannels;
+	TP_TRY(tp_watch_expect("algo", tp_algo_name(choice.algo), tp_coll_name(coll), NULL));
 	const struct tp_plan *plan;
 	TP_TRY(find_plan(comm, coll, root, &choice, &plan));
 	*out = (struct tp_choice_entry){ true, coll, staged, root, block_bytes, choice.chunk_bytes, choice.candidates[choice.algo].us, plan };
