@@ -25,6 +25,31 @@
 struct tp_context;
 struct tp_qp;
 struct tp_carrier;
+struct tp_mcast;
+struct tp_timer;
+
+/* Calls of the verbs give errno values; whoever finds the error says what it is: `return TP_CARD_FAIL(EINVAL, "…", …)`. */
+#define TP_CARD_FAIL(error, ...) (TP_WARN(__VA_ARGS__), (error))
+
+/* ---- things with numbers (index.c) ---- */
+
+/* A number's place: readers pin it, whoever takes the thing away waits for them. */
+struct tp_index_slot { _Atomic(void *) thing; _Atomic uint32_t users; uint64_t free_from_ms; };
+struct tp_index {
+	pthread_mutex_t lock;           /* of those who add and remove */
+	uint32_t count, mask;           /* mask: 2^n - 1 places */
+	struct tp_index_slot *_Atomic slots;        /* made at the first use, stored with release for tp_index_get's acquire */
+};
+/* Gives thing a random free place (not below first) and sets its number, base + place, before others can find it. 0, or ENOMEM
+ * where all are taken. A place that was freed rests 10 s if another is free. */
+int tp_index_add(struct tp_index *index, uint32_t first, void *thing, uint32_t base, uint32_t *number);
+/* The thing at a place, pinned; NULL where there is none. */
+void *tp_index_get(struct tp_index *index, uint32_t place);
+void tp_index_pin(struct tp_index *index, uint32_t place);
+void tp_index_put(struct tp_index *index, uint32_t place);
+/* Takes it away and waits until it isn't pinned. */
+void tp_index_remove(struct tp_index *index, uint32_t place);
+void tp_index_forget(struct tp_index *index);   /* in a forked child */
 
 /* ---- devices and ports (device.c, gid.c, counters.c) ---- */
 
@@ -63,11 +88,13 @@ struct tp_port {
 	pthread_rwlock_t gid_lock;
 	struct tp_gid *gids;            /* an index keeps its meaning; a removed entry is all zeros */
 	int ngids;
+	int gid_table_len;              /* what the port shows: 1 in mode "one", else TP_CARD_GIDS */
 	_Atomic uint64_t *counters;     /* TP_CNT_COUNT */
 };
 static inline void tp_counter_add(struct tp_port *port, enum tp_counter counter, uint64_t amount)
 {
-	atomic_fetch_add_explicit(&port->counters[counter], amount, memory_order_relaxed);
+	if (port)       /* a QP that never left RESET has none */
+		atomic_fetch_add_explicit(&port->counters[counter], amount, memory_order_relaxed);
 }
 
 struct tp_device {
@@ -128,13 +155,18 @@ void tp_event_port(struct tp_port *port, enum ibv_event_type type);    /* on eve
 
 /* ---- protection domains (pd.c) ---- */
 
+struct tp_td { struct ibv_td ibv; _Atomic int users; };
 struct tp_pd {
 	struct ibv_pd ibv;
 	uint32_t id;                    /* never used twice: what keys and QPs are compared by */
-	struct tp_pd *parent;           /* of a parent domain: the real one (then id is the parent's) */
 	_Atomic int users;
+	struct tp_pd *parent;           /* of a parent domain: the real one (then id is the real one's) */
+	struct tp_td *td;
+	/* A parent domain's allocators, for the queues of what is made on it; NULL: our own. */
+	void *(*alloc)(struct ibv_pd *pd, void *pd_context, size_t size, size_t alignment, uint64_t resource_type);
+	void (*free)(struct ibv_pd *pd, void *pd_context, void *ptr, uint64_t resource_type);
+	void *pd_context;
 };
-struct tp_td { struct ibv_td ibv; _Atomic int users; };
 struct tp_xrcd { struct ibv_xrcd ibv; uint32_t id; _Atomic int users; struct tp_xrcd *next; uint64_t dev, ino; bool named; int refs; };
 
 /* ---- memory keys (key.c), regions (mr.c) and windows (mw.c) ---- */
@@ -211,10 +243,11 @@ struct tp_cqe {
 struct tp_cq {
 	union { struct ibv_cq ibv; struct ibv_cq_ex ex; };
 	pthread_mutex_t lock;
+	pthread_mutex_t poll_lock;      /* CQ-ex: from start_poll to end_poll; never taken with lock held */
 	struct tp_cqe *ring;
 	uint32_t size;                  /* a power of two, above ibv.cqe */
 	_Atomic uint32_t head, tail;    /* head: produced; tail: polled */
-	bool overrun, ignore_overrun;
+	bool overrun, ignore_overrun, stamped;
 	int armed;                      /* 0, 1: any, 2: solicited only */
 	uint32_t reported_comp, reported_async;   /* events handed out; under channel and event locks */
 	uint32_t queued;                /* events in the channel */
@@ -228,7 +261,7 @@ struct tp_cq {
 
 /* Appends. Raises CQ_ERR once where there is no room (false then), else wakes the channel if armed. */
 bool tp_cq_push(struct tp_cq *cq, const struct tp_cqe *cqe, bool solicited);
-void tp_cq_purge(struct tp_cq *cq, struct tp_qp *qp, struct tp_srq *srq);
+void tp_cq_purge(struct tp_cq *cq, struct tp_qp *qp);
 
 /* ---- address handles (ah.c) ---- */
 
@@ -312,7 +345,6 @@ struct tp_srq {
 	struct tp_xrcd *xrcd;
 	struct tp_cq *cq;
 	_Atomic int users;              /* QPs */
-	_Atomic int refs;               /* look-ups in progress */
 };
 /* By number, with a reference (tp_srq_put). */
 struct tp_srq *tp_srq_get(uint32_t number);
@@ -322,7 +354,8 @@ void tp_srq_put(struct tp_srq *srq);
 
 /* The receive that a message is being placed into. */
 struct tp_recv {
-	bool taken;
+	bool taken;                     /* else the rest means nothing */
+	bool spoiled;                   /* the last one ended with an error of its own */
 	uint64_t wr_id;
 	uint32_t num_sge, length;
 	struct tp_srq *srq;             /* whence, NULL: the QP's own queue */
@@ -352,13 +385,18 @@ struct tp_qp {
 	const struct tp_carrier *carrier;
 	void *carrier_data;             /* the carrier's own, made by attach, freed by detach */
 	bool running, again;            /* the send queue is being run; there is more to do */
+	bool stopped;                   /* the carrier was told to stop */
 	bool established;               /* COMM_EST was raised, or RTS reached */
 	bool drained_event;             /* SQD: the event is wanted and not raised yet */
 	bool last_wqe;                  /* LAST_WQE_REACHED was raised */
 	uint32_t reported;              /* async events handed out; under the context's event_lock */
-	_Atomic int refs;               /* look-ups in progress */
-	/* QP-ex: between wr_start and wr_complete */
-	struct { uint32_t first; struct tp_wqe *wqe; int error; } batch;
+	uint32_t send_psn, recv_psn;    /* next */
+	struct tp_qp *real;             /* of a handle that ibv_open_qp gave: the QP itself; else NULL */
+	int handles;                    /* such handles and the QP's own (XRC) */
+	/* QP-ex: between wr_start and wr_complete; guarded by post_lock, which is taken before lock. The requests are built in slots
+	 * from sq.head on, which nobody sees before wr_complete. Without QP-ex post_lock isn't used. */
+	pthread_mutex_t post_lock;
+	struct { uint32_t count; struct tp_wqe *wqe; int error; } batch;
 	struct tp_mcast *mcast;         /* groups attached */
 	struct tp_timer *timer;         /* the carrier's (engine.h) */
 };
@@ -366,6 +404,7 @@ struct tp_qp {
 /* By number, with a reference; NULL where there is none. */
 struct tp_qp *tp_qp_get(uint32_t qpn);
 void tp_qp_put(struct tp_qp *qp);
+void tp_qp_pin(struct tp_qp *qp);   /* another reference; it must be alive */
 /* Moves to ERR (or SQE) because of an error; flushes. The lock is held. event < 0: none. */
 void tp_qp_fail_locked(struct tp_qp *qp, enum ibv_qp_state state, int event);
 /* Runs the send queue; one thread at a time, others only leave a note. The lock is held, and let go of meanwhile. */

@@ -11,6 +11,7 @@
 
 /* ---- carriers ---- */
 
+struct tp_span;
 struct tp_carrier {
 	const char *name;               /* "self", "path", "wire": shown per QP */
 	/* Connected types at INIT->RTR (qp->av, attr are set), UD at INIT->RTR too. 0 or an errno, then the QP stays in INIT. */
@@ -32,7 +33,14 @@ const struct tp_carrier *tp_engine_choose(struct tp_qp *qp);
 extern const struct tp_carrier tp_self;         /* self.c */
 extern const struct tp_carrier tp_wire;         /* the wire */
 extern const struct tp_carrier tp_path;         /* the short way */
-/* UD: one datagram to whoever has the address: this process's QPs, the wire, or both (multicast). */
+extern const struct tp_carrier tp_datagrams;    /* ud.c: all UD QPs */
+/* Set by the wire when it is there (before the first QP); NULL: only this process can be reached. */
+extern const struct tp_carrier *tp_engine_wire;
+/* UD: sends one datagram to av.to, unicast or multicast; 0, or an errno that is logged (the completion is a success all the
+ * same: a datagram may be lost). The QP's lock is not held, its run is owned. */
+extern int (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count);
+/* Does a GID of this process have that address and RoCE version, and is qpn of this process? */
+bool tp_engine_is_local(const struct tp_av *av, uint32_t qpn);
 
 /* True in the states in which send requests are executed. */
 static inline bool tp_qp_sends(const struct tp_qp *qp)
@@ -46,16 +54,19 @@ static inline bool tp_qp_sends(const struct tp_qp *qp)
 /* The request at sq.done ended (they end in order). Success: a completion if it is signaled. Else always one, then the QP goes
  * to ERR (RC, XRC) or SQE (UC, UD) and all that follow are flushed. byte_len: reads, atomics. */
 void tp_sq_complete_locked(struct tp_qp *qp, enum ibv_wc_status status, uint32_t byte_len);
+enum ibv_wc_opcode tp_wqe_wc_opcode(uint32_t opcode);
 /* The request's data as memory: pins each segment (grips, at most max). Returns their count; -1: a key, bound or right is
  * wrong (LOC_PROT_ERR), nothing is pinned. access: what is needed of the local key (0 or IBV_ACCESS_LOCAL_WRITE). */
-struct tp_span { struct tp_grip grip; uint8_t *addr; uint32_t bytes; };
-int tp_sge_enter(struct tp_qp *qp, const struct ibv_sge *sge, uint32_t num_sge, uint32_t access, struct tp_span *spans);
+struct tp_span { struct tp_grip grip; uint32_t bytes; };
+int tp_sge_enter(uint32_t pd, const struct ibv_sge *sge, uint32_t num_sge, uint32_t access, struct tp_span *spans);
 void tp_span_leave(struct tp_span *spans, int count);
 /* The wqe's outgoing bytes: its segments, or its inline data as one span without grip. */
 int tp_wqe_enter(struct tp_qp *qp, struct tp_wqe *wqe, uint32_t access, struct tp_span *spans);
 /* Copies bytes at offset of the spans' whole; EFAULT where pages are missing. */
 int tp_span_read(const struct tp_span *spans, int count, uint64_t offset, void *to, size_t bytes);
 int tp_span_write(const struct tp_span *spans, int count, uint64_t offset, const void *from, size_t bytes);
+/* From spans to spans; *source: the missing pages are the source's. */
+int tp_span_move(const struct tp_span *to, int to_count, uint64_t offset, const struct tp_span *from, int from_count, bool *source);
 
 /* ---- the target's side ---- */
 
@@ -82,6 +93,8 @@ enum tp_reply tp_target_begin_locked(struct tp_qp *qp, uint32_t srqn);
 /* Places bytes at offset of the receive; INVALID_REQUEST: it is longer than the receive (target's completion: LOC_LEN_ERR);
  * REMOTE_OPERATION: the receive's key or memory is wrong (LOC_PROT_ERR). */
 enum tp_reply tp_target_place_locked(struct tp_qp *qp, uint64_t offset, const void *from, size_t bytes);
+/* The same from pinned memory, all of it. */
+enum tp_reply tp_target_place_spans_locked(struct tp_qp *qp, uint64_t offset, const struct tp_span *spans, int count);
 /* The message is whole: the receive's completion. imm (network order) with WITH_IMM, rkey with WITH_INV. */
 struct tp_arrival {
 	enum ibv_wc_opcode opcode;      /* IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM */
@@ -94,12 +107,13 @@ enum tp_reply tp_target_finish_locked(struct tp_qp *qp, const struct tp_arrival 
 /* The completion with an error of the receive that was begun (if one was). */
 void tp_target_spoil_locked(struct tp_qp *qp, enum ibv_wc_status status);
 
-/* RDMA: checks the QP's and the key's rights, pins. bytes 0: nothing is checked, the grip is empty. */
-enum tp_reply tp_target_write_enter_locked(struct tp_qp *qp, uint32_t rkey, uint64_t addr, uint64_t bytes, struct tp_grip *grip);
-enum tp_reply tp_target_read_enter_locked(struct tp_qp *qp, uint32_t rkey, uint64_t addr, uint64_t bytes, struct tp_grip *grip);
+/* RDMA: checks the QP's and the key's rights, pins. bytes 0: nothing is checked, the grip is empty. srqn: XRC's, whose domain
+ * then counts; else 0. */
+enum tp_reply tp_target_write_enter_locked(struct tp_qp *qp, uint32_t srqn, uint32_t rkey, uint64_t addr, uint64_t bytes, struct tp_grip *grip);
+enum tp_reply tp_target_read_enter_locked(struct tp_qp *qp, uint32_t srqn, uint32_t rkey, uint64_t addr, uint64_t bytes, struct tp_grip *grip);
 /* One CPU instruction; result: what was there before. Misaligned: INVALID_REQUEST. opcode: enum ibv_wr_opcode. */
-enum tp_reply tp_target_atomic_locked(struct tp_qp *qp, uint32_t opcode, uint32_t rkey, uint64_t addr, uint64_t compare_add,
-	uint64_t swap, uint64_t *result);
+struct tp_atomic { uint32_t opcode, rkey; uint64_t addr, compare_add, swap; };
+enum tp_reply tp_target_atomic_locked(struct tp_qp *qp, uint32_t srqn, const struct tp_atomic *atomic, uint64_t *result);
 /* First packet of a QP in RTR: COMM_EST. */
 void tp_target_established_locked(struct tp_qp *qp);
 
@@ -122,6 +136,16 @@ extern void (*tp_engine_group_hook)(struct tp_port *port, const union ibv_gid *g
 /* The 40 bytes for a datagram from av's addresses (bytes: the UDP payload's, for the length fields). */
 void tp_engine_make_grh(const struct tp_av *av, uint32_t bytes, uint8_t grh[40]);
 
+/* ---- times and sizes ---- */
+
+/* How long an RNR timer code (0 to 31) says to wait; how long an initiator tries to reach a silent target (timeout, retry_cnt;
+ * 0: for ever). */
+uint64_t tp_rnr_delay_ns(uint8_t code);
+uint64_t tp_retry_limit_ns(uint8_t timeout, uint8_t retry_cnt);
+static inline uint32_t tp_mtu_bytes(enum ibv_mtu mtu) { return 128u << mtu; }
+/* Packets of a message: at least one. */
+static inline uint32_t tp_packets(uint64_t bytes, enum ibv_mtu mtu) { return bytes ? (uint32_t)tp_div_up(bytes, tp_mtu_bytes(mtu)) : 1; }
+
 /* ---- QP numbers ---- */
 
 /* The process's part of its QP numbers (the top 8 bits), asked for at the first QP; the keeper of port 4791 gives it. Negative:
@@ -139,12 +163,14 @@ struct tp_timer *tp_timer_new(void (*fire)(struct tp_qp *qp), struct tp_qp *qp);
 void tp_timer_arm(struct tp_timer *timer, uint64_t when_ns);    /* replaces an earlier time; 0 disarms */
 void tp_timer_free(struct tp_timer *timer);     /* afterwards it doesn't fire; may be called under the QP's lock */
 
-/* A descriptor that the thread watches: ready runs with no lock held. The thread exists from the first timer or descriptor on,
- * with all signals blocked; it sleeps while pollers hold the lease. */
-int tp_progress_watch(int fd, void (*ready)(int fd, void *arg), void *arg);
+/* A descriptor that the thread watches: ready runs with no lock held and returns how much it did. The thread exists from the
+ * first timer or descriptor on, with all signals blocked; it sleeps while pollers hold the lease. */
+int tp_progress_watch(int fd, int (*ready)(int fd, void *arg), void *arg);
 void tp_progress_unwatch(int fd);
 /* A poller found nothing: does what the thread would do, renews the lease. Cheap when there is nothing. */
 void tp_progress_poll(void);
+/* A completion queue was armed: its program is about to sleep, so the lease ends and the thread takes over. */
+void tp_progress_arm(void);
 /* True while a poller has been here within the last lease (1 ms): the thread leaves descriptors alone. */
 bool tp_progress_leased(void);
 

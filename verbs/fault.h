@@ -15,6 +15,8 @@ enum tp_fault_place {
 	TP_FAULT_PROTECTION,        /* a local protection error, as ACS causes it */
 	TP_FAULT_PLACES
 };
+/* From now on place strikes with error on device (NULL: any) where amount is at least so much; error 0 ends it. */
+void tp_fault_set(enum tp_fault_place place, const char *device, uint64_t amount, int error);
 /* 0, or the errno (or 1) of the fault that strikes now. amount: bytes where that matters. */
 int tp_fault_strikes(enum tp_fault_place place, const char *device, uint64_t amount);
 extern _Atomic uint32_t tp_fault_any;   /* bits of places that have a fault */
