@@ -1,7 +1,7 @@
 #!/bin/bash
 # Telpher's host collectives beside Open MPI's, MPICH's and Gloo's, in one run. Installs what is missing (and says so), builds
 # everything in build/peers, measures, prints a table a collective and leaves JSON there.
-# Usage: run.sh [--quick] [--sizes 8,4K,1M] [--ranks 2,4] [--collectives all_reduce,…] [more: --help]
+# Usage: run.sh [--quick] [--sizes 8,4K,1M] [--ranks 2,4] [--collectives all_reduce,…] [--realtime] [more: --help]
 # TELPHER_LIBRARY names a libnccl.so.2 that is built already (otherwise build/peers/telpher is built).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
