@@ -200,6 +200,16 @@ ncclResult_t tp_socket_connect(const union tp_addr *to, const union tp_addr *fro
 	}
 }
 
+int tp_socket_try_connect_start(const union tp_addr *to, const union tp_addr *from, int *fd, bool *hopeless)
+{
+	*hopeless = false;
+	int error = start_connect(to, from, fd, hopeless);
+	*hopeless = *hopeless || (error && error != EINPROGRESS && !worth_retrying(error));
+	return error;
+}
+
+int tp_socket_try_connect_finish(int fd) { return finish_connect(fd); }
+
 ncclResult_t tp_socket_connect_start(const union tp_addr *to, const union tp_addr *from, int *fd)
 {
 	char text[TP_ADDR_TEXT];

@@ -31,6 +31,10 @@ ncclResult_t tp_socket_connect(const union tp_addr *to, const union tp_addr *fro
 /* Starts a non-blocking connect; ncclInProgress while it is under way (poll for POLLOUT, then _finish). */
 ncclResult_t tp_socket_connect_start(const union tp_addr *to, const union tp_addr *from, int *fd);
 ncclResult_t tp_socket_connect_finish(int fd);
+/* The same for callers that try again or say by themselves what is wrong: nothing is logged. 0, EINPROGRESS (start only) or
+ * the errno of the failure; *hopeless: trying again is no use. */
+int tp_socket_try_connect_start(const union tp_addr *to, const union tp_addr *from, int *fd, bool *hopeless);
+int tp_socket_try_connect_finish(int fd);
 /* All bytes or an error, by the deadline (tp_clock_ms; 0: none). A closed peer is ncclRemoteError. Errors aren't logged
  * where what is NULL. Work on blocking and non-blocking descriptors. */
 ncclResult_t tp_socket_send(int fd, const void *data, size_t bytes, uint64_t deadline_ms, const char *what);

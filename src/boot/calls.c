@@ -102,7 +102,7 @@ static void tell_other_hosts(struct tp_boot_inside *b, const struct tp_call *cal
 	b->asked_ms = now;
 	tp_service_lock();
 	for (int distance = 1; distance < seg->nhosts; distance *= 2)
-		tp_mesh_send(b->site, (seg->host + distance) % seg->nhosts, TP_FRAME_CALL, &wire, sizeof(wire));
+		tp_mesh_send_call(b->site, (seg->host + distance) % seg->nhosts, &wire);
 	tp_service_unlock();
 }
 

@@ -115,6 +115,8 @@ static void want(struct tp_conn *conn, uint32_t events)
 	tp_service_change(&conn->source, events);
 }
 
+static void take_input(struct tp_conn *conn);
+
 static void queue_out(struct tp_conn *conn, const void *data, size_t bytes)
 {
 	if (bytes == 0) return;
@@ -152,12 +154,24 @@ static void send_raw(struct tp_conn *conn, const void *head, size_t head_bytes, 
 	}
 	if (sent < head_bytes) queue_out(conn, (const char *)head + sent, head_bytes - sent);
 	sent = sent > head_bytes ? sent - head_bytes : 0;
-	queue_out(conn, (const char *)data + sent, bytes - sent);
+	if (sent < bytes) queue_out(conn, (const char *)data + sent, bytes - sent);
 	if (conn->out_have) want(conn, EPOLLIN | EPOLLOUT);
 	if (conn->broken) {
 		conn->deadline_ms = 1;
 		tp_service_poke(0);
 	}
+}
+
+/* What the other side said last, before it closed, counts all the same. */
+static void end_broken(struct tp_conn *conn, const char *why)
+{
+	uint64_t before;
+	conn->broken = true;
+	do {
+		before = conn->received;
+		take_input(conn);
+	} while (conn->state == TP_CONN_OPEN && conn->received != before);
+	end(conn, TP_END_BROKEN, why);
 }
 
 static void flush(struct tp_conn *conn)
@@ -167,7 +181,7 @@ static void flush(struct tp_conn *conn)
 		if (n < 0 && errno == EINTR) continue;
 		if (n < 0 && errno == EAGAIN) return;
 		if (n < 0) {
-			end(conn, TP_END_BROKEN, strerror(errno));
+			end_broken(conn, strerror(errno));
 			return;
 		}
 		conn->out_at += (size_t)n;
@@ -176,8 +190,12 @@ static void flush(struct tp_conn *conn)
 	free(conn->out);
 	conn->out = NULL;
 	conn->out_at = conn->out_room = 0;
-	if (!conn->ops && conn->state == TP_CONN_OPEN) tp_conn_close(conn);
-	else want(conn, EPOLLIN);
+	if (!conn->ops && conn->state == TP_CONN_OPEN) {
+		tp_conn_close(conn);
+		return;
+	}
+	want(conn, EPOLLIN);
+	if (conn->ops && conn->ops->flushed) conn->ops->flushed(conn);
 }
 
 void tp_conn_send(struct tp_conn *conn, enum tp_wire_type type, const void *payload, size_t bytes)
@@ -211,16 +229,28 @@ static void become_open(struct tp_conn *conn)
 	if (conn->ops && conn->ops->open) conn->ops->open(conn);
 }
 
+/* What may pass is only noted: the caller tries again. */
+static ncclResult_t start_call(const union tp_addr *to, const union tp_addr *from, int *fd)
+{
+	char text[TP_ADDR_TEXT];
+	bool hopeless;
+	int error = tp_socket_try_connect_start(to, from, fd, &hopeless);
+	if (error == 0 || error == EINPROGRESS) return ncclSuccess;
+	if (hopeless) return TP_FAIL(ncclSystemError, "Bootstrap: can't connect to %s from %s: %s", tp_addr_format(to, text), tp_host_name(), strerror(error));
+	TP_INFO(TP_BOOTSTRAP, "Bootstrap: can't connect to %s: %s; trying again", tp_addr_format(to, text), strerror(error));
+	return ncclRemoteError;
+}
+
 ncclResult_t tp_conn_call(int fd, const union tp_addr *addr, enum tp_wire_kind kind, uint8_t flags, uint64_t name,
 	const uint8_t secret[TP_SECRET_BYTES], uint64_t deadline_ms, const struct tp_conn_ops *ops, void *owner, struct tp_conn **out)
 {
 	bool is_unix = fd >= 0;
 	union tp_addr space;
 	ncclResult_t result = ncclSuccess;
-	if (!is_unix) result = tp_socket_connect_start(addr, tp_service_from(addr, &space), &fd);
+	if (!is_unix) TP_TRY(start_call(addr, tp_service_from(addr, &space), &fd));
 	else result = tp_socket_set_nonblocking(fd, true);
-	if (result != ncclSuccess && result != ncclInProgress) {
-		if (is_unix) close(fd);
+	if (result != ncclSuccess) {
+		close(fd);
 		return result;
 	}
 	struct tp_conn *conn = new_conn(fd, true, is_unix, deadline_ms);
@@ -322,6 +352,7 @@ static void challenge(struct tp_conn *conn)
 		tp_conn_close(conn);
 		return;
 	}
+	conn->deadline_ms = tp_clock_ms() + TP_HANDSHAKE_MS;    /* for the proof: its process may lack a processor */
 	memcpy(conn->secret, secret, TP_SECRET_BYTES);
 	tp_secret_random(conn->nonce, sizeof(conn->nonce));
 	memcpy(answer.nonce, conn->nonce, sizeof(answer.nonce));
@@ -336,7 +367,6 @@ void tp_conn_wake_held(uint64_t name)
 	for (struct tp_conn *conn = tp_service.conns; conn; conn = next) {
 		next = conn->next;
 		if (conn->state == TP_CONN_HELD && conn->hello.name == name) {
-			conn->deadline_ms = tp_clock_ms() + TP_HANDSHAKE_MS;
 			challenge(conn);
 		}
 	}
@@ -541,15 +571,9 @@ static void take_input(struct tp_conn *conn)
 
 static void finish_connect(struct tp_conn *conn)
 {
-	int error = 0;
-	socklen_t length = sizeof(error);
-	if (!conn->is_unix) getsockopt(conn->source.fd, SOL_SOCKET, SO_ERROR, &error, &length);
+	int error = conn->is_unix ? 0 : tp_socket_try_connect_finish(conn->source.fd);
 	if (error) {
 		end(conn, error == ECONNREFUSED ? TP_END_REFUSED : TP_END_SILENT, error == ECONNREFUSED ? "refuses connections" : strerror(error));
-		return;
-	}
-	if (!conn->is_unix && tp_socket_connect_finish(conn->source.fd) != ncclSuccess) {
-		end(conn, TP_END_REFUSED, "refuses connections");
 		return;
 	}
 	expect(conn, TP_CONN_CHALLENGE, sizeof(struct tp_wire_challenge));
@@ -564,13 +588,13 @@ void tp_conn_event(struct tp_conn *conn, uint32_t events)
 		finish_connect(conn);
 		return;
 	}
-	if (events & EPOLLOUT) flush(conn);
-	if (conn->state != TP_CONN_CLOSED && (events & (EPOLLIN | EPOLLHUP | EPOLLERR))) take_input(conn);
+	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) take_input(conn);
+	if (conn->state != TP_CONN_CLOSED && (events & EPOLLOUT)) flush(conn);
 }
 
 static void expire(struct tp_conn *conn)
 {
-	if (conn->broken) end(conn, TP_END_BROKEN, "closed the connection");
+	if (conn->broken) end_broken(conn, "closed the connection");
 	else if (conn->caller) end(conn, TP_END_SILENT, "does not answer");
 	else if (!conn->ops && conn->state == TP_CONN_OPEN) tp_conn_close(conn);
 	else if (conn->state == TP_CONN_HELLO) {

@@ -63,12 +63,15 @@ const char *tp_gather_arrived(struct tp_site *site, int from_host, const void *d
 	if (bytes < sizeof(head)) return "sent a gather that is too short";
 	memcpy(&head, data, sizeof(head));
 	uint32_t done = atomic_load_explicit(&site->gather_done, memory_order_acquire), turn = (uint32_t)head.seq;
+	/* After a connection broke it may come again (see mesh.c). */
+	if (turn + 1 == done || turn + 2 == done) return NULL;
 	if (!site->leader || (turn != done && turn != done + 1)) return "sent a gather out of its turn";
 	if (head.round > 30 || (1 << head.round) >= seg->nhosts || head.bytes_each > TP_BOOT_GATHER_MAX) return "sent a gather that can't be";
 	int distance = 1 << head.round, count = TP_MIN(distance, seg->nhosts - distance);
 	int from = (seg->host - distance + seg->nhosts) % seg->nhosts, start = (from - count + 1 + seg->nhosts) % seg->nhosts;
 	if (from != from_host || head.nhosts != (uint32_t)count || head.first_host != (uint32_t)start) return "sent a gather of the wrong hosts";
 	if (bytes != sizeof(head) + pack_hosts(seg, turn, head.bytes_each, start, count, NULL)) return "sent a gather of the wrong length";
+	if (atomic_load_explicit(&site->rounds[turn & 1], memory_order_relaxed) & (1u << head.round)) return NULL;
 	const char *in = (const char *)data + sizeof(head);
 	char *area = tp_segment_gather(seg, turn);
 	for (int k = 0; k < count && head.bytes_each; k++) {
@@ -94,6 +97,20 @@ static ncclResult_t wait_round(struct tp_boot_inside *b, uint32_t turn, int roun
 	}
 }
 
+/* Whoever has come through a gather may leave at once: so its own part must be on its way to everybody. */
+static ncclResult_t wait_sent(struct tp_boot_inside *b, const char *what)
+{
+	struct tp_site *site = b->site;
+	ncclResult_t result = ncclSuccess;
+	tp_service_lock();
+	while (result == ncclSuccess && !tp_mesh_flushed(site)) {
+		result = tp_event_check(&b->boot, what);
+		if (result == ncclSuccess) tp_service_wait(&site->cond, tp_clock_ms() + TP_BOOT_SLICE_MS);
+	}
+	tp_service_unlock();
+	return result;
+}
+
 static ncclResult_t exchange(struct tp_boot_inside *b, uint32_t turn, uint32_t bytes_each, const char *what)
 {
 	struct tp_site *site = b->site;
@@ -107,12 +124,17 @@ static ncclResult_t exchange(struct tp_boot_inside *b, uint32_t turn, uint32_t b
 		memcpy(buffer, &head, sizeof(head));
 		size_t bytes = pack_hosts(seg, turn, bytes_each, start, count, buffer + sizeof(head));
 		tp_service_lock();
-		tp_mesh_send(site, (seg->host + distance) % seg->nhosts, TP_FRAME_GATHER, buffer, sizeof(head) + bytes);
+		result = tp_mesh_gather(site, (seg->host + distance) % seg->nhosts, turn, buffer, sizeof(head) + bytes);
 		tp_service_unlock();
-		result = wait_round(b, turn, round, what);
+		if (result == ncclSuccess) result = wait_round(b, turn, round, what);
 	}
 	free(buffer);
+	if (result == ncclSuccess) result = wait_sent(b, what);
 	if (result != ncclSuccess) return result;
+	/* All have begun this turn, so all have had the one before. */
+	tp_service_lock();
+	tp_mesh_forget_gathers(site, turn - 1);
+	tp_service_unlock();
 	atomic_store_explicit(&site->rounds[turn & 1], 0, memory_order_relaxed);
 	atomic_store_explicit(&site->gather_done, turn + 1, memory_order_release);      /* pairs with tp_gather_arrived */
 	return ncclSuccess;

@@ -73,6 +73,7 @@ struct tp_conn_ops {
 	/* NULL, or what is wrong with the frame: the connection is dropped. */
 	const char *(*frame)(struct tp_conn *conn, enum tp_wire_type type, const void *data, size_t bytes);
 	void (*descriptor)(struct tp_conn *conn, int fd);   /* after a frame handler set want_fd */
+	void (*flushed)(struct tp_conn *conn);              /* what was queued is out */
 	/* Not called after tp_conn_close. why: one sentence without a subject ("refused the connection"). */
 	void (*closed)(struct tp_conn *conn, enum tp_conn_end end, const char *why);
 };
@@ -138,7 +139,7 @@ struct tp_joiner {
 	struct tp_id id, first;
 	struct tp_conn *conn;
 	struct tp_root *root;               /* the root is in this process */
-	uint64_t deadline_ms, retry_ms, refused_since_ms;
+	uint64_t deadline_ms, retry_ms, refused_since_ms, sent_ns;
 	bool seated, ready, go;
 	struct tp_wire_seat seat;
 	void *table;                        /* for a host's first rank */
@@ -186,9 +187,13 @@ struct tp_link {
 	int rank;                           /* whose process is called */
 	struct tp_conn *conn;
 	bool open, watched, heard, over;
-	uint64_t last_ms, retry_ms, refused_ms;
+	bool owes_event;                    /* the event is to be told there, again on each new connection */
+	uint64_t last_ms, opened_ms, retry_ms, pause_ms;
+	uint32_t late_ms;                   /* how late the other's timers are, as it says */
 	int missed;
-	struct tp_pending { struct tp_pending *next; enum tp_wire_type type; size_t bytes; unsigned char data[]; } *pending;
+	struct tp_kept { uint32_t turn; size_t bytes; void *data; } kept[2];    /* gathers of the last two turns */
+	struct tp_pending { struct tp_pending *next; size_t bytes; unsigned char data[]; } *calls;
+	int ncalls;
 	struct tp_link *next;
 };
 struct tp_site {
@@ -198,6 +203,7 @@ struct tp_site {
 	int proc;                           /* our place in the host's processes */
 	int rank;                           /* our lowest rank */
 	bool leader, closing, speaker;
+	bool settled;                       /* its communicator has been complete */
 	struct tp_segment *seg;
 	struct tp_share *shares;
 	struct tp_listener *listener;       /* leader: gives out segments */
@@ -207,6 +213,7 @@ struct tp_site {
 	struct tp_link *links;
 	struct tp_conn *incoming;
 	uint64_t tick_ms, close_ms;
+	uint32_t late_ms;                   /* how late our ticks have been lately */
 	_Atomic uint32_t gather_done;
 	_Atomic uint32_t rounds[2];         /* bits: rounds of the exchange that have arrived */
 	_Atomic uint32_t rounds_word;       /* futex: changes with rounds */
@@ -239,12 +246,14 @@ void tp_watch_dead(struct tp_site *site, int rank, const char *how);
 /* ---- mesh.c: links between hosts */
 void tp_mesh_adopt(struct tp_site *site, struct tp_conn *conn);
 void tp_mesh_start(struct tp_site *site);       /* begins to speak for its host */
-void tp_mesh_send(struct tp_site *site, int host, enum tp_wire_type type, const void *data, size_t bytes);
+ncclResult_t tp_mesh_gather(struct tp_site *site, int host, uint32_t turn, const void *data, size_t bytes);
+void tp_mesh_forget_gathers(struct tp_site *site, uint32_t turn);       /* all hosts have them */
+void tp_mesh_send_call(struct tp_site *site, int host, const struct tp_wire_call *call);
 void tp_mesh_flood(struct tp_site *site, const struct tp_event *event);
 void tp_mesh_tick(struct tp_site *site, uint64_t now_ms);
 void tp_mesh_retry(struct tp_site *site, uint64_t now_ms);
 bool tp_mesh_is_settled(const struct tp_site *site);
-bool tp_mesh_flushed(const struct tp_site *site);
+bool tp_mesh_flushed(const struct tp_site *site);        /* all that others wait for has been handed to the kernel */
 void tp_mesh_leave(struct tp_site *site, bool in_good_order);
 void tp_mesh_close(struct tp_site *site);
 

@@ -25,6 +25,7 @@ static void root_open(struct tp_conn *conn)
 	conn->limit = sizeof(struct tp_wire_seat) + tp_wire_table_bytes(join.nranks, join.nranks) + sizeof(struct tp_wire_fail);
 	tp_wire_mask(conn->keys[0], join.first_secret);
 	tp_conn_send(conn, TP_FRAME_JOIN, &join, sizeof(join));
+	joiner->sent_ns = tp_clock_ns();
 }
 
 static const char *got_seat(struct tp_joiner *joiner, const void *data, size_t bytes, bool with_table)

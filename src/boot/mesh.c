@@ -1,12 +1,18 @@
 /* Links between hosts. A site calls another host's process when it first has something for it and keeps the connection; what
  * goes which way is said by the frames, so one connection serves both.
  *
+ * A connection may break at any time without anybody's death, with frames on their way that are lost. So a link has no queue but
+ * knows what its host has to hear: that it is watched, the event, the gathers of the turns that it may still be waiting for.
+ * Every new connection begins by saying all of it, and whoever hears a thing twice takes no notice. A gather's copy is let go when
+ * a later turn proves that all hosts have it.
+ *
  * Events are flooded: a host that hears of one for the first time tells the hosts at distances 1, 2, 4, …, so some dead ones
  * on the way do not matter. Life signs: each host's speaker (its first process that has not left) asks the next two hosts' speakers
  * for a sign each 250 ms. Silence is counted in our own ticks, and only in those that came on time: where this machine is too
- * busy to run us, the other's silence means nothing. A connection that ends says nothing either; calling again does: a machine
- * that answers that nobody listens there has lost the process. A speaker that leaves in good order says so, and its host's next
- * process is asked instead. */
+ * busy to run us, the other's silence means nothing. A sign says how late its sender's timers are: one who lacks a processor is
+ * given more time. A connection that ends says nothing either; calling again does: a machine that answers that nobody listens
+ * there has lost the process. So silence decides only where a machine is gone, the network is cut, or a child holds the dead
+ * one's sockets open. A speaker that leaves in good order says so, and its host's next process is asked instead. */
 #include "boot/internal.h"
 #include <poll.h>
 #include <stdio.h>
@@ -18,15 +24,19 @@
 
 #define TICK_MS 250
 #define LATE_MS 100
+#define LATE_WEIGHT 4               /* a watcher waits so many times longer for who is late */
 #define SETTLE_MS 8000              /* until a newly asked speaker must have spoken */
-#define PENDING_MAX 256
+#define START_MS 30000              /* the same at init, where processes may start slowly */
+#define CALLS_MAX 64
 #define WATCHED_HOSTS 2
 #define STARVED_MS 30000
+#define CALM_MS 1000                /* a connection that lasted so long is called again at once */
+#define PAUSE_MAX_MS 1000
 
 enum { P_LIFE_TIMEOUT };
 static struct tp_param mesh_params[] = {
-	[P_LIFE_TIMEOUT] = { .name = "TELPHER_LIFE_TIMEOUT", .kind = TP_PARAM_INT, .fallback = "1200", .min = 0, .max = 3600000,
-		.doc = "ms without a life sign after which a host is taken for dead; 0: never" },
+	[P_LIFE_TIMEOUT] = { .name = "TELPHER_LIFE_TIMEOUT", .kind = TP_PARAM_INT, .fallback = "2400", .min = 0, .max = 3600000,
+		.doc = "ms without a life sign after which another host is taken for dead; longer for one that says that it lacks processor time; 0: never" },
 };
 TP_PARAM_TABLE("boot", mesh_params)
 
@@ -53,13 +63,42 @@ static int next_process(const struct tp_site *site, int host, int rank)
 	return -1;
 }
 
-static void drop_pending(struct tp_link *link)
+static void drop_gather(struct tp_kept *kept)
 {
-	while (link->pending) {
-		struct tp_pending *first = link->pending;
-		link->pending = first->next;
+	free(kept->data);
+	*kept = (struct tp_kept){0};
+}
+
+static void drop_calls(struct tp_link *link)
+{
+	while (link->calls) {
+		struct tp_pending *first = link->calls;
+		link->calls = first->next;
 		free(first);
 	}
+	link->ncalls = 0;
+}
+
+/* What was for a process that needs nothing more. */
+static void drop_all(struct tp_link *link)
+{
+	drop_gather(&link->kept[0]);
+	drop_gather(&link->kept[1]);
+	drop_calls(link);
+}
+
+static bool has_something_to_say(const struct tp_link *link)
+{
+	return link->watched || link->owes_event || link->kept[0].data || link->kept[1].data || link->calls;
+}
+
+/* Not even handed to a connection yet. */
+static bool has_unsent(const struct tp_link *link)
+{
+	if (link->over) return false;
+	if (link->conn && link->conn->out_have) return true;
+	if (link->open && !link->conn->broken) return false;
+	return link->owes_event || link->kept[0].data || link->kept[1].data;
 }
 
 /* Nobody of that host can be reached any more. */
@@ -73,7 +112,9 @@ static void give_up_host(struct tp_link *link)
 	link->conn = NULL;
 	link->open = false;
 	link->retry_ms = 0;
-	drop_pending(link);
+	link->owes_event = false;
+	drop_all(link);
+	pthread_cond_broadcast(&site->cond);
 	if (watched && !site->closing) watch_next_hosts(site);
 }
 
@@ -90,7 +131,12 @@ static void try_next_process(struct tp_link *link)
 		return;
 	}
 	link->rank = rank;
-	call_host(link);
+	link->late_ms = 0;
+	/* Gathers are between the hosts' first processes: one that has left needs none, and no other takes its place. */
+	drop_gather(&link->kept[0]);
+	drop_gather(&link->kept[1]);
+	pthread_cond_broadcast(&link->site->cond);
+	if (has_something_to_say(link)) call_host(link);
 }
 
 static void host_died(struct tp_link *link, const char *how)
@@ -123,31 +169,50 @@ static void send_event(struct tp_conn *conn, const struct tp_event *event)
 
 /* ---- links that we call */
 
+static void send_gather(struct tp_link *link, const struct tp_kept *kept)
+{
+	if (kept->data) tp_conn_send(link->conn, TP_FRAME_GATHER, kept->data, kept->bytes);
+}
+
 static void link_open(struct tp_conn *conn)
 {
 	struct tp_link *link = conn->owner;
-	uint32_t host = (uint32_t)link->site->seg->host;
+	struct tp_site *site = link->site;
+	struct tp_event event;
+	uint32_t host = (uint32_t)site->seg->host;
+	bool second_first = link->kept[0].data && link->kept[1].data && (int32_t)(link->kept[0].turn - link->kept[1].turn) > 0;
 	link->open = true;
-	link->refused_ms = 0;
+	link->missed = 0;
+	link->opened_ms = link->last_ms = tp_clock_ms();     /* it has answered a challenge */
 	conn->limit = sizeof(struct tp_wire_event) + 64;
 	tp_conn_send(conn, TP_FRAME_HOST, &host, sizeof(host));
 	if (link->watched) tp_conn_send(conn, TP_FRAME_WATCH, NULL, 0);
-	while (link->pending) {
-		struct tp_pending *first = link->pending;
-		link->pending = first->next;
-		tp_conn_send(conn, first->type, first->data, first->bytes);
-		free(first);
-	}
+	if (tp_event_get(site->seg, &event)) send_event(conn, &event);
+	send_gather(link, &link->kept[second_first]);
+	send_gather(link, &link->kept[!second_first]);
+	for (struct tp_pending *call = link->calls; call; call = call->next) tp_conn_send(conn, TP_FRAME_CALL, call->data, call->bytes);
+	drop_calls(link);
+	pthread_cond_broadcast(&site->cond);
+}
+
+static void link_flushed(struct tp_conn *conn)
+{
+	struct tp_link *link = conn->owner;
+	pthread_cond_broadcast(&link->site->cond);
 }
 
 static const char *link_frame(struct tp_conn *conn, enum tp_wire_type type, const void *data, size_t bytes)
 {
 	struct tp_link *link = conn->owner;
 	struct tp_site *site = link->site;
+	uint32_t late_ms;
 	link->last_ms = tp_clock_ms();
 	link->missed = 0;
 	switch (type) {
 	case TP_FRAME_LIFE:
+		if (bytes != sizeof(late_ms)) return "sent a life sign of the wrong length";
+		memcpy(&late_ms, data, sizeof(late_ms));
+		link->late_ms = TP_MIN(late_ms, STARVED_MS);
 		if (!link->heard) {
 			link->heard = true;
 			pthread_cond_broadcast(&site->cond);
@@ -159,34 +224,34 @@ static const char *link_frame(struct tp_conn *conn, enum tp_wire_type type, cons
 	}
 }
 
+static void call_again(struct tp_link *link, bool was_open)
+{
+	uint64_t now = tp_clock_ms();
+	if (was_open && now - link->opened_ms >= CALM_MS) link->pause_ms = 0;
+	link->retry_ms = now + (was_open && link->pause_ms == 0 ? 1 : TP_MAX(link->pause_ms, 50));
+	link->pause_ms = TP_MIN(link->pause_ms ? 2 * link->pause_ms : 50, PAUSE_MAX_MS);
+	tp_service_poke(link->retry_ms);
+}
+
 static void link_closed(struct tp_conn *conn, enum tp_conn_end how, const char *why)
 {
 	struct tp_link *link = conn->owner;
-	uint64_t now = tp_clock_ms();
 	bool was_open = link->open;
 	(void)why;
 	link->conn = NULL;
 	link->open = false;
-	if (link->over || link->site->closing) {
-		drop_pending(link);
-		return;
-	}
-	if (how == TP_END_REFUSED || how == TP_END_UNKNOWN) {
-		/* Where it had spoken to us and has not said good-bye, this is the proof that it is gone. */
-		if (link->watched && link->heard) host_died(link, how == TP_END_REFUSED ? "died" : "closed the communicator after an error");
+	if (link->over) return;
+	if (how == TP_END_REFUSED || how == TP_END_UNKNOWN || how == TP_END_FOREIGN) {
+		/* Where it had spoken to us and has not said good-bye, this is the proof that it is gone. Another program may have got
+		 * its port. */
+		if (link->watched && link->heard) host_died(link, how == TP_END_UNKNOWN ? "closed the communicator after an error" : "died");
 		else try_next_process(link);
 		return;
 	}
-	if (how == TP_END_FOREIGN) {
-		give_up_host(link);
-		return;
-	}
-	if (was_open && !link->watched && !link->pending) return;       /* called again when there is something to say */
-	link->retry_ms = now + (was_open ? 1 : 50);
-	tp_service_poke(link->retry_ms);
+	if (has_something_to_say(link)) call_again(link, was_open);
 }
 
-static const struct tp_conn_ops link_ops = { .open = link_open, .frame = link_frame, .closed = link_closed };
+static const struct tp_conn_ops link_ops = { .open = link_open, .frame = link_frame, .closed = link_closed, .flushed = link_flushed };
 
 static void call_host(struct tp_link *link)
 {
@@ -195,9 +260,7 @@ static void call_host(struct tp_link *link)
 	link->retry_ms = 0;
 	ncclResult_t result = tp_conn_call(-1, addr, TP_WIRE_LINK, link->heard || link->rank != first_rank(site, link->host) ? 0 : TP_WIRE_HOLD,
 		site->name, site->secret, tp_clock_ms() + TP_HANDSHAKE_MS, &link_ops, link, &link->conn);
-	if (result == ncclSuccess) return;
-	link->retry_ms = tp_clock_ms() + 50;
-	tp_service_poke(link->retry_ms);
+	if (result != ncclSuccess) call_again(link, false);
 }
 
 static struct tp_link *get_link(struct tp_site *site, int host)
@@ -214,33 +277,62 @@ static struct tp_link *get_link(struct tp_site *site, int host)
 	return link;
 }
 
-void tp_mesh_send(struct tp_site *site, int host, enum tp_wire_type type, const void *data, size_t bytes)
+static void call_if_closed(struct tp_link *link)
+{
+	if (!link->open && !link->conn && !link->retry_ms) call_host(link);
+}
+
+ncclResult_t tp_mesh_gather(struct tp_site *site, int host, uint32_t turn, const void *data, size_t bytes)
 {
 	struct tp_link *link = get_link(site, host);
-	int queued = 0;
+	if (!link) return ncclSystemError;
+	struct tp_kept *kept = &link->kept[turn & 1];
+	if (link->over) return ncclSuccess;
+	drop_gather(kept);              /* of two turns before: nobody waits for it */
+	void *copy = malloc(bytes);
+	if (!copy) return TP_FAIL(ncclSystemError, "no memory for %zu bytes of an all-gather between hosts", bytes);
+	memcpy(copy, data, bytes);
+	*kept = (struct tp_kept){ .turn = turn, .bytes = bytes, .data = copy };
+	if (link->open) send_gather(link, kept);
+	else call_if_closed(link);
+	return ncclSuccess;
+}
+
+void tp_mesh_forget_gathers(struct tp_site *site, uint32_t turn)
+{
+	for (struct tp_link *link = site->links; link; link = link->next)
+		if (link->kept[turn & 1].data && link->kept[turn & 1].turn == turn) drop_gather(&link->kept[turn & 1]);
+}
+
+void tp_mesh_send_call(struct tp_site *site, int host, const struct tp_wire_call *call)
+{
+	struct tp_link *link = get_link(site, host);
 	if (!link || link->over) return;
 	if (link->open) {
-		tp_conn_send(link->conn, type, data, bytes);
+		tp_conn_send(link->conn, TP_FRAME_CALL, call, sizeof(*call));
 		return;
 	}
-	struct tp_pending **at = &link->pending;
-	for (; *at; at = &(*at)->next) queued++;
-	struct tp_pending *entry = queued < PENDING_MAX ? malloc(sizeof(*entry) + bytes) : NULL;
-	if (!entry) return;
-	entry->next = NULL;
-	entry->type = type;
-	entry->bytes = bytes;
-	if (bytes) memcpy(entry->data, data, bytes);
-	*at = entry;
-	if (!link->conn && !link->retry_ms) call_host(link);
+	/* Calls are told again while the stall lasts: none is worth much. */
+	struct tp_pending *entry = link->ncalls < CALLS_MAX ? malloc(sizeof(*entry) + sizeof(*call)) : NULL;
+	if (entry) {
+		entry->bytes = sizeof(*call);
+		memcpy(entry->data, call, sizeof(*call));
+		entry->next = link->calls;
+		link->calls = entry;
+		link->ncalls++;
+	}
+	call_if_closed(link);
 }
 
 void tp_mesh_flood(struct tp_site *site, const struct tp_event *event)
 {
-	struct tp_wire_event wire = { .kind = (uint32_t)event->kind, .rank = event->rank, .result = (int32_t)event->result };
-	memcpy(wire.text, event->text, sizeof(wire.text));
-	for (int distance = 1; distance < site->seg->nhosts; distance *= 2)
-		tp_mesh_send(site, (site->seg->host + distance) % site->seg->nhosts, TP_FRAME_EVENT, &wire, sizeof(wire));
+	for (int distance = 1; distance < site->seg->nhosts; distance *= 2) {
+		struct tp_link *link = get_link(site, (site->seg->host + distance) % site->seg->nhosts);
+		if (!link || link->over) continue;
+		link->owes_event = true;
+		if (link->open) send_event(link->conn, event);
+		else call_if_closed(link);
+	}
 	/* Who watches us sits on the other side. */
 	for (struct tp_conn *conn = site->incoming; conn; conn = conn->next_of_owner)
 		if (conn->watcher) send_event(conn, event);
@@ -257,6 +349,8 @@ static void unlink_incoming(struct tp_site *site, struct tp_conn *conn)
 		}
 }
 
+static void send_life(struct tp_site *site, struct tp_conn *conn) { tp_conn_send(conn, TP_FRAME_LIFE, &site->late_ms, sizeof(site->late_ms)); }
+
 static const char *incoming_frame(struct tp_conn *conn, enum tp_wire_type type, const void *data, size_t bytes)
 {
 	struct tp_site *site = conn->owner;
@@ -272,7 +366,7 @@ static const char *incoming_frame(struct tp_conn *conn, enum tp_wire_type type, 
 	switch (type) {
 	case TP_FRAME_WATCH:
 		conn->watcher = true;
-		tp_conn_send(conn, TP_FRAME_LIFE, NULL, 0);
+		send_life(site, conn);
 		if (!site->speaker) tp_mesh_start(site);
 		return NULL;
 	case TP_FRAME_EVENT: return take_event(site, data, bytes);
@@ -320,7 +414,7 @@ static void watch_host(struct tp_link *link)
 	link->last_ms = tp_clock_ms();
 	link->missed = 0;
 	if (link->open) tp_conn_send(link->conn, TP_FRAME_WATCH, NULL, 0);
-	else if (!link->conn && !link->retry_ms) call_host(link);
+	else call_if_closed(link);
 }
 
 /* The next two hosts that are still there. Two, because a watcher that leaves takes along what it knew: its host's other
@@ -366,14 +460,23 @@ static bool surely_lives(const struct tp_link *link)
 	return lives;
 }
 
+/* How long it may be silent. */
+static uint64_t patience(const struct tp_link *link)
+{
+	const struct tp_site *site = link->site;
+	uint64_t limit = (uint64_t)tp_param_int(&mesh_params[P_LIFE_TIMEOUT]);
+	if (limit == 0) return UINT64_MAX;
+	if (!link->heard) limit = TP_MAX(limit, site->settled ? SETTLE_MS : START_MS);
+	return limit + (uint64_t)LATE_WEIGHT * TP_MAX(link->late_ms, site->late_ms);
+}
+
 static void judge(struct tp_link *link, uint64_t now_ms, bool on_time)
 {
 	char text[80];
-	uint64_t limit = (uint64_t)tp_param_int(&mesh_params[P_LIFE_TIMEOUT]), silent = now_ms - link->last_ms;
+	uint64_t limit = patience(link), silent = now_ms - link->last_ms;
 	if (has_unread(link)) return;
 	if (on_time) link->missed++;
-	if (!link->heard) limit = TP_MAX(limit, SETTLE_MS);
-	if (limit == 0 || silent < limit || (uint64_t)link->missed * TICK_MS + TICK_MS < limit) return;
+	if (silent < limit || (uint64_t)link->missed * TICK_MS + TICK_MS < limit) return;
 	if (silent < STARVED_MS && surely_lives(link)) return;
 	snprintf(text, sizeof(text), "has been silent for %.1f s: dead, stopped or cut off", (double)silent / 1000);
 	host_died(link, text);
@@ -381,9 +484,13 @@ static void judge(struct tp_link *link, uint64_t now_ms, bool on_time)
 
 void tp_mesh_tick(struct tp_site *site, uint64_t now_ms)
 {
-	bool on_time = now_ms - site->tick_ms < LATE_MS;
+	uint64_t late = now_ms - site->tick_ms;
+	bool on_time = late < LATE_MS;
+	/* A peak is remembered for some seconds. */
+	site->late_ms -= (site->late_ms + 7) / 8;
+	if (!on_time) site->late_ms = (uint32_t)TP_MAX(site->late_ms, TP_MIN(late, STARVED_MS));
 	for (struct tp_conn *conn = site->incoming; conn; conn = conn->next_of_owner)
-		if (conn->watcher && conn->out_have == 0) tp_conn_send(conn, TP_FRAME_LIFE, NULL, 0);
+		if (conn->watcher && conn->out_have == 0) send_life(site, conn);
 	for (struct tp_link *link = site->links, *next; link; link = next) {
 		next = link->next;
 		if (link->watched) judge(link, now_ms, on_time);
@@ -410,15 +517,14 @@ bool tp_mesh_is_settled(const struct tp_site *site)
 bool tp_mesh_flushed(const struct tp_site *site)
 {
 	for (const struct tp_link *link = site->links; link; link = link->next)
-		if (link->pending || (link->conn && link->conn->out_have)) return false;
+		if (has_unsent(link)) return false;
 	return true;
 }
 
 void tp_mesh_leave(struct tp_site *site, bool in_good_order)
 {
 	for (struct tp_link *link = site->links; link; link = link->next) link->watched = false;
-	for (struct tp_conn *conn = site->incoming; conn && in_good_order; conn = conn->next_of_owner)
-		if (conn->watcher) tp_conn_send(conn, TP_FRAME_LEFT, NULL, 0);
+	for (struct tp_conn *conn = site->incoming; conn && in_good_order; conn = conn->next_of_owner) tp_conn_send(conn, TP_FRAME_LEFT, NULL, 0);
 }
 
 void tp_mesh_close(struct tp_site *site)
@@ -432,7 +538,7 @@ void tp_mesh_close(struct tp_site *site)
 		struct tp_link *link = site->links;
 		site->links = link->next;
 		if (link->conn) tp_conn_close_flushed(link->conn);
-		drop_pending(link);
+		drop_all(link);
 		free(link);
 	}
 }

@@ -416,8 +416,8 @@ void tp_site_close(struct tp_site *site)
 	tp_mesh_leave(site, !broken);
 	site->closing = true;
 	site->close_ms = tp_clock_ms() + LINGER_MS;
-	/* News for other hosts that are still on their way are worth a moment, but not the caller's. */
-	if (broken && !tp_mesh_flushed(site)) tp_service_poke(tp_clock_ms() + 5);
+	/* What is still on its way to other hosts is worth a moment, but not the caller's. */
+	if (site->seg && !tp_mesh_flushed(site)) tp_service_poke(tp_clock_ms() + 5);
 	else end_site(site);
 	tp_service_unlock();
 }
