@@ -50,8 +50,8 @@ TP_API(int, destroy_srq, (struct ibv_srq *srq)) { return tp_srq_destroy(srq); }
 
 TP_API(struct ibv_qp *, create_qp, (struct ibv_pd *pd, struct ibv_qp_init_attr *attr))
 {
-	struct ibv_qp_init_attr_ex wide = { .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd };
-	memcpy(&wide, attr, sizeof(*attr));     /* the same fields, in front */
+	struct ibv_qp_init_attr_ex wide = { .qp_context = attr->qp_context, .send_cq = attr->send_cq, .recv_cq = attr->recv_cq, .srq = attr->srq,
+		.cap = attr->cap, .qp_type = attr->qp_type, .sq_sig_all = attr->sq_sig_all, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd };
 	struct ibv_qp *qp = tp_qp_create(pd->context, &wide);
 	if (qp)
 		attr->cap = wide.cap;

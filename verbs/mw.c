@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include "verbs/internal.h"
 
-#define WINDOW_ACCESS (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED)
+/* LOCAL_WRITE is accepted and means nothing: windows are for remote requests. */
+#define WINDOW_ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED)
 
 struct ibv_mw *tp_mw_alloc(struct ibv_pd *pd, enum ibv_mw_type type)
 {

@@ -11,6 +11,9 @@
 #define MIG IBV_QP_PATH_MIG_STATE
 #define RNR IBV_QP_MIN_RNR_TIMER
 
+/* A QP heeds the remote rights alone, but programs hand it their regions' flags. */
+#define QP_ACCESS_KNOWN ((1u << 10) - 1)
+
 enum kind { KIND_UD, KIND_UC, KIND_RC, KIND_XS, KIND_XR, KINDS };
 struct transition { enum ibv_qp_state from, to; int required[KINDS], optional[KINDS]; };
 
@@ -99,8 +102,7 @@ static int check_values(const struct tp_qp *qp, const struct ibv_qp_attr *attr, 
 		((mask & IBV_QP_RNR_RETRY) && attr->rnr_retry > 7) || ((mask & RNR) && attr->min_rnr_timer > 31))
 		return TP_CARD_FAIL(EINVAL, "timeout %u, retry_cnt %u, rnr_retry %u or min_rnr_timer %u is too large: 31, 7, 7, 31 at most",
 			attr->timeout, attr->retry_cnt, attr->rnr_retry, attr->min_rnr_timer);
-	if ((mask & ACC) && (attr->qp_access_flags & ~(unsigned)(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-		IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_RELAXED_ORDERING | 0x300)))
+	if ((mask & ACC) && (attr->qp_access_flags & ~(unsigned)(QP_ACCESS_KNOWN | IBV_ACCESS_OPTIONAL_RANGE)))
 		return TP_CARD_FAIL(EINVAL, "a queue pair can't have the access flags 0x%x", attr->qp_access_flags);
 	return 0;
 }
