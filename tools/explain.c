@@ -207,7 +207,7 @@ static int explain(struct request *q)
 	struct tp_choice choice;
 	int *hosts = calloc((size_t)q->nranks, sizeof(*hosts)), status;
 	if (!hosts) return failed("out of memory");
-	for (int r = 0; r < q->nranks; r++) hosts[r] = (int)((long long)r * q->nhosts / q->nranks);
+	for (int r = 0; r < q->nranks; r++) hosts[r] = tool_place_of(r, q->nranks, q->nhosts).host;
 	ncclResult_t result = tp_layout_create(q->nranks, hosts, &layout);
 	free(hosts);
 	if (result != ncclSuccess) return failed("no layout");

@@ -61,23 +61,20 @@ static void set_number(const char *name, long value)
 
 static void set_rank_environment(const struct job *job, int rank)
 {
-	/* Hosts get consecutive ranks; the first ones one more where it doesn't divide. */
-	int least = job->nranks / job->nhosts, more = job->nranks % job->nhosts, in_larger = more * (least + 1);
-	int local_size = rank < in_larger ? least + 1 : least, past = rank < in_larger ? rank : rank - in_larger;
-	int host = past / local_size + (rank < in_larger ? 0 : more), local = past % local_size;
+	struct tool_place place = tool_place_of(rank, job->nranks, job->nhosts);
 	set_number("TELPHER_RANK", rank);
 	set_number("TELPHER_NRANKS", job->nranks);
-	set_number("TELPHER_LOCAL_RANK", local);
-	set_number("TELPHER_LOCAL_NRANKS", local_size);
+	set_number("TELPHER_LOCAL_RANK", place.local);
+	set_number("TELPHER_LOCAL_NRANKS", place.local_size);
 	setenv("TELPHER_JOB", job->name, 1);
 	set_number("RANK", rank);
 	set_number("WORLD_SIZE", job->nranks);
-	set_number("LOCAL_RANK", local);
-	set_number("LOCAL_WORLD_SIZE", local_size);
+	set_number("LOCAL_RANK", place.local);
+	set_number("LOCAL_WORLD_SIZE", place.local_size);
 	if (job->nhosts > 1) {
 		char name[96], machine[64] = "host";
 		gethostname(machine, sizeof(machine) - 1);
-		snprintf(name, sizeof(name), "%s-virtual-%d", machine, host);
+		snprintf(name, sizeof(name), "%s-virtual-%d", machine, place.host);
 		setenv("NCCL_HOSTID", name, 1);
 	}
 }

@@ -34,6 +34,13 @@ bool tool_parse_size(const char *text, size_t *out)
 	return true;
 }
 
+struct tool_place tool_place_of(int rank, int nranks, int nhosts)
+{
+	int least = nranks / nhosts, larger = nranks % nhosts, in_larger = larger * (least + 1);
+	if (rank < in_larger) return (struct tool_place){ rank / (least + 1), rank % (least + 1), least + 1 };
+	return (struct tool_place){ larger + (rank - in_larger) / least, (rank - in_larger) % least, least };
+}
+
 int tool_usage_error(const char *name, const char *format, ...)
 {
 	va_list args;

@@ -15,6 +15,9 @@ int tool_explain(int argc, char **argv);
 
 /* "64", "4K", "16M", "1G" (powers of 1024). false where the text is no size. */
 bool tool_parse_size(const char *text, size_t *out);
+/* How ranks are dealt to (virtual) hosts: consecutive ones together, the first hosts one more where it doesn't divide. */
+struct tool_place { int host, local, local_size; };
+struct tool_place tool_place_of(int rank, int nranks, int nhosts);
 /* Prints "telpher NAME: …" to stderr and returns TOOL_USAGE. */
 int tool_usage_error(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

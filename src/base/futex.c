@@ -1,7 +1,6 @@
 /* Waiting on words of shared memory. The futexes are shared ones: a waiter may be another process. */
 #include <errno.h>
 #include <linux/futex.h>
-#include <linux/membarrier.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -101,14 +100,4 @@ bool tp_futex_wait_any(_Atomic uint32_t *const *words, const uint32_t *seen, int
 		if (any_changed(words, seen, count))
 			return true;
 	}
-}
-
-bool tp_membarrier_register(void)
-{
-	return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
-}
-
-bool tp_membarrier(void)
-{
-	return syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0;
 }

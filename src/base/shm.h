@@ -19,10 +19,4 @@ void tp_futex_wake(_Atomic uint32_t *word, int waiters);
 /* Sleeps until one of the words changes (FUTEX_WAITV; where the kernel lacks it, a bounded sleep of at most 1 ms). */
 bool tp_futex_wait_any(_Atomic uint32_t *const *words, const uint32_t *seen, int count, uint64_t timeout_us);
 
-/* A full memory barrier on every running thread of every registered process (MEMBARRIER_CMD_GLOBAL_EXPEDITED): the
- * rare side (a sleeper) pays for it, the frequent side needs only a compiler barrier. A process is a target once it has
- * registered. false: the kernel lacks it, both sides must use real barriers. */
-bool tp_membarrier_register(void);
-bool tp_membarrier(void);
-
 #endif

@@ -216,11 +216,10 @@ ncclResult_t tp_cost_load(struct tp_cost_model *model);
  * that aren't named stay. file: for messages. The model changes only on success. */
 ncclResult_t tp_cost_parse_table(const char *text, size_t bytes, const char *file, struct tp_cost_model *model);
 char *tp_cost_table_text(const struct tp_cost_model *model);    /* the model as such a table; the caller frees it */
-/* The model as ranks exchange it: no padding, comparable by memcmp. unpack checks what it is given. */
+/* The model as ranks compare it: no padding, the same bytes for the same model. */
 #define TP_COST_VALUES 25
 struct tp_cost_record { uint32_t version, nvalues; double values[TP_COST_VALUES]; };
 void tp_cost_pack(const struct tp_cost_model *model, struct tp_cost_record *out);
-ncclResult_t tp_cost_unpack(const struct tp_cost_record *record, struct tp_cost_model *out);
 
 struct tp_candidate {
 	enum tp_algo algo;

@@ -168,19 +168,3 @@ void tp_cost_pack(const struct tp_cost_model *model, struct tp_cost_record *out)
 	*out = (struct tp_cost_record){ .version = RECORD_VERSION, .nvalues = TP_COST_VALUES };
 	for (size_t i = 0; i < TP_COST_VALUES; i++) out->values[i] = get(model, &values[i]);
 }
-
-ncclResult_t tp_cost_unpack(const struct tp_cost_record *record, struct tp_cost_model *out)
-{
-	struct tp_cost_model model = { 0 };
-	if (record->version != RECORD_VERSION || record->nvalues != TP_COST_VALUES)
-		return TP_FAIL(ncclInvalidUsage, "A rank's cost model is of version %u with %u values; this one's is of version %d with %d",
-			record->version, record->nvalues, RECORD_VERSION, TP_COST_VALUES);
-	for (size_t i = 0; i < TP_COST_VALUES; i++) {
-		if (!in_range(&values[i], record->values[i]))
-			return TP_FAIL(ncclInvalidArgument, "A rank's cost model has %s = %g; right is %g to %g", values[i].name,
-				record->values[i], values[i].min, values[i].max);
-		set(&model, &values[i], record->values[i]);
-	}
-	*out = model;
-	return ncclSuccess;
-}

@@ -293,14 +293,6 @@ static void signals_do_not_prolong_a_wait(void **s)
 	assert_true(took >= 40000000);
 }
 
-static void a_membarrier_works_or_says_that_it_does_not(void **s)
-{
-	(void)s;
-	if (!tp_membarrier_register())
-		skip();
-	assert_true(tp_membarrier());
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -319,7 +311,6 @@ int main(void)
 		cmocka_unit_test_setup(a_futex_wakes_another_process, clean),
 		cmocka_unit_test_setup(any_of_several_futexes_wakes, clean),
 		cmocka_unit_test_setup(signals_do_not_prolong_a_wait, clean),
-		cmocka_unit_test_setup(a_membarrier_works_or_says_that_it_does_not, clean),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* A table of constants and a rank's record: any bytes are read or refused; what is read survives being printed and sent. */
+/* A table of constants: any bytes are read or refused; what is read survives being printed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct tp_cost_model model, again;
+	struct tp_cost_model model;
 	struct tp_cost_record record, other;
 	tp_cost_defaults(&model);
 	if (tp_cost_parse_table((const char *)data, size, "input", &model) == ncclSuccess) {
@@ -16,12 +16,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		tp_cost_pack(&model, &record);
 		if (!text || tp_cost_parse_table(text, strlen(text), "text", &model) != ncclSuccess) abort();
 		tp_cost_pack(&model, &other);
-		if (memcmp(&record, &other, sizeof(record)) || tp_cost_unpack(&record, &again) != ncclSuccess) abort();
+		if (memcmp(&record, &other, sizeof(record))) abort();
 		free(text);
-	}
-	if (size >= sizeof(record)) {
-		memcpy(&record, data, sizeof(record));
-		(void)tp_cost_unpack(&record, &again);
 	}
 	return 0;
 }

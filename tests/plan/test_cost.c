@@ -312,38 +312,6 @@ static void a_printed_table_reads_as_the_same_model(void **state)
 	free(text);
 }
 
-static void a_record_carries_the_model(void **state)
-{
-	(void)state;
-	struct tp_cost_model model, other;
-	struct tp_cost_record record, again;
-	tp_cost_defaults(&model);
-	model.inside.step_us = 0.123;
-	tp_cost_pack(&model, &record);
-	assert_int_equal(tp_cost_unpack(&record, &other), ncclSuccess);
-	tp_cost_pack(&other, &again);
-	assert_memory_equal(&record, &again, sizeof(record));
-}
-
-static void a_forged_record_is_refused(void **state)
-{
-	(void)state;
-	struct tp_cost_model model, other;
-	struct tp_cost_record record;
-	tp_cost_defaults(&model);
-	memset(&other, 0x5a, sizeof(other));
-	struct tp_cost_model untouched = other;
-	for (int i = 0; i < TP_COST_VALUES; i++) {
-		tp_cost_pack(&model, &record);
-		record.values[i] = i % 2 ? -1 : (double)NAN;
-		assert_int_not_equal(tp_cost_unpack(&record, &other), ncclSuccess);
-	}
-	tp_cost_pack(&model, &record);
-	record.version++;
-	assert_int_equal(tp_cost_unpack(&record, &other), ncclInvalidUsage);
-	assert_memory_equal(&other, &untouched, sizeof(other));
-}
-
 static void a_missing_tune_file_is_an_error_that_names_it(void **state)
 {
 	(void)state;
@@ -374,8 +342,6 @@ int main(void)
 		cmocka_unit_test(a_table_changes_what_it_names),
 		cmocka_unit_test(a_bad_table_changes_nothing),
 		cmocka_unit_test(a_printed_table_reads_as_the_same_model),
-		cmocka_unit_test(a_record_carries_the_model),
-		cmocka_unit_test(a_forged_record_is_refused),
 		cmocka_unit_test(a_missing_tune_file_is_an_error_that_names_it),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

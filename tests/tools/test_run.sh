@@ -46,6 +46,8 @@ expect "more ranks than descriptors allow at first; ranks get the limit as it wa
 (ulimit -Sn 64; ulimit -Hn 64; "$telpher" run -n 100 -- sleep 60 >"$tmp/out" 2>&1; echo $? >>"$tmp/out")
 case $(cat "$tmp/out") in *"no pipe for the output of rank "*"ulimit -n is 64"*1) got=yes ;; *) got=$(cat "$tmp/out") ;; esac
 expect "too few descriptors is said, and ends what was started" yes "$got"
+expect "uneven hosts are dealt as telpher explain deals them" "3 3 2 2 " "$("$telpher" explain all_reduce 4K -n 10 --hosts 4 --no-check | \
+	sed -n 's/.*host [0-9]*: ranks \([0-9]*\) to \([0-9]*\).*/\1 \2/p' | awk '{print $2 - $1 + 1}' | tr '\n' ' ')"
 expect "rank numbers of uneven hosts" "0:0 0:1 0:2 1:0 1:1 2:0 2:1 " \
 	"$("$telpher" run -n 7 --hosts 3 --no-prefix -- sh -c 'echo ${NCCL_HOSTID##*-}:$TELPHER_LOCAL_RANK' | sort | tr '\n' ' ')"
 
