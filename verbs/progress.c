@@ -1,215 +1,343 @@
-/* Timers, watched descriptors and the thread that serves them when nobody polls.
+/* The progress thread and the timers: one thread a process, which exists from the first timer or descriptor on, blocks all
+ * signals and uses no processor while there is nothing to do.
  *
- * A program that polls completion queues does the work itself (tp_progress_poll) and thereby renews a lease; the thread leaves
- * descriptors alone while it lasts. The thread is started at the first timer or descriptor, blocks all signals, and isn't
- * inherited by fork. Timers are a heap; the thread sleeps on a timerfd that is set to the earliest. */
+ * An application that polls its completion queues moves packets itself, faster than any thread that must be woken. So a poller
+ * holds a lease: while it was here within the lease's length the thread leaves descriptors alone. How long that is the
+ * thread learns: it grows (to 1 ms) when the thread was woken for packets that a poller took, and shrinks (to nothing)
+ * when packets were found waiting at the lease's end, as with programs that poll memory and no completion queue.
+ *
+ * Timers are lazy: arming one later than it is queued for is one store; whoever gets there finds out. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/timerfd.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include "verbs/internal.h"
 
-#define LEASE_NS 1000000u
+enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 1000000, READY_MAX = 32, WATCHES_MAX = 512 };
 
 struct tp_timer {
 	void (*fire)(struct tp_qp *qp);
 	struct tp_qp *qp;
-	uint64_t when_ns;
-	int place;                      /* in the heap; -1: not armed */
+	uint32_t qpn;
+	_Atomic uint64_t when;          /* 0: not armed */
+	_Atomic uint64_t queued;        /* its key in the heap, never above when while armed; 0: not in it. Written under lock */
+	int place;                      /* in the heap; under lock */
 };
 
-struct watch { int fd; int (*ready)(int fd, void *arg); void *arg; struct watch *next; };
+struct watch { int fd; int (*ready)(int, void *); void *arg; };
 
-static pthread_mutex_t timers_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct tp_timer **heap;      /* all that follows: under timers_lock */
-static int heap_count, heap_room;
-static int epoll_fd = -1, timer_fd = -1;
-static struct watch *watches;
-static bool thread_runs;
-static _Atomic uint64_t next_due_ns;        /* 0: no timer; for a poller's quick look */
-static _Atomic uint64_t lease_until_ns;
-static _Atomic int watch_count;
+static struct {
+	pthread_mutex_t lock;           /* heap, watches, start of the thread */
+	struct tp_timer **heap;
+	int count, room;
+	struct watch watches[WATCHES_MAX];
+	int watched;
+	bool started;
+	pthread_t thread;
+	int epoll_fd, kick_fd;
+	uint64_t sleeps_until;          /* what the thread set out to sleep for */
+	uint32_t turn;                  /* odd: a descriptor's function runs on the thread */
+} state = { .lock = PTHREAD_MUTEX_INITIALIZER, .epoll_fd = -1, .kick_fd = -1 };
+
+static _Atomic uint64_t polled_ns;      /* when a poller was here last */
+static _Atomic uint64_t lease_ns;
+static _Atomic uint64_t next_due_ns;    /* of the heap, for a poller's quick look; 0: none */
+static _Atomic bool any_watch;
 
 /* ---- the heap ---- */
 
-static void put_at(int place, struct tp_timer *timer)
+static uint64_t key_at(int place) { return atomic_load_explicit(&state.heap[place]->queued, memory_order_relaxed); }
+
+static void put_at(struct tp_timer *timer, int place)
 {
-	heap[place] = timer;
+	state.heap[place] = timer;
 	timer->place = place;
 }
 
-static void sift_up(int place, struct tp_timer *timer)
+static void sift(int place)
 {
-	while (place > 0 && heap[(place - 1) / 2]->when_ns > timer->when_ns) {
-		put_at(place, heap[(place - 1) / 2]);
-		place = (place - 1) / 2;
+	struct tp_timer *timer = state.heap[place];
+	uint64_t key = atomic_load_explicit(&timer->queued, memory_order_relaxed);
+	for (; place > 0 && key_at((place - 1) / 2) > key; place = (place - 1) / 2)
+		put_at(state.heap[(place - 1) / 2], place);
+	for (;;) {
+		int child = 2 * place + 1;
+		if (child >= state.count)
+			break;
+		if (child + 1 < state.count && key_at(child + 1) < key_at(child))
+			child++;
+		if (key_at(child) >= key)
+			break;
+		put_at(state.heap[child], place);
+		place = child;
 	}
-	put_at(place, timer);
+	put_at(timer, place);
 }
 
-static void sift_down(int place, struct tp_timer *timer)
-{
-	for (int child; (child = place * 2 + 1) < heap_count; place = child) {
-		if (child + 1 < heap_count && heap[child + 1]->when_ns < heap[child]->when_ns)
-			child++;
-		if (heap[child]->when_ns >= timer->when_ns)
-			break;
-		put_at(place, heap[child]);
-	}
-	put_at(place, timer);
-}
+static void show_next(void) { atomic_store_explicit(&next_due_ns, state.count ? key_at(0) : 0, memory_order_relaxed); }
 
 static void take_out(struct tp_timer *timer)
 {
 	int place = timer->place;
-	timer->place = -1;
-	struct tp_timer *last = heap[--heap_count];
-	if (last == timer)
-		return;
-	if (place > 0 && heap[(place - 1) / 2]->when_ns > last->when_ns)
-		sift_up(place, last);
-	else
-		sift_down(place, last);
-}
-
-static bool put_in(struct tp_timer *timer)
-{
-	if (heap_count == heap_room) {
-		int room = heap_room ? heap_room * 2 : 64;
-		struct tp_timer **larger = realloc(heap, (size_t)room * sizeof(struct tp_timer *));
-		if (!larger)
-			return false;
-		heap = larger;
-		heap_room = room;
+	struct tp_timer *last = state.heap[--state.count];
+	/* Sequentially consistent: who arms it stores when, then looks here. */
+	atomic_store_explicit(&timer->queued, 0, memory_order_seq_cst);
+	if (last != timer) {
+		put_at(last, place);
+		sift(place);
 	}
-	sift_up(heap_count++, timer);
-	return true;
+	show_next();
 }
 
-/* The earliest time changed: tell the thread and the pollers. */
-static void show_next(void)
+static void put_in(struct tp_timer *timer, uint64_t when)
 {
-	uint64_t next = heap_count ? heap[0]->when_ns : 0;
-	if (atomic_load_explicit(&next_due_ns, memory_order_relaxed) == next)
-		return;
-	atomic_store_explicit(&next_due_ns, next, memory_order_relaxed);
-	struct itimerspec spec = { .it_value = { .tv_sec = (time_t)(next / 1000000000u), .tv_nsec = (long)(next % 1000000000u) } };
-	if (timer_fd >= 0)
-		timerfd_settime(timer_fd, TFD_TIMER_ABSTIME, &spec, NULL);
-}
-
-/* ---- the thread ---- */
-
-static void fire_due(void)
-{
-	uint64_t now = tp_clock_ns();
-	for (;;) {
-		pthread_mutex_lock(&timers_lock);
-		struct tp_timer *timer = heap_count && heap[0]->when_ns <= now ? heap[0] : NULL;
-		void (*fire)(struct tp_qp *) = timer ? timer->fire : NULL;
-		struct tp_qp *qp = timer ? timer->qp : NULL;
-		if (timer)
-			take_out(timer);
-		show_next();
-		pthread_mutex_unlock(&timers_lock);
-		if (!timer)
+	if (state.count == state.room) {
+		int room = state.room ? 2 * state.room : 64;
+		struct tp_timer **heap = realloc(state.heap, (size_t)room * sizeof(struct tp_timer *));
+		if (!heap) {
+			TP_WARN("no memory for %d timers", room);
 			return;
-		/* From here on only the reference that the armed timer held keeps the QP alive; the timer may be gone. */
+		}
+		state.heap = heap;
+		state.room = room;
+	}
+	atomic_store_explicit(&timer->queued, when, memory_order_relaxed);
+	put_at(timer, state.count++);
+	sift(timer->place);
+	show_next();
+}
+
+/* Takes the first timer that is due out; gives its function and its QP, with a reference. */
+static struct tp_qp *next_due_locked(uint64_t now, void (**fire)(struct tp_qp *qp))
+{
+	while (state.count && key_at(0) <= now) {
+		struct tp_timer *timer = state.heap[0];
+		take_out(timer);
+		uint64_t when = atomic_load_explicit(&timer->when, memory_order_seq_cst);
+		if (when > now) {
+			put_in(timer, when);
+		} else if (when && atomic_compare_exchange_strong_explicit(&timer->when, &when, 0, memory_order_acq_rel, memory_order_relaxed)) {
+			struct tp_qp *qp = tp_qp_get(timer->qpn);
+			*fire = timer->fire;
+			if (qp == timer->qp && qp)
+				return qp;
+			if (qp)
+				tp_qp_put(qp);
+		} else if (when) {
+			put_in(timer, when);
+		}
+	}
+	return NULL;
+}
+
+/* Runs what is due; returns when the next is, 0: none. thread: the caller will sleep until then. */
+static uint64_t run_timers(bool thread)
+{
+	for (;;) {
+		void (*fire)(struct tp_qp *) = NULL;
+		pthread_mutex_lock(&state.lock);
+		struct tp_qp *qp = next_due_locked(tp_clock_ns(), &fire);
+		uint64_t next = state.count ? key_at(0) : 0;
+		if (thread)
+			state.sleeps_until = next ? next : UINT64_MAX;
+		pthread_mutex_unlock(&state.lock);
+		if (!qp)
+			return next;
 		fire(qp);
 		tp_qp_put(qp);
 	}
 }
 
-static void serve(const struct epoll_event *event)
+/* ---- the thread ---- */
+
+static void kick(void)
 {
-	struct watch found = { .fd = -1 };
-	pthread_mutex_lock(&timers_lock);
-	for (struct watch *watch = watches; watch; watch = watch->next)
-		if (watch->fd == event->data.fd)
-			found = *watch;
-	pthread_mutex_unlock(&timers_lock);
-	if (found.fd >= 0)
-		found.ready(found.fd, found.arg);
+	uint64_t one = 1;
+	while (write(state.kick_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+		;
+}
+
+static void clear_kick(void)
+{
+	uint64_t count;
+	while (read(state.kick_fd, &count, sizeof(count)) < 0 && errno == EINTR)
+		;
 }
 
 bool tp_progress_leased(void)
 {
-	return atomic_load_explicit(&lease_until_ns, memory_order_relaxed) > tp_clock_ns();
+	uint64_t lease = atomic_load_explicit(&lease_ns, memory_order_relaxed);
+	return lease && tp_clock_ns() - atomic_load_explicit(&polled_ns, memory_order_relaxed) < lease;
 }
 
-static void *thread_main(void *arg)
+/* Waits for a descriptor (or only for a kick) until the time comes; 0: none. Returns how many are ready. */
+static int wait_until(uint64_t until_ns, bool kick_only, struct epoll_event *events)
 {
-	int fd = (int)(intptr_t)arg;
-	struct epoll_event events[16];
+	uint64_t now = tp_clock_ns(), left = until_ns > now ? until_ns - now : 0;
+	struct timespec time = { .tv_sec = (time_t)(left / 1000000000u), .tv_nsec = (long)(left % 1000000000u) };
+	if (kick_only) {
+		struct pollfd p = { .fd = state.kick_fd, .events = POLLIN };
+		ppoll(&p, 1, until_ns ? &time : NULL, NULL);
+		return 0;
+	}
+#ifdef SYS_epoll_pwait2
+	long n = syscall(SYS_epoll_pwait2, state.epoll_fd, events, READY_MAX, until_ns ? &time : NULL, NULL, 0);
+	if (n >= 0 || errno != ENOSYS)
+		return (int)n;
+#endif
+	return epoll_wait(state.epoll_fd, events, READY_MAX, until_ns ? (int)TP_MIN(left / 1000000u + 1, (uint64_t)60000) : -1);
+}
+
+static int serve(const struct epoll_event *event)
+{
+	struct watch watch = { .fd = -1 };
+	int done = 0;
+	pthread_mutex_lock(&state.lock);
+	for (int k = 0; k < state.watched; k++)
+		if (state.watches[k].fd == event->data.fd)
+			watch = state.watches[k];
+	state.turn++;
+	pthread_mutex_unlock(&state.lock);
+	if (watch.fd >= 0)
+		done = watch.ready(watch.fd, watch.arg);
+	pthread_mutex_lock(&state.lock);
+	state.turn++;
+	pthread_mutex_unlock(&state.lock);
+	return done;
+}
+
+static void learn(bool waited, int done)
+{
+	uint64_t lease = atomic_load_explicit(&lease_ns, memory_order_relaxed);
+	if (done == 0)
+		lease = lease ? TP_MIN(2 * lease, (uint64_t)LEASE_MAX_NS) : (uint64_t)LEASE_MIN_NS;
+	else if (waited)
+		lease = lease / 4 < LEASE_MIN_NS ? 0 : lease / 4;
+	atomic_store_explicit(&lease_ns, lease, memory_order_relaxed);
+}
+
+static void *run_thread(void *arg)
+{
+	(void)arg;
+	prctl(PR_SET_NAME, "telpher-verbs");
+	prctl(PR_SET_TIMERSLACK, 1000);
+	struct epoll_event events[READY_MAX];
+	bool waited = false;
 	for (;;) {
-		int count = epoll_wait(fd, events, TP_ARRAY_LEN(events), -1);
-		if (count < 0 && errno != EINTR)
-			return NULL;
-		bool leased = tp_progress_leased(), left = false;
-		for (int i = 0; i < count; i++) {
-			uint64_t ticks;
-			if (events[i].data.fd == timer_fd) {
-				ssize_t got = read(timer_fd, &ticks, sizeof(ticks));
-				(void)got;
-				fire_due();
-			} else if (leased) {
-				left = true;
-			} else {
-				serve(&events[i]);
-			}
+		uint64_t next = run_timers(true);
+		if (tp_progress_leased()) {
+			uint64_t end = atomic_load_explicit(&polled_ns, memory_order_relaxed) + atomic_load_explicit(&lease_ns, memory_order_relaxed);
+			wait_until(next ? TP_MIN(next, end) : end, true, events);
+			clear_kick();
+			waited = true;
+			continue;
 		}
-		if (left)
-			poll(NULL, 0, 1);
+		int n = wait_until(next, false, events), descriptors = 0, done = 0;
+		for (int i = 0; i < n; i++) {
+			if (events[i].data.fd == state.kick_fd) {
+				clear_kick();
+				continue;
+			}
+			descriptors++;
+			done += serve(&events[i]);
+		}
+		if (descriptors) {
+			learn(waited, done);
+			waited = false;
+		}
 	}
+	return NULL;
 }
 
-/* timers_lock is held. */
-static bool start_thread(void)
+/* Under lock. 0 or an errno, logged. */
+static int start_locked(void)
 {
-	pthread_t thread;
-	pthread_attr_t attr;
-	sigset_t all, before;
-	if (thread_runs)
-		return true;
-	epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	struct epoll_event event = { .events = EPOLLIN, .data.fd = timer_fd };
-	if (epoll_fd < 0 || timer_fd < 0 || epoll_ctl(epoll_fd, EPOLL_CTL_ADD, timer_fd, &event)) {
-		TP_WARN("the progress thread can't get its descriptors: %m");
-		return false;
+	if (state.started)
+		return 0;
+	state.kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	state.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = state.kick_fd };
+	int error = state.kick_fd < 0 || state.epoll_fd < 0 || epoll_ctl(state.epoll_fd, EPOLL_CTL_ADD, state.kick_fd, &event) < 0 ? errno : 0;
+	if (error) {
+		TP_WARN("the progress thread can't get its descriptors: %s", strerror(error));
+	} else {
+		sigset_t all, before;
+		sigfillset(&all);
+		pthread_sigmask(SIG_SETMASK, &all, &before);
+		error = pthread_create(&state.thread, NULL, run_thread, NULL);
+		pthread_sigmask(SIG_SETMASK, &before, NULL);
+		if (error)
+			TP_WARN("the progress thread can't be started: %s", strerror(error));
 	}
-	pthread_attr_init(&attr);
-	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	sigfillset(&all);
-	pthread_sigmask(SIG_BLOCK, &all, &before);
-	int error = pthread_create(&thread, &attr, thread_main, (void *)(intptr_t)epoll_fd);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	pthread_attr_destroy(&attr);
-	if (error)
-		TP_WARN("the progress thread can't be started: %s", strerror(error));
-	else
-		pthread_setname_np(thread, "telpher-verbs");
-	return thread_runs = !error;
+	if (error) {
+		if (state.kick_fd >= 0)
+			close(state.kick_fd);
+		if (state.epoll_fd >= 0)
+			close(state.epoll_fd);
+		state.kick_fd = state.epoll_fd = -1;
+		return error;
+	}
+	pthread_detach(state.thread);
+	state.started = true;
+	return 0;
+}
+
+int tp_progress_watch(int fd, int (*ready)(int fd, void *arg), void *arg)
+{
+	pthread_mutex_lock(&state.lock);
+	int error = start_locked();
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
+	if (!error && state.watched == WATCHES_MAX)
+		error = TP_CARD_FAIL(EMFILE, "the progress thread can't watch more than %d descriptors", state.watched);
+	if (!error && epoll_ctl(state.epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0)
+		error = TP_CARD_FAIL(errno, "can't watch descriptor %d: %s", fd, strerror(errno));
+	if (!error)
+		state.watches[state.watched++] = (struct watch){ fd, ready, arg };
+	atomic_store_explicit(&any_watch, state.watched > 0, memory_order_relaxed);
+	pthread_mutex_unlock(&state.lock);
+	return error;
+}
+
+void tp_progress_unwatch(int fd)
+{
+	pthread_mutex_lock(&state.lock);
+	for (int i = 0; i < state.watched; i++)
+		if (state.watches[i].fd == fd) {
+			epoll_ctl(state.epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+			state.watches[i] = state.watches[--state.watched];
+			break;
+		}
+	atomic_store_explicit(&any_watch, state.watched > 0, memory_order_relaxed);
+	/* Its function may be running: that turn must end (the function itself never comes here). */
+	uint32_t turn = state.turn;
+	while (turn % 2 && state.turn == turn && !pthread_equal(pthread_self(), state.thread)) {
+		pthread_mutex_unlock(&state.lock);
+		poll(NULL, 0, 1);
+		pthread_mutex_lock(&state.lock);
+	}
+	pthread_mutex_unlock(&state.lock);
 }
 
 void tp_progress_forget(void)
 {
-	pthread_mutex_init(&timers_lock, NULL);
-	/* The parent's epoll set must not change by our closing what we share with it: closing a duplicate doesn't. */
-	if (epoll_fd >= 0)
-		close(epoll_fd);
-	if (timer_fd >= 0)
-		close(timer_fd);
-	epoll_fd = timer_fd = -1;
-	heap_count = 0;
-	watches = NULL;
-	thread_runs = false;
+	pthread_mutex_init(&state.lock, NULL);
+	if (state.epoll_fd >= 0)
+		close(state.epoll_fd);
+	if (state.kick_fd >= 0)
+		close(state.kick_fd);
+	state.epoll_fd = state.kick_fd = -1;
+	state.count = state.watched = 0;
+	state.turn = 0;
+	state.started = false;
+	atomic_store_explicit(&lease_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&next_due_ns, 0, memory_order_relaxed);
-	atomic_store_explicit(&watch_count, 0, memory_order_relaxed);
+	atomic_store_explicit(&any_watch, false, memory_order_relaxed);
 }
 
 /* ---- timers ---- */
@@ -217,77 +345,49 @@ void tp_progress_forget(void)
 struct tp_timer *tp_timer_new(void (*fire)(struct tp_qp *qp), struct tp_qp *qp)
 {
 	struct tp_timer *timer = tp_alloc(1, sizeof(*timer), "a timer");
-	if (timer)
-		*timer = (struct tp_timer){ .fire = fire, .qp = qp, .place = -1 };
+	if (timer) {
+		timer->fire = fire;
+		timer->qp = qp;
+		timer->qpn = qp->ibv.qp_num;
+	}
 	return timer;
 }
 
 void tp_timer_arm(struct tp_timer *timer, uint64_t when_ns)
 {
-	bool unpin = false;
-	pthread_mutex_lock(&timers_lock);
-	if (timer->place >= 0) {
-		take_out(timer);
-		unpin = true;
+	/* Sequentially consistent, as in take_out: either we see it taken out, or who took it out sees the new time. */
+	atomic_store_explicit(&timer->when, when_ns, memory_order_seq_cst);
+	uint64_t queued = atomic_load_explicit(&timer->queued, memory_order_seq_cst);
+	if (when_ns == 0 || (queued && queued <= when_ns))
+		return;
+	pthread_mutex_lock(&state.lock);
+	start_locked();
+	queued = atomic_load_explicit(&timer->queued, memory_order_relaxed);
+	if (!queued) {
+		put_in(timer, when_ns);
+	} else if (queued > when_ns) {
+		atomic_store_explicit(&timer->queued, when_ns, memory_order_relaxed);
+		sift(timer->place);
+		show_next();
 	}
-	if (when_ns && start_thread()) {
-		timer->when_ns = when_ns;
-		if (put_in(timer)) {
-			if (!unpin)
-				tp_qp_pin(timer->qp);
-			unpin = false;
-		}
-	}
-	show_next();
-	pthread_mutex_unlock(&timers_lock);
-	if (unpin)
-		tp_qp_put(timer->qp);
+	/* The thread itself looks at the heap before it sleeps. */
+	bool early = when_ns < state.sleeps_until && state.started && !pthread_equal(pthread_self(), state.thread);
+	if (early)
+		state.sleeps_until = when_ns;
+	pthread_mutex_unlock(&state.lock);
+	if (early)
+		kick();
 }
 
 void tp_timer_free(struct tp_timer *timer)
 {
 	if (!timer)
 		return;
-	tp_timer_arm(timer, 0);
+	pthread_mutex_lock(&state.lock);
+	if (atomic_load_explicit(&timer->queued, memory_order_relaxed))
+		take_out(timer);
+	pthread_mutex_unlock(&state.lock);
 	free(timer);
-}
-
-/* ---- descriptors ---- */
-
-int tp_progress_watch(int fd, int (*ready)(int fd, void *arg), void *arg)
-{
-	struct watch *watch = tp_alloc(1, sizeof(*watch), "a watched descriptor");
-	if (!watch)
-		return ENOMEM;
-	*watch = (struct watch){ .fd = fd, .ready = ready, .arg = arg };
-	struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
-	pthread_mutex_lock(&timers_lock);
-	int error = !start_thread() ? EAGAIN : epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) ? errno : 0;
-	if (!error) {
-		watch->next = watches;
-		watches = watch;
-		atomic_fetch_add_explicit(&watch_count, 1, memory_order_relaxed);
-	}
-	pthread_mutex_unlock(&timers_lock);
-	if (error)
-		free(watch);
-	return error;
-}
-
-void tp_progress_unwatch(int fd)
-{
-	struct watch *gone = NULL;
-	pthread_mutex_lock(&timers_lock);
-	for (struct watch **at = &watches; *at; at = &(*at)->next)
-		if ((*at)->fd == fd) {
-			gone = *at;
-			*at = gone->next;
-			epoll_ctl(epoll_fd, EPOLL_CTL_DEL, fd, NULL);
-			atomic_fetch_sub_explicit(&watch_count, 1, memory_order_relaxed);
-			break;
-		}
-	pthread_mutex_unlock(&timers_lock);
-	free(gone);
 }
 
 /* ---- pollers ---- */
@@ -295,17 +395,19 @@ void tp_progress_unwatch(int fd)
 void tp_progress_poll(void)
 {
 	uint64_t due = atomic_load_explicit(&next_due_ns, memory_order_relaxed);
-	bool watched = atomic_load_explicit(&watch_count, memory_order_relaxed) > 0;
-	if (!due && !watched)
+	if (due && due <= tp_clock_ns())
+		run_timers(false);
+	if (!atomic_load_explicit(&any_watch, memory_order_relaxed))
 		return;
-	uint64_t now = tp_clock_ns();
-	if (due && due <= now)
-		fire_due();
-	if (!watched)
-		return;
-	atomic_store_explicit(&lease_until_ns, now + LEASE_NS, memory_order_relaxed);
-	if (tp_engine_wire && tp_engine_wire->progress)
-		tp_engine_wire->progress();
+	tp_wire.progress();
+	if (atomic_load_explicit(&lease_ns, memory_order_relaxed))
+		atomic_store_explicit(&polled_ns, tp_clock_ns(), memory_order_relaxed);
 }
 
-void tp_progress_arm(void) { atomic_store_explicit(&lease_until_ns, 0, memory_order_relaxed); }
+void tp_progress_arm(void)
+{
+	if (!atomic_load_explicit(&lease_ns, memory_order_relaxed) || !atomic_load_explicit(&polled_ns, memory_order_relaxed))
+		return;
+	atomic_store_explicit(&polled_ns, 0, memory_order_relaxed);
+	kick();
+}

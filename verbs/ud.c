@@ -6,6 +6,8 @@
 
 int (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count);
 
+int (*tp_engine_wire_listen)(struct tp_port *port);
+
 /* ---- the target ---- */
 
 static bool accepts_locked(struct tp_qp *qp, const struct tp_datagram *datagram)
@@ -85,11 +87,7 @@ void tp_engine_make_grh(const struct tp_av *av, uint32_t bytes, uint8_t grh[40])
 
 /* ---- the sender ---- */
 
-static int attach(struct tp_qp *qp)
-{
-	(void)qp;
-	return 0;
-}
+static int attach(struct tp_qp *qp) { return tp_engine_wire_listen ? tp_engine_wire_listen(qp->port) : 0; }
 static void stop(struct tp_qp *qp) { (void)qp; }
 
 static void deliver(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count)

@@ -178,11 +178,3 @@ bool tp_wire_parse(const uint8_t *data, size_t bytes, struct tp_packet *out)
 	parse_parts(data + sizeof(bth), parts, out);
 	return true;
 }
-
-uint64_t tp_wire_rnr_ns(uint8_t code)
-{
-	/* The specification's table in hundredths of a millisecond; 0 is the longest. */
-	static const uint32_t hundredths[32] = { 65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
-		2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152 };
-	return (uint64_t)hundredths[code & 0x1f] * 10000;
-}

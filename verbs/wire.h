@@ -84,8 +84,6 @@ bool tp_wire_parse(const uint8_t *data, size_t bytes, struct tp_packet *out);
 static inline uint32_t tp_psn_add(uint32_t psn, uint32_t n) { return (psn + n) & TP_WIRE_PSN_MASK; }
 /* a - b as a signed distance of 24 bits. */
 static inline int32_t tp_psn_diff(uint32_t a, uint32_t b) { return (int32_t)((a - b) << 8) >> 8; }
-/* The wait that a code of an RNR NAK asks for. */
-uint64_t tp_wire_rnr_ns(uint8_t code);
 
 /* ---- ICRC (icrc.c) ---- */
 

@@ -200,15 +200,6 @@ static void ipv6_covers_addresses_and_no_identification(void **state)
 	assert_int_equal(plain, crc_bitwise(image, sizeof(image)));
 }
 
-static void rnr_codes_have_the_times_of_the_specification(void **state)
-{
-	(void)state;
-	assert_true(tp_wire_rnr_ns(0) == 655360000);
-	assert_true(tp_wire_rnr_ns(1) == 10000);
-	assert_true(tp_wire_rnr_ns(12) == 640000);
-	assert_true(tp_wire_rnr_ns(31) == 491520000);
-}
-
 static void psn_distances_wrap(void **state)
 {
 	(void)state;
@@ -228,7 +219,6 @@ int main(void)
 		cmocka_unit_test(the_identification_is_found_from_the_difference),
 		cmocka_unit_test(a_damaged_packet_is_hardly_ever_taken_for_one_with_another_identification),
 		cmocka_unit_test(ipv6_covers_addresses_and_no_identification),
-		cmocka_unit_test(rnr_codes_have_the_times_of_the_specification),
 		cmocka_unit_test(psn_distances_wrap),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

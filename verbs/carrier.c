@@ -1,0 +1,305 @@
+/* The wire as a carrier: QPs are attached to an endpoint, packets that come in find their QP.
+ *
+ * A packet is dropped, and counted, unless its form is right, its ICRC fits, its QP exists and its source is that QP's peer.
+ * Packets of one QP that come in together are served under one hold of its lock; answers leave at its end. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "verbs/capture.h"
+#include "verbs/internal.h"
+#include "verbs/rc.h"
+#include "verbs/wire_fault.h"
+
+/* ---- ICRC ---- */
+
+/* Per peer: how sure we are that it is one of our own, whose identifications are below 64. A count of its packets since one
+ * that wasn't; from OWN_SURE on others are refused, each of them lowering the count. Peers that share a place are treated alike. */
+enum { PEERS = 256, OWN_IDS = 64, OWN_SURE = 64, OWN_MAX = 80 };
+static _Atomic uint8_t peers[PEERS];
+
+static bool own_peer_allows(const union tp_addr *from, int id)
+{
+	uint32_t host = from->sa.sa_family == AF_INET ? ntohl(from->v4.sin_addr.s_addr) : 0;
+	_Atomic uint8_t *count = &peers[(host ^ host >> 8 ^ host >> 16) % PEERS];
+	uint8_t sure = atomic_load_explicit(count, memory_order_relaxed);
+	if (id < OWN_IDS) {
+		if (sure < OWN_MAX)
+			atomic_store_explicit(count, (uint8_t)(sure + 1), memory_order_relaxed);
+		return true;
+	}
+	atomic_store_explicit(count, sure >= OWN_SURE ? (uint8_t)(sure - 1) : 0, memory_order_relaxed);
+	return sure < OWN_SURE;
+}
+
+bool tp_wire_icrc_fits(const struct tp_icrc *icrc, const struct tp_ingress *in)
+{
+	uint32_t bytes = in->bytes - TP_WIRE_ICRC_BYTES;
+	uint32_t difference = tp_icrc_of(icrc, in->index, in->data, bytes) ^ tp_icrc_load(in->data + bytes);
+	if (difference == 0)
+		return true;
+	if (icrc->v6)
+		return false;
+	int id = tp_icrc_find_id(bytes, difference);
+	return id >= 0 && own_peer_allows(&in->from, id ^ in->index);
+}
+
+/* ---- packets in ---- */
+
+/* The QP whose lock is held while its packets come. */
+struct arrivals { struct tp_qp *qp; };
+
+static void finish(struct arrivals *arrivals)
+{
+	struct tp_qp *qp = arrivals->qp;
+	if (!qp)
+		return;
+	arrivals->qp = NULL;
+	if (qp->carrier == &tp_wire) {
+		tp_rc_answer(qp);
+		struct tp_rc *rc = tp_rc_of(qp);
+		if (atomic_load_explicit(&qp->state, memory_order_relaxed) == IBV_QPS_SQD && !qp->running && rc->una != rc->top) {
+			qp->running = true;
+			tp_rc_push(qp);
+			qp->running = false;
+			pthread_cond_broadcast(&qp->idle);
+		}
+		tp_qp_run_locked(qp);
+		tp_qp_settle_locked(qp);
+	}
+	pthread_mutex_unlock(&qp->lock);
+	tp_qp_put(qp);
+}
+
+static bool same_host(const union tp_addr *a, const union tp_addr *b)
+{
+	if (a->sa.sa_family != b->sa.sa_family)
+		return false;
+	return a->sa.sa_family == AF_INET6 ? !memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, 16) : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
+}
+
+static bool admits(struct tp_qp *qp, const struct tp_ingress *in, const struct tp_packet *packet)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	uint8_t transport = tp_wire_transport(packet->opcode);
+	if (!same_host(&in->from, &rc->route.to) || rc->endpoint != in->endpoint)
+		return false;
+	if (packet->opcode != TP_WIRE_CNP_OPCODE && transport != rc->transport)
+		return false;
+	if ((packet->pkey & 0x7fff) != (TP_CARD_PKEY & 0x7fff) && packet->opcode != TP_WIRE_CNP_OPCODE)
+		return false;
+	if (rc->in_port != in->from.v4.sin_port || !rc->in_port) {
+		tp_icrc_prepare(&in->from, &in->to, &rc->in);
+		rc->in_port = in->from.v4.sin_port;
+	}
+	if (tp_wire_icrc_fits(&rc->in, in))
+		return true;
+	tp_counter_add(qp->port, TP_CNT_RX_ICRC_ENCAPSULATED, 1);
+	return false;
+}
+
+static void serve(struct tp_qp *qp, const struct tp_ingress *in, const struct tp_packet *packet)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	uint8_t operation = tp_wire_operation(packet->opcode);
+	tp_counter_add(qp->port, TP_CNT_PORT_RCV_DATA, in->bytes / 4);
+	tp_counter_add(qp->port, TP_CNT_PORT_RCV_PACKETS, 1);
+	tp_counter_add(qp->port, TP_CNT_UNICAST_RCV, 1);
+	if (packet->opcode == TP_WIRE_CNP_OPCODE) {
+		tp_counter_add(qp->port, TP_CNT_RP_CNP_HANDLED, 1);
+		tp_rc_congested(qp);
+		return;
+	}
+	if ((in->tos & 3) == 3)
+		tp_rc_notify(qp);
+	if (rc->transport == TP_WIRE_UC)
+		tp_uc_request(qp, packet);
+	else if (operation >= TP_OP_READ_FIRST && operation <= TP_OP_ATOMIC_ACK)
+		tp_rc_answered(qp, packet);
+	else
+		tp_rc_request(qp, packet);
+}
+
+static void arrive(const struct tp_ingress *in, struct arrivals *arrivals)
+{
+	struct tp_packet packet;
+	if (!tp_wire_parse(in->data, in->bytes, &packet))
+		return;
+	if (tp_wire_transport(packet.opcode) == TP_WIRE_UD) {
+		finish(arrivals);
+		tp_ud_arrive(in, &packet);
+		return;
+	}
+	if (in->endpoint->multicast)
+		return;
+	if (!arrivals->qp || arrivals->qp->ibv.qp_num != packet.qpn) {
+		finish(arrivals);
+		struct tp_qp *qp = tp_qp_get(packet.qpn);
+		if (!qp)
+			return;
+		pthread_mutex_lock(&qp->lock);
+		arrivals->qp = qp;
+	}
+	struct tp_qp *qp = arrivals->qp;
+	if (qp->carrier == &tp_wire && admits(qp, in, &packet))
+		serve(qp, in, &packet);
+}
+
+static void capture_in(const struct tp_ingress *in)
+{
+	tp_capture_packet(&(struct tp_capture){ .from = in->from, .to = in->to, .tos = in->tos, .ttl = in->ttl, .id = in->index, .data = in->data,
+		.bytes = in->bytes });
+}
+
+static void take(const struct tp_ingress *in, void *arg)
+{
+	int copies = 1;
+	if (tp_fault_wire()) {
+		struct tp_fault_packet packet = { .from = &in->from, .to = &in->to, .tos = in->tos, .data = (uint8_t *)(uintptr_t)in->data, .bytes = in->bytes };
+		copies = in->bytes ? tp_fault_packet(&packet, NULL, 0, NULL) : 0;
+	}
+	for (; copies > 0; copies--) {
+		if (tp_capture_on())
+			capture_in(in);
+		arrive(in, arg);
+	}
+}
+
+static int receive(struct tp_endpoint *endpoint)
+{
+	struct arrivals arrivals = { 0 };
+	uint64_t slow_ns = tp_fault_slow_ns();
+	if (slow_ns)
+		nanosleep(&(struct timespec){ .tv_sec = (time_t)(slow_ns / 1000000000u), .tv_nsec = (long)(slow_ns % 1000000000u) }, NULL);
+	int packets = tp_endpoint_receive(endpoint, take, &arrivals);
+	finish(&arrivals);
+	return TP_MAX(packets, 0);
+}
+
+static int ready(int fd, void *arg)
+{
+	(void)fd;
+	return receive(arg);
+}
+
+static int progress(void)
+{
+	int packets = 0;
+	for (struct tp_endpoint *e = tp_endpoint_first(); e; e = e->next)
+		packets += receive(e);
+	return packets;
+}
+
+int tp_wire_watch(struct tp_endpoint *endpoint) { return tp_progress_watch(endpoint->receive_fd, ready, endpoint); }
+
+int tp_wire_open(const union tp_addr *addr, struct tp_endpoint **out)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	struct tp_endpoint *endpoint;
+	pthread_mutex_lock(&lock);
+	int error = tp_endpoint_open(addr, &endpoint);
+	if (!error && !endpoint->watched && !(error = tp_wire_watch(endpoint)))
+		endpoint->watched = true;
+	pthread_mutex_unlock(&lock);
+	if (!error)
+		*out = endpoint;
+	return error;
+}
+
+/* ---- QPs ---- */
+
+static uint8_t transport_of(enum ibv_qp_type type)
+{
+	return type == IBV_QPT_UC ? TP_WIRE_UC : type == IBV_QPT_RC ? TP_WIRE_RC : TP_WIRE_XRC;
+}
+
+static void from_environment(void)
+{
+	tp_capture_from_environment();
+	tp_fault_wire_from_environment();
+}
+
+static int prepare(struct tp_qp *qp, struct tp_rc *rc)
+{
+	union tp_addr from;
+	int error = tp_wire_open(&qp->av.from, &rc->endpoint);
+	if (error)
+		return error;
+	rc->sender = (qp->ibv.qp_num ^ qp->attr.dest_qp_num ^ qp->av.flow_label) % TP_PORT_SENDERS;
+	error = tp_endpoint_sender(rc->endpoint, rc->sender, &from);
+	if (error)
+		return error;
+	rc->route = (struct tp_route){ .to = qp->av.to, .tos = qp->av.traffic_class, .ttl = qp->av.hop_limit, .mute = qp->av.type == IBV_GID_TYPE_ROCE_V1 };
+	rc->transport = transport_of(qp->ibv.qp_type);
+	rc->mtu = tp_mtu_bytes(qp->attr.path_mtu);
+	tp_icrc_prepare(&from, &rc->route.to, &rc->out);
+	rc->flow = tp_flow_find(&rc->route.to, tp_qpn_slot(qp->attr.dest_qp_num));
+	rc->timer = rc->flow ? tp_timer_new(tp_rc_fire, qp) : NULL;
+	return rc->timer ? 0 : ENOMEM;
+}
+
+static int attach(struct tp_qp *qp)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, from_environment);
+	struct tp_rc *rc = tp_alloc(1, sizeof(*rc), "a connection of the wire");
+	if (!rc)
+		return ENOMEM;
+	int error = prepare(qp, rc);
+	if (error) {
+		free(rc);
+		return error;
+	}
+	rc->window = TP_RC_WINDOW_FIRST;
+	if (rc->route.mute)
+		TP_WARN("QP 0x%06x uses GID %u, which is of RoCE v1: without a real card no packet goes out; choose a RoCE v2 GID", qp->ibv.qp_num,
+			qp->av.sgid_index);
+	qp->carrier_data = rc;
+	return 0;
+}
+
+/* The first PSN is known from RTS on; nothing was sent before. */
+static void run(struct tp_qp *qp)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	if (!rc->started) {
+		rc->started = true;
+		rc->una = rc->next = rc->top = rc->recover = qp->send_psn;
+		rc->current = qp->sq.exec;
+	}
+	tp_rc_push(qp);
+	qp->send_psn = rc->top;
+}
+
+static void stop(struct tp_qp *qp)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	tp_timer_arm(rc->timer, 0);
+	if (!rc->started)
+		return;
+	atomic_fetch_sub_explicit(&rc->flow->bytes, rc->flow_bytes, memory_order_relaxed);
+	rc->flow_bytes = 0;
+	rc->una = rc->next = rc->top;
+	rc->failed = IBV_WC_SUCCESS;
+	rc->reads_count = 0;
+	rc->rnr_until_ns = rc->blocked_until_ns = rc->progress_ns = rc->probe_ns = 0;
+	/* SQE to RTS: what comes then is numbered on. */
+	rc->started = false;
+	qp->send_psn = rc->top;
+}
+
+static void detach(struct tp_qp *qp)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	tp_timer_free(rc->timer);
+	free(rc);
+	qp->carrier_data = NULL;
+}
+
+const struct tp_carrier tp_wire = { .name = "wire", .attach = attach, .run = run, .stop = stop, .detach = detach, .progress = progress };
+
+__attribute__((constructor)) static void announce(void)
+{
+	tp_engine_wire = &tp_wire;
+	tp_ud_init();
+}

@@ -1,0 +1,167 @@
+/* What the wire keeps for each QP, and the parts of the protocol among themselves. All under the QP's lock.
+ *
+ *   carrier.c     packets in: found their QP, checked, handed on; tp_wire's operations
+ *   burst.c       packets out: built, given their ICRC, sent in segmented pieces
+ *   rc_request.c  the initiator: sends requests in a window, goes back on loss
+ *   rc_response.c the initiator: acknowledgements and what READs and atomics fetch
+ *   rc_serve.c    the responder: requests in order, answers, duplicates; calls the objects' target side (engine.h)
+ *   datagram.c    UD */
+#ifndef TP_VERBS_RC_H
+#define TP_VERBS_RC_H
+
+#include "verbs/engine.h"
+#include "verbs/port.h"
+#include "verbs/wire.h"
+
+#define TP_RC_ANSWERS 256u          /* READ and atomic answers that wait; above TP_CARD_RD_ATOMIC */
+#define TP_RC_READ_PACKETS 64u      /* a READ is asked for in pieces of at most so many packets */
+#define TP_RC_WINDOW_FIRST 32u      /* packets */
+#define TP_RC_WINDOW_MIN 4u
+#define TP_RC_PROBE_MIN_NS 1000000u
+
+/* The bytes under way to one receiving socket, of all QPs of this process. Entries live as long as the process. */
+struct tp_flow { struct tp_flow *next; union tp_addr to; uint32_t slot; _Atomic int64_t bytes; };
+
+/* An answer that waits for its turn: the data of a READ, or the result of an atomic. */
+struct tp_answer {
+	bool atomic;
+	uint32_t psn, msn;
+	uint32_t packets;               /* of the whole READ */
+	uint32_t next;                  /* the packet to send */
+	uint64_t addr, value;
+	uint32_t rkey, length;
+};
+struct tp_atomic_done { uint32_t psn; uint64_t value; bool valid; };
+
+enum tp_rc_message { TP_RC_NONE, TP_RC_SEND, TP_RC_WRITE, TP_RC_SKIP /* UC: the rest of one that is lost */ };
+
+struct tp_rc {
+	struct tp_endpoint *endpoint;
+	uint32_t sender;
+	struct tp_route route;
+	struct tp_icrc out, in;         /* in: for the source port seen last */
+	uint16_t in_port;
+	uint8_t transport;
+	uint32_t mtu;
+	struct tp_timer *timer;
+	uint64_t cnp_sent_ns;
+	bool warned;                    /* of packets that can't be sent */
+
+	/* The initiator. PSNs: una <= next <= top. */
+	bool started;                   /* those are set */
+	uint32_t una;                   /* not acknowledged yet */
+	uint32_t next;                  /* to send */
+	uint32_t top;                   /* never sent yet */
+	uint32_t current;               /* count of the request that next lies in */
+	uint32_t window, window_part;   /* packets; what it grew since the last whole one */
+	uint32_t recover;               /* losses of packets before this PSN are one and the same */
+	struct tp_flow *flow;
+	int64_t flow_bytes;             /* of ours in flow */
+	uint32_t unasked;               /* packets since one asked for an acknowledgement */
+	uint32_t read_ends[TP_CARD_RD_ATOMIC], reads_first, reads_count;   /* ends (PSN) of READs and atomics under way */
+	uint64_t progress_ns;           /* when una moved, or the first packet went out: the timeout's start */
+	uint64_t probe_ns;              /* when to ask again */
+	uint32_t probes;                /* in a row */
+	uint64_t rnr_until_ns;          /* 0: not waiting */
+	uint32_t rnr_tries;
+	uint64_t blocked_until_ns;      /* the socket was full */
+	uint64_t rtt_ns, timed_ns;
+	uint32_t timed_psn;
+	bool timing;
+	enum ibv_wc_status failed;      /* the request at failed_at ends so once those before it ended */
+	uint32_t failed_at;
+
+	/* The responder; the next PSN is qp->recv_psn. */
+	uint32_t msn;
+	bool refused;                   /* a NAK was sent for the PSN that is expected */
+	bool ack_due;
+	uint8_t nak;                    /* syndrome to send, 0: none */
+	enum tp_rc_message message;
+	uint32_t srqn, rkey, length, offset;
+	uint64_t addr;
+	struct tp_answer answers[TP_RC_ANSWERS];
+	uint32_t answers_first, answers_count;
+	struct tp_atomic_done atomics[TP_CARD_RD_ATOMIC];
+	uint32_t atomics_next;
+};
+static inline struct tp_rc *tp_rc_of(struct tp_qp *qp) { return qp->carrier_data; }
+
+/* ---- burst.c: packets built one behind the other, sent together ---- */
+
+struct tp_burst {
+	struct tp_port *port;
+	struct tp_endpoint *endpoint;
+	uint32_t sender;
+	const struct tp_route *route;
+	const struct tp_icrc *icrc;
+	uint8_t *data;
+	uint32_t used;
+	struct tp_frame frames[TP_PORT_FRAMES];
+	uint32_t psns[TP_PORT_FRAMES];      /* of each frame's first packet */
+	uint32_t packets[TP_PORT_FRAMES];
+	int count;
+	bool closed;                        /* the last frame had its short packet */
+	bool whole;                         /* each packet alone */
+	uint32_t lost_psn;                  /* first of the packets that didn't go out */
+	int error;                          /* 0: all went out; EAGAIN; others */
+};
+/* Starts in this thread's buffer; NULL: no memory. Nothing else may start one before the last flush. */
+struct tp_burst *tp_burst_start(struct tp_port *port, struct tp_endpoint *endpoint, uint32_t sender, const struct tp_route *route,
+	const struct tp_icrc *icrc);
+/* The place for a packet's payload (bytes of packet) after its headers were written; flushes first where there is no room. */
+uint8_t *tp_burst_packet(struct tp_burst *burst, const struct tp_packet *packet);
+/* The payload is there: pads, adds the ICRC. */
+void tp_burst_commit(struct tp_burst *burst, const struct tp_packet *packet);
+/* Sends all; false: not all went out (error, lost_psn). */
+bool tp_burst_flush(struct tp_burst *burst);
+/* One small packet, at once. */
+void tp_burst_send_one(struct tp_qp *qp, const struct tp_packet *packet);
+
+/* ---- rc_request.c ---- */
+void tp_rc_fire(struct tp_qp *qp);
+void tp_rc_arm(struct tp_qp *qp);
+/* Sends again from psn on (not before una). loss: the window shrinks. */
+void tp_rc_go_back(struct tp_qp *qp, uint32_t psn, bool loss);
+/* Sends what the window allows now, also when the queue is being drained. */
+void tp_rc_push(struct tp_qp *qp);
+/* Completes what has ended. */
+void tp_rc_complete(struct tp_qp *qp);
+/* The request at count ends with status, those before it first. */
+void tp_rc_fail_at(struct tp_qp *qp, uint32_t count, enum ibv_wc_status status);
+struct tp_flow *tp_flow_find(const union tp_addr *to, uint32_t slot);
+void tp_rc_congested(struct tp_qp *qp);
+/* A request's PSNs: first, and how many (0: it sends nothing). */
+static inline uint32_t tp_wqe_psn(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[0]; }
+static inline uint32_t tp_wqe_packets(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[1]; }
+/* Of a READ: packets that have come; of an atomic: 1 when answered. */
+static inline uint32_t tp_wqe_received(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[2]; }
+static inline bool tp_wqe_fetches(const struct tp_wqe *wqe)
+{
+	return wqe->opcode == IBV_WR_RDMA_READ || wqe->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wqe->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+/* ---- rc_response.c ---- */
+void tp_rc_answered(struct tp_qp *qp, const struct tp_packet *packet);
+
+/* ---- rc_serve.c ---- */
+void tp_rc_request(struct tp_qp *qp, const struct tp_packet *packet);
+/* Sends the answers and acknowledgements that are due. */
+void tp_rc_answer(struct tp_qp *qp);
+/* A congested network marked a packet: tells the sender, at most every 50 us. */
+void tp_rc_notify(struct tp_qp *qp);
+
+void tp_uc_request(struct tp_qp *qp, const struct tp_packet *packet);
+
+/* ---- datagram.c ---- */
+void tp_ud_arrive(const struct tp_ingress *ingress, const struct tp_packet *packet);
+void tp_ud_init(void);
+
+/* ---- carrier.c ---- */
+/* The progress thread serves the endpoint from now on. */
+int tp_wire_watch(struct tp_endpoint *endpoint);
+/* Is the ICRC of a packet that came in right, for its addresses? */
+bool tp_wire_icrc_fits(const struct tp_icrc *icrc, const struct tp_ingress *in);
+/* Opens the endpoint of an address and has it watched. */
+int tp_wire_open(const union tp_addr *addr, struct tp_endpoint **out);
+
+#endif

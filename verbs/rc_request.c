@@ -1,0 +1,418 @@
+/* The initiator's requests: cut by the path's MTU, numbered, sent while the window allows, sent again from where the other side
+ * lost them (go-back-N). A READ takes as many numbers as its answer has packets and counts as those in the window, so that
+ * answers can't flood us either. All under the QP's lock. */
+#include <errno.h>
+#include <string.h>
+#include "verbs/internal.h"
+#include "verbs/rc.h"
+
+enum { ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7 };
+
+/* ---- flows ---- */
+
+static struct tp_flow *flows;
+static pthread_mutex_t flows_lock = PTHREAD_MUTEX_INITIALIZER;
+
+struct tp_flow *tp_flow_find(const union tp_addr *to, uint32_t slot)
+{
+	pthread_mutex_lock(&flows_lock);
+	struct tp_flow *flow = flows;
+	while (flow && (flow->slot != slot || memcmp(&flow->to, to, sizeof(*to))))
+		flow = flow->next;
+	if (!flow && (flow = tp_alloc(1, sizeof(*flow), "a flow of the wire"))) {
+		flow->to = *to;
+		flow->slot = slot;
+		flow->next = flows;
+		flows = flow;
+	}
+	pthread_mutex_unlock(&flows_lock);
+	return flow;
+}
+
+static void set_flow(struct tp_rc *rc)
+{
+	int64_t bytes = (int64_t)tp_psn_diff(rc->next, rc->una) * rc->mtu;
+	if (bytes == rc->flow_bytes)
+		return;
+	atomic_fetch_add_explicit(&rc->flow->bytes, bytes - rc->flow_bytes, memory_order_relaxed);
+	rc->flow_bytes = bytes;
+}
+
+/* Packets that may go out now. One always may, else a QP could wait for ever behind others. */
+static uint32_t room(struct tp_rc *rc)
+{
+	uint32_t out = (uint32_t)tp_psn_diff(rc->next, rc->una);
+	if (out >= rc->window)
+		return 0;
+	int64_t left = (int64_t)rc->endpoint->budget - atomic_load_explicit(&rc->flow->bytes, memory_order_relaxed);
+	uint32_t by_flow = left > 0 ? (uint32_t)left / rc->mtu : 0;
+	uint32_t packets = TP_MIN(rc->window - out, by_flow);
+	return packets || out ? packets : 1;
+}
+
+/* ---- requests begun ---- */
+
+static uint32_t packets_of(const struct tp_rc *rc, const struct tp_wqe *wqe)
+{
+	if (wqe->opcode == IBV_WR_BIND_MW || wqe->opcode == IBV_WR_LOCAL_INV)
+		return 0;
+	if (wqe->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wqe->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || wqe->length == 0)
+		return 1;
+	return (wqe->length + rc->mtu - 1) / rc->mtu;
+}
+
+static bool fetches_outstanding(struct tp_qp *qp, uint32_t before)
+{
+	for (uint32_t i = qp->sq.done; i != before; i++)
+		if (tp_wqe_fetches(tp_sq_at(&qp->sq, i)))
+			return true;
+	return false;
+}
+
+void tp_rc_fail_at(struct tp_qp *qp, uint32_t count, enum ibv_wc_status status)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	if (rc->failed != IBV_WC_SUCCESS && (int32_t)(count - rc->failed_at) >= 0)
+		return;
+	rc->failed = status;
+	rc->failed_at = count;
+}
+
+/* The next request of the queue is looked at for the first time. false: it must wait, or it failed. */
+static bool begin(struct tp_qp *qp)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	struct tp_wqe *wqe = tp_sq_at(&qp->sq, qp->sq.exec);
+	if ((wqe->flags & IBV_SEND_FENCE) && fetches_outstanding(qp, qp->sq.exec))
+		return false;
+	enum ibv_wc_status status = IBV_WC_SUCCESS;
+	uint32_t packets = packets_of(rc, wqe);
+	if (packets == 0)
+		status = wqe->opcode == IBV_WR_BIND_MW ? tp_mw_bind(qp, wqe) : tp_mw_invalidate_local(qp, wqe->imm);
+	else if (wqe->length > TP_CARD_MSG_BYTES)
+		status = IBV_WC_LOC_LEN_ERR;
+	else if (tp_wqe_fetches(wqe) && qp->attr.max_rd_atomic == 0)
+		status = IBV_WC_LOC_QP_OP_ERR;
+	wqe->carrier[0] = rc->top;
+	wqe->carrier[1] = packets;
+	wqe->carrier[2] = 0;
+	qp->sq.exec++;
+	if (status != IBV_WC_SUCCESS) {
+		wqe->carrier[1] = 0;
+		tp_rc_fail_at(qp, qp->sq.exec - 1, status);
+		return false;
+	}
+	return true;
+}
+
+/* ---- packets made ---- */
+
+static uint8_t data_opcode(const struct tp_wqe *wqe, bool first, bool last)
+{
+	bool only = first && last;
+	switch (wqe->opcode) {
+	case IBV_WR_SEND:
+		return only ? TP_OP_SEND_ONLY : first ? TP_OP_SEND_FIRST : last ? TP_OP_SEND_LAST : TP_OP_SEND_MIDDLE;
+	case IBV_WR_SEND_WITH_IMM:
+		return only ? TP_OP_SEND_ONLY_IMM : first ? TP_OP_SEND_FIRST : last ? TP_OP_SEND_LAST_IMM : TP_OP_SEND_MIDDLE;
+	case IBV_WR_SEND_WITH_INV:
+		return only ? TP_OP_SEND_ONLY_INV : first ? TP_OP_SEND_FIRST : last ? TP_OP_SEND_LAST_INV : TP_OP_SEND_MIDDLE;
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		return only ? TP_OP_WRITE_ONLY_IMM : first ? TP_OP_WRITE_FIRST : last ? TP_OP_WRITE_LAST_IMM : TP_OP_WRITE_MIDDLE;
+	default:
+		return only ? TP_OP_WRITE_ONLY : first ? TP_OP_WRITE_FIRST : last ? TP_OP_WRITE_LAST : TP_OP_WRITE_MIDDLE;
+	}
+}
+
+static struct tp_packet packet_for(struct tp_qp *qp, const struct tp_wqe *wqe, uint8_t operation)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	return (struct tp_packet){ .opcode = (uint8_t)(rc->transport << 5 | operation), .pkey = TP_CARD_PKEY, .qpn = qp->attr.dest_qp_num,
+		.psn = rc->next, .srqn = wqe->srqn };
+}
+
+/* Packets of a SEND or WRITE, as many as may go; false: the burst or the memory failed. */
+static bool send_data(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *wqe, uint32_t allowed)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	struct tp_span spans[TP_CARD_SGE];
+	int count = tp_wqe_enter(qp, wqe, 0, spans);
+	enum ibv_wc_status status = count < 0 ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS;
+	uint32_t index = (uint32_t)tp_psn_diff(rc->next, tp_wqe_psn(wqe)), packets = tp_wqe_packets(wqe);
+	bool reliable = rc->transport != TP_WIRE_UC, ok = true;
+	for (; status == IBV_WC_SUCCESS && index < packets && allowed > 0; index++, allowed--) {
+		bool first = index == 0, last = index + 1 == packets;
+		struct tp_packet packet = packet_for(qp, wqe, data_opcode(wqe, first, last));
+		uint64_t offset = (uint64_t)index * rc->mtu;
+		packet.bytes = (uint32_t)TP_MIN((uint64_t)rc->mtu, wqe->length - offset);
+		packet.solicited = last && (wqe->flags & IBV_SEND_SOLICITED);
+		packet.ack_request = reliable && (last || allowed == 1 || ++rc->unasked >= ASK_EVERY);
+		packet.addr = wqe->rdma.addr;
+		packet.rkey = wqe->opcode == IBV_WR_SEND_WITH_INV ? wqe->imm : wqe->rdma.rkey;
+		packet.length = wqe->length;
+		packet.imm = wqe->imm;
+		uint8_t *payload = tp_burst_packet(burst, &packet);
+		ok = payload != NULL;
+		if (!ok)
+			break;
+		if (packet.bytes && tp_span_read(spans, count, offset, payload, packet.bytes)) {
+			status = IBV_WC_LOC_PROT_ERR;
+			break;
+		}
+		tp_burst_commit(burst, &packet);
+		if (packet.ack_request)
+			rc->unasked = 0;
+		rc->next = tp_psn_add(rc->next, 1);
+	}
+	if (count > 0)
+		tp_span_leave(spans, count);
+	if (status != IBV_WC_SUCCESS)
+		tp_rc_fail_at(qp, rc->current, status);
+	return ok && status == IBV_WC_SUCCESS;
+}
+
+/* A READ's next piece, or an atomic; false: the other side has as many of them as it takes, or the burst failed. */
+static bool send_fetch(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *wqe, uint32_t allowed)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	if (rc->reads_count >= qp->attr.max_rd_atomic)
+		return false;
+	uint32_t index = (uint32_t)tp_psn_diff(rc->next, tp_wqe_psn(wqe)), packets = 1;
+	struct tp_packet packet = packet_for(qp, wqe, TP_OP_READ_REQUEST);
+	packet.ack_request = true;
+	if (wqe->opcode == IBV_WR_RDMA_READ) {
+		uint64_t offset = (uint64_t)index * rc->mtu;
+		packets = TP_MIN(TP_MIN(tp_wqe_packets(wqe) - index, TP_RC_READ_PACKETS), allowed);
+		packet.addr = wqe->rdma.addr + offset;
+		packet.rkey = wqe->rdma.rkey;
+		packet.length = (uint32_t)TP_MIN((uint64_t)packets * rc->mtu, wqe->length - offset);
+	} else {
+		bool swap = wqe->opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
+		packet.opcode = (uint8_t)(rc->transport << 5 | (swap ? TP_OP_COMPARE_SWAP : TP_OP_FETCH_ADD));
+		packet.addr = wqe->atomic.addr;
+		packet.rkey = wqe->atomic.rkey;
+		packet.swap_add = swap ? wqe->atomic.swap : wqe->atomic.compare_add;
+		packet.compare = swap ? wqe->atomic.compare_add : 0;
+	}
+	if (!tp_burst_packet(burst, &packet))
+		return false;
+	tp_burst_commit(burst, &packet);
+	rc->next = tp_psn_add(rc->next, packets);
+	rc->read_ends[(rc->reads_first + rc->reads_count++) % TP_CARD_RD_ATOMIC] = rc->next;
+	return true;
+}
+
+/* One step of the request that next lies in; false: nothing more can go now. */
+static bool step(struct tp_qp *qp, struct tp_burst *burst)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	if (rc->failed != IBV_WC_SUCCESS && (int32_t)(rc->current - rc->failed_at) >= 0)
+		return false;
+	if (rc->current == qp->sq.exec && (!tp_qp_sends(qp) || qp->sq.exec == qp->sq.head || !begin(qp)))
+		return false;
+	struct tp_wqe *wqe = tp_sq_at(&qp->sq, rc->current);
+	if (tp_psn_diff(rc->next, tp_wqe_psn(wqe)) < (int32_t)tp_wqe_packets(wqe)) {
+		uint32_t allowed = rc->transport == TP_WIRE_UC ? UINT32_MAX : room(rc);
+		bool more = allowed > 0 && (tp_wqe_fetches(wqe) ? send_fetch(qp, burst, wqe, allowed) : send_data(qp, burst, wqe, allowed));
+		if (tp_psn_diff(rc->next, rc->top) > 0)
+			rc->top = rc->next;
+		set_flow(rc);
+		if (!more)
+			return false;
+	}
+	if (tp_psn_diff(rc->next, tp_wqe_psn(wqe)) >= (int32_t)tp_wqe_packets(wqe))
+		rc->current++;
+	return true;
+}
+
+static void explain_unsendable(struct tp_qp *qp, int error)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	char from[TP_ADDR_TEXT], to[TP_ADDR_TEXT];
+	if (rc->warned)
+		return;
+	rc->warned = true;
+	TP_WARN("QP 0x%06x: the network takes no packets from %s to %s: %s%s", qp->ibv.qp_num, tp_addr_format(&rc->endpoint->addr, from),
+		tp_addr_format(&rc->route.to, to), strerror(error), error == EMSGSIZE ? " (the interface's MTU is below the QP's path MTU and headers)" : "");
+}
+
+void tp_rc_push(struct tp_qp *qp)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	uint64_t wait = TP_MAX(rc->rnr_until_ns, rc->blocked_until_ns);
+	if (wait && tp_clock_ns() < wait)
+		return;
+	rc->rnr_until_ns = rc->blocked_until_ns = 0;
+	uint32_t before = rc->next;
+	struct tp_burst *burst = tp_burst_start(qp->port, rc->endpoint, rc->sender, &rc->route, &rc->out);
+	while (burst && step(qp, burst))
+		;
+	if (burst && !tp_burst_flush(burst)) {
+		if (burst->error == EAGAIN) {
+			/* What the kernel had no room for goes out later. */
+			tp_rc_go_back(qp, burst->lost_psn, false);
+			rc->blocked_until_ns = tp_clock_ns() + BLOCKED_NS;
+		} else {
+			explain_unsendable(qp, burst->error);
+		}
+	}
+	if (rc->transport == TP_WIRE_UC)
+		rc->una = rc->next;
+	else if (!rc->timing && rc->next != before) {
+		rc->timing = true;
+		rc->timed_ns = tp_clock_ns();
+		rc->timed_psn = tp_psn_add(rc->next, TP_WIRE_PSN_MASK);
+	}
+	tp_rc_complete(qp);
+	tp_rc_arm(qp);
+}
+
+/* ---- ends ---- */
+
+void tp_rc_complete(struct tp_qp *qp)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	struct tp_sq *sq = &qp->sq;
+	while (sq->done != sq->exec) {
+		struct tp_wqe *wqe = tp_sq_at(sq, sq->done);
+		if (rc->failed != IBV_WC_SUCCESS && sq->done == rc->failed_at) {
+			enum ibv_wc_status status = rc->failed;
+			rc->failed = IBV_WC_SUCCESS;
+			tp_sq_complete_locked(qp, status, 0);
+			return;
+		}
+		uint32_t packets = tp_wqe_packets(wqe);
+		if (sq->done == rc->current || (packets && tp_psn_diff(rc->una, tp_psn_add(tp_wqe_psn(wqe), packets)) < 0))
+			return;
+		tp_sq_complete_locked(qp, IBV_WC_SUCCESS, tp_wqe_fetches(wqe) ? wqe->length : 0);
+		int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+		if (state != IBV_QPS_RTS && state != IBV_QPS_SQD)
+			return;
+	}
+}
+
+/* ---- loss ---- */
+
+void tp_rc_congested(struct tp_qp *qp)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	rc->window = TP_MAX(rc->window / 2, TP_RC_WINDOW_MIN);
+	rc->window_part = 0;
+	rc->recover = rc->top;
+}
+
+void tp_rc_go_back(struct tp_qp *qp, uint32_t psn, bool loss)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	if (tp_psn_diff(psn, rc->una) < 0)
+		psn = rc->una;
+	if (tp_psn_diff(psn, rc->next) >= 0)
+		return;
+	if (loss && tp_psn_diff(psn, rc->recover) >= 0)
+		tp_rc_congested(qp);
+	rc->next = psn;
+	rc->timing = false;
+	rc->unasked = 0;
+	while (rc->reads_count && tp_psn_diff(rc->read_ends[(rc->reads_first + rc->reads_count - 1) % TP_CARD_RD_ATOMIC], psn) > 0)
+		rc->reads_count--;
+	uint32_t current = qp->sq.done;
+	while (current != qp->sq.exec) {
+		const struct tp_wqe *wqe = tp_sq_at(&qp->sq, current);
+		if (tp_psn_diff(psn, tp_psn_add(tp_wqe_psn(wqe), tp_wqe_packets(wqe))) < 0)
+			break;
+		current++;
+	}
+	rc->current = current;
+	set_flow(rc);
+}
+
+/* ---- time ---- */
+
+static uint64_t probe_after(const struct tp_rc *rc)
+{
+	return TP_MAX(4 * rc->rtt_ns, (uint64_t)TP_RC_PROBE_MIN_NS) << TP_MIN(rc->probes, (uint32_t)BACKOFF_MAX);
+}
+
+void tp_rc_arm(struct tp_qp *qp)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	uint64_t when = 0;
+	if (rc->rnr_until_ns || rc->blocked_until_ns) {
+		when = TP_MAX(rc->rnr_until_ns, rc->blocked_until_ns);
+	} else if (rc->una != rc->next) {
+		uint64_t now = tp_clock_ns();
+		if (!rc->progress_ns)
+			rc->progress_ns = now;
+		if (!rc->probe_ns)
+			rc->probe_ns = now + probe_after(rc);
+		when = rc->probe_ns;
+	} else {
+		rc->progress_ns = rc->probe_ns = 0;
+	}
+	tp_timer_arm(rc->timer, when);
+}
+
+/* Nobody answered for as long as the QP's timeout and retries say. */
+static bool given_up(struct tp_qp *qp, uint64_t now)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	uint64_t limit = tp_retry_limit_ns(qp->attr.timeout, qp->attr.retry_cnt);
+	return limit && rc->progress_ns && now - rc->progress_ns >= limit;
+}
+
+/* Asks again: the oldest packet alone, which brings an answer whatever was lost. What follows goes out after that answer. */
+static void probe(struct tp_qp *qp, uint64_t now)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	uint64_t limit = tp_retry_limit_ns(qp->attr.timeout, qp->attr.retry_cnt);
+	tp_counter_add(qp->port, TP_CNT_ROCE_ADP_RETRANS, 1);
+	rc->probes++;
+	tp_rc_go_back(qp, rc->una, true);
+	rc->window = rc->window > 1 && rc->probes > 1 ? TP_RC_WINDOW_MIN : rc->window;
+	uint32_t window = rc->window;
+	rc->window = 1;
+	rc->probe_ns = 0;
+	tp_rc_push(qp);
+	rc->window = window;
+	/* Not later than when it is given up. */
+	if (limit && rc->probe_ns > rc->progress_ns + limit && rc->progress_ns + limit > now) {
+		rc->probe_ns = rc->progress_ns + limit;
+		tp_rc_arm(qp);
+	}
+}
+
+void tp_rc_fire(struct tp_qp *qp)
+{
+	pthread_mutex_lock(&qp->lock);
+	struct tp_rc *rc = qp->carrier == &tp_wire ? tp_rc_of(qp) : NULL;
+	int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+	if (rc && !qp->stopped && (state == IBV_QPS_RTS || state == IBV_QPS_SQD) && !qp->running) {
+		uint64_t now = tp_clock_ns();
+		qp->running = true;
+		if (rc->rnr_until_ns || rc->blocked_until_ns) {
+			tp_rc_push(qp);
+		} else if (rc->una != rc->next && rc->probe_ns && now >= rc->probe_ns) {
+			if (given_up(qp, now)) {
+				char text[TP_ADDR_TEXT];
+				TP_INFO(TP_NET, "QP 0x%06x: no answer from QP 0x%06x at %s for %.3f s (timeout %u, retry_cnt %u)", qp->ibv.qp_num,
+					qp->attr.dest_qp_num, tp_addr_format(&rc->route.to, text), (double)(now - rc->progress_ns) * 1e-9, qp->attr.timeout,
+					qp->attr.retry_cnt);
+				tp_counter_add(qp->port, TP_CNT_LOCAL_ACK_TIMEOUT_ERR, 1);
+				tp_rc_fail_at(qp, qp->sq.done, IBV_WC_RETRY_EXC_ERR);
+				tp_rc_complete(qp);
+			} else {
+				probe(qp, now);
+			}
+		} else {
+			tp_rc_arm(qp);
+		}
+		qp->running = false;
+		tp_qp_settle_locked(qp);
+		pthread_cond_broadcast(&qp->idle);
+		if (qp->carrier == &tp_wire && qp->again)
+			tp_qp_run_locked(qp);
+	}
+	if (rc && qp->carrier == &tp_wire && rc->answers_count)
+		tp_rc_answer(qp);
+	pthread_mutex_unlock(&qp->lock);
+}

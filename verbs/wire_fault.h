@@ -1,0 +1,31 @@
+/* Faults on demand that strike packets: lost, late, doubled, out of order, damaged, too large, or a port that is dead. */
+#ifndef TP_VERBS_WIRE_FAULT_H
+#define TP_VERBS_WIRE_FAULT_H
+
+#include <stdatomic.h>
+#include "verbs/port.h"
+
+/* "drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,delay=0.01:2ms,mtu=1500,dscp=26:0.05,dead,unroute=10.0.0.2,slow=50us,
+ * side=out|in|both,seed=7"; "" or "none": nothing. 0 or EINVAL, logged with what was found. */
+int tp_fault_wire_set(const char *text);
+/* From TELPHER_VERBS_FAULT; when the first QP takes to the wire. */
+void tp_fault_wire_from_environment(void);
+
+extern _Atomic bool tp_fault_wire_any;
+static inline bool tp_fault_wire(void) { return atomic_load_explicit(&tp_fault_wire_any, memory_order_relaxed); }
+
+struct tp_fault_packet {
+	const union tp_addr *from, *to;
+	uint8_t tos;
+	uint8_t *data;                  /* may be damaged in place */
+	uint32_t bytes;
+	bool out;
+};
+/* How many times the packet goes on: 0 (lost, or kept for later), 1, 2. route NULL: it came in. */
+int tp_fault_packet(struct tp_fault_packet *packet, struct tp_endpoint *endpoint, uint32_t sender, const struct tp_route *route);
+/* Sends what was kept and is due. */
+void tp_fault_flush(void);
+/* How long the receiver sleeps before each batch. */
+uint64_t tp_fault_slow_ns(void);
+
+#endif
