@@ -62,7 +62,7 @@ void tp_build_step(struct tp_builder *b, int lane, unsigned flags)
 	struct tp_build_lane *l = &b->lanes[lane];
 	if (!tp_build_room(b, (void **)&l->steps, l->nsteps, &l->steps_room, sizeof(*l->steps))) return;
 	if (b->view.partial) flags &= ~(unsigned)TP_STEP_FINAL;
-	l->steps[l->nsteps++] = (struct tp_step){ .flags = (uint8_t)flags, .first = l->noperands };
+	l->steps[l->nsteps++] = (struct tp_step){ .flags = (uint16_t)flags, .first = l->noperands };
 	b->open_lane = lane;
 }
 

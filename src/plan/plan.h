@@ -75,8 +75,7 @@ enum tp_step_flag {
 };
 
 struct tp_step {
-	uint8_t flags;
-	uint8_t first_of_round;     /* reserved for executors; generators leave 0 */
+	uint16_t flags;             /* enum tp_step_flag */
 	uint16_t nsrc, ndst;
 	uint32_t first;             /* operands[first .. first + nsrc) are sources, the next ndst destinations */
 };
