@@ -39,8 +39,9 @@ static int check_memory(uintptr_t addr, size_t length, unsigned int access)
 	int advice = access & (IBV_ACCESS_LOCAL_WRITE | ACCESS_ATOMIC_WRITERS) ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
 	uintptr_t ends[2] = { at, end - page };
 	for (int i = 0; i < 2 && length; i++)
-		/* Special mappings (of devices, of CUDA) can't be populated, and are fine: EFAULT and ENOMEM of ordinary ones are not. */
-		if (madvise((void *)ends[i], page, advice) && errno == EFAULT && advice == MADV_POPULATE_WRITE &&
+		/* What can be populated for reading but not for writing is read-only. Special mappings (of devices, of CUDA) and old
+		 * kernels can do neither, and are left alone. */
+		if (madvise((void *)ends[i], page, advice) && advice == MADV_POPULATE_WRITE &&
 			madvise((void *)ends[i], page, MADV_POPULATE_READ) == 0)
 			return EFAULT;
 #endif
