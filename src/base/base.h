@@ -36,6 +36,11 @@ const char *tp_host_name(void);
 /* What the processor has; TELPHER_ISA=scalar|avx2|avx512 lowers it (tests). */
 enum tp_isa { TP_ISA_SCALAR, TP_ISA_AVX2, TP_ISA_AVX512 };
 enum tp_isa tp_cpu_isa(void);
+#define TP_CPU_WORDS 16             /* 1,024 processors */
+/* The machine itself, whatever NCCL_HOSTID and containers make of it: who shares its processors. */
+uint64_t tp_machine_hash(void);
+/* The processors this process may run on; all zero on a machine with more than TP_CPU_WORDS can hold. */
+void tp_cpu_mask(uint64_t mask[TP_CPU_WORDS]);
 int tp_cpu_count(void);             /* processors this process may use */
 
 size_t tp_type_bytes(ncclDataType_t type);       /* 0 where there is no such type */

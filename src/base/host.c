@@ -65,19 +65,23 @@ static uint64_t namespace_hash(const char *path, uint64_t seed)
 	return tp_hash64(id, sizeof(id), seed);
 }
 
+uint64_t tp_machine_hash(void)
+{
+	char boot_id[64];
+	if (read_text("/proc/sys/kernel/random/boot_id", boot_id, sizeof(boot_id)) <= 0)
+		return 2;
+	return tp_hash64(boot_id, strlen(boot_id), 2);
+}
+
 uint64_t tp_host_hash(void)
 {
 	const char *given = tp_param_string(&host_params[P_HOSTID]);
 	if (given && *given)
 		return tp_hash64(given, strlen(given), 1);
-	char boot_id[64], full_name[256] = "";
-	uint64_t hash = 2;
-	if (read_text("/proc/sys/kernel/random/boot_id", boot_id, sizeof(boot_id)) > 0)
-		hash = tp_hash64(boot_id, strlen(boot_id), hash);
+	char full_name[256] = "";
 	/* Machines cloned while running have one boot id, but hardly one name. */
 	gethostname(full_name, sizeof(full_name) - 1);
-	hash = tp_hash64(full_name, strlen(full_name), hash);
-	return namespace_hash("/proc/self/ns/net", hash);
+	return namespace_hash("/proc/self/ns/net", tp_hash64(full_name, strlen(full_name), tp_machine_hash()));
 }
 
 uint64_t tp_process_hash(void)
@@ -117,6 +121,14 @@ enum tp_isa tp_cpu_isa(void)
 	pthread_once(&isa_once, read_isa);
 	enum tp_isa allowed = (enum tp_isa)tp_param_int(&host_params[P_ISA]);
 	return TP_MIN(allowed, processor_isa);
+}
+
+void tp_cpu_mask(uint64_t mask[TP_CPU_WORDS])
+{
+	cpu_set_t set;
+	memset(mask, 0, TP_CPU_WORDS * sizeof(mask[0]));
+	if (sched_getaffinity(0, sizeof(set), &set) == 0)
+		memcpy(mask, &set, TP_MIN(sizeof(set), TP_CPU_WORDS * sizeof(mask[0])));
 }
 
 static int affinity_count(void)

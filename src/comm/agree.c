@@ -96,10 +96,11 @@ ncclResult_t tp_agree_settings(struct ncclComm *comm, enum tp_device_kind kind)
  * knows that all ranks have their links. */
 ncclResult_t tp_agree_model(struct ncclComm *comm)
 {
-	struct found { uint64_t inside, across; int32_t by_ref, cores; } *all = tp_alloc((size_t)comm->nranks, sizeof(*all), "the model");
+	struct found { uint64_t inside, across; int32_t by_ref; struct tp_cores_place place; } *all = tp_alloc((size_t)comm->nranks, sizeof(*all), "the model");
 	if (!all) return ncclSystemError;
 	all[comm->rank] = (struct found){ tp_links_inline_capacity(comm->links, false), tp_links_inline_capacity(comm->links, true),
-		tp_links_by_ref(comm->links), tp_cpu_count() };
+		tp_links_by_ref(comm->links), { 0 } };
+	tp_cores_fill(&all[comm->rank].place);
 	ncclResult_t result = tp_boot_all_gather(comm->boot, all, sizeof(*all));
 	if (result == ncclSuccess) {
 		struct found least = all[0];
@@ -107,12 +108,11 @@ ncclResult_t tp_agree_model(struct ncclComm *comm)
 			least.inside = TP_MIN(least.inside, all[r].inside);
 			least.across = TP_MIN(least.across, all[r].across);
 			least.by_ref = TP_MIN(least.by_ref, all[r].by_ref);
-			least.cores = TP_MIN(least.cores, all[r].cores);
 		}
 		if (least.inside) comm->model.slot_bytes_inside = least.inside;
 		if (least.across) comm->model.slot_bytes_across = least.across;
 		comm->model.by_ref_inside = least.by_ref;
-		comm->model.cores_per_domain = TP_MAX(1, least.cores);
+		result = tp_cores_judge(comm, &all[0].place, sizeof(*all));
 	}
 	free(all);
 	return result;

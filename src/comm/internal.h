@@ -100,7 +100,7 @@ struct tp_choice_entry {
 	bool staged;
 	int root;
 	size_t block_bytes;
-	size_t chunk_bytes;
+	size_t chunk_bytes, ref_bytes;
 	double us;
 	const struct tp_plan *plan;
 };
@@ -134,6 +134,7 @@ struct ncclComm {
 	struct tp_links *links;
 	struct tp_layout *layout;
 	struct tp_cost_model model;
+	bool crowded;                       /* the machine has more ranks than processors for them */
 	char algo_filter[512];              /* agreed */
 	int nchannels;
 	size_t p2p_chunk_bytes;
@@ -186,6 +187,10 @@ ncclResult_t tp_config_read(const ncclConfig_t *config, const struct tp_config *
 /* agree.c */
 ncclResult_t tp_agree_settings(struct ncclComm *comm, enum tp_device_kind kind);
 ncclResult_t tp_agree_model(struct ncclComm *comm);
+/* cores.c: fills in this rank's record; all[stride * rank] are those of all ranks. */
+struct tp_cores_place { uint64_t machine, mask[TP_CPU_WORDS]; int32_t count; };
+void tp_cores_fill(struct tp_cores_place *out);
+ncclResult_t tp_cores_judge(struct ncclComm *comm, const void *all, size_t stride);
 
 /* choice.c: what runs a call. Kept until the communicator is freed. */
 ncclResult_t tp_choice_find(struct ncclComm *comm, enum tp_coll coll, int root, size_t block_bytes, bool staged,
