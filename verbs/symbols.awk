@@ -16,13 +16,14 @@ function print_map(	i, k, base) {
 		print "\tglobal:"
 		for (k = 1; k <= count; k++)
 			if (version[k] == order[i] && kind[k] == "call") print "\t\t" name[k] ";"
-		if (i == 1) print "\tlocal: *;"
 		print "}" (base == "" ? "" : " " base) ";"
 		base = order[i]
 	}
+	# Here, not in IBVERBS_1.0: a node's local pattern would hide what .symver puts into it.
 	print "TELPHER_1 {"
 	for (k = 1; k <= count; k++)
 		if (kind[k] == "inner") print "\tglobal: " name[k] ";"
+	print "\tlocal: *;"
 	print "};"
 	for (i = 1; i in nodes; i++) {
 		print "IBVERBS_PRIVATE_" nodes[i] " {"

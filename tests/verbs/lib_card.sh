@@ -1,0 +1,22 @@
+# For scripts that run unmodified programs on the software card: CARD is its folder; on_card PROG… runs one.
+CARD=$BUILD_DIR/lib/telpher-verbs
+[ -e "$CARD/libibverbs.so.1" ] || { echo "the software card isn't built"; exit 77; }
+export TELPHER_VERBS_HIDE_REAL=1
+
+# Programs that aren't built with a sanitizer need its runtime in front.
+card_preload=
+needed=$(objdump -p "$CARD/libibverbs.so.1" | awk '/NEEDED/{print $2}')
+for runtime in libasan libtsan; do
+	if grep -q "^$runtime" <<<"$needed"; then
+		card_preload=$(gcc -print-file-name=$runtime.so)
+	fi
+done
+if [ -z "$card_preload" ] && objdump -T "$CARD/libibverbs.so.1" | grep -qE '\*UND\*.*__(asan|tsan)_init'; then
+	echo "built with a sanitizer whose runtime can't be preloaded"
+	exit 77
+fi
+on_card() {
+	LD_LIBRARY_PATH=$CARD LD_PRELOAD=$card_preload ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=report_signal_unsafe=0 "$@"
+}
+need() { command -v "$1" >/dev/null 2>&1 || { echo "$1 is not installed (Debian: $2)"; exit 77; }; }
+fail() { echo "FAILED: $*"; exit 1; }
