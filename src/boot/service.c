@@ -391,7 +391,8 @@ static ncclResult_t start(void)
 ncclResult_t tp_service_use(void)
 {
 	if (!tp_service.running) TP_TRY(start());
-	tp_service.users++;
+	/* Who waits for the thread's end waits no longer: it lives on. */
+	if (tp_service.users++ == 0) pthread_cond_broadcast(&tp_service.stopped);
 	return ncclSuccess;
 }
 
