@@ -14,7 +14,8 @@
 #include "verbs/wire.h"
 
 #define TP_RC_ANSWERS 256u          /* READ and atomic answers that wait; above TP_CARD_RD_ATOMIC */
-#define TP_RC_READ_PACKETS 64u      /* a READ is asked for in pieces of at most so many packets */
+#define TP_RC_READ_BYTES (32u << 10)    /* a READ is asked for in pieces of so many bytes, */
+#define TP_RC_READ_PACKETS 64u          /* and at most so many packets */
 #define TP_RC_WINDOW_FIRST 32u      /* packets */
 #define TP_RC_WINDOW_MIN 4u
 #define TP_RC_PROBE_MIN_NS 1000000u
@@ -81,6 +82,7 @@ struct tp_rc {
 	uint64_t addr;
 	struct tp_answer answers[TP_RC_ANSWERS];
 	uint32_t answers_first, answers_count;
+	uint64_t answer_ns;             /* when to go on with them; 0: none waits */
 	struct tp_atomic_done atomics[TP_CARD_RD_ATOMIC];
 	uint32_t atomics_next;
 };

@@ -6,7 +6,7 @@
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 
-enum { ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7 };
+enum { PROBES_MIN = 2, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7 };
 
 /* ---- flows ---- */
 
@@ -171,7 +171,16 @@ static bool send_data(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *w
 	return ok && status == IBV_WC_SUCCESS;
 }
 
-/* A READ's next piece, or an atomic; false: the other side has as many of them as it takes, or the burst failed. */
+/* Packets of a READ's next piece. Pieces end at the same places each time: a repeated request must not reach beyond what the
+ * other side took for a whole one. */
+static uint32_t piece_of(const struct tp_rc *rc, const struct tp_wqe *wqe, uint32_t index)
+{
+	uint32_t size = TP_MIN(TP_MAX(TP_RC_READ_BYTES / rc->mtu, 1u), TP_RC_READ_PACKETS);
+	return TP_MIN(tp_wqe_packets(wqe), (index / size + 1) * size) - index;
+}
+
+/* A READ's next piece, or an atomic; false: the other side has as many of them as it takes, the window has no room for it, or the
+ * burst failed. */
 static bool send_fetch(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *wqe, uint32_t allowed)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
@@ -182,7 +191,9 @@ static bool send_fetch(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *
 	packet.ack_request = true;
 	if (wqe->opcode == IBV_WR_RDMA_READ) {
 		uint64_t offset = (uint64_t)index * rc->mtu;
-		packets = TP_MIN(TP_MIN(tp_wqe_packets(wqe) - index, TP_RC_READ_PACKETS), allowed);
+		packets = piece_of(rc, wqe, index);
+		if (packets > allowed && rc->next != rc->una)
+			return false;
 		packet.addr = wqe->rdma.addr + offset;
 		packet.rkey = wqe->rdma.rkey;
 		packet.length = (uint32_t)TP_MIN((uint64_t)packets * rc->mtu, wqe->length - offset);
@@ -349,15 +360,18 @@ void tp_rc_arm(struct tp_qp *qp)
 	} else {
 		rc->progress_ns = rc->probe_ns = 0;
 	}
+	if (rc->answer_ns && (!when || rc->answer_ns < when))
+		when = rc->answer_ns;
 	tp_timer_arm(rc->timer, when);
 }
 
-/* Nobody answered for as long as the QP's timeout and retries say. */
+/* Nobody answered for as long as the QP's timeout and retries say; but a process that had no processor in that time (and asked
+ * less than twice) asks first. */
 static bool given_up(struct tp_qp *qp, uint64_t now)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
 	uint64_t limit = tp_retry_limit_ns(qp->attr.timeout, qp->attr.retry_cnt);
-	return limit && rc->progress_ns && now - rc->progress_ns >= limit;
+	return limit && rc->progress_ns && now - rc->progress_ns >= limit && rc->probes >= PROBES_MIN;
 }
 
 /* Asks again: the oldest packet alone, which brings an answer whatever was lost. What follows goes out after that answer. */
@@ -383,6 +397,8 @@ static void probe(struct tp_qp *qp, uint64_t now)
 
 void tp_rc_fire(struct tp_qp *qp)
 {
+	/* The answer may lie in the socket already, where this process had no processor for a while. */
+	tp_wire.progress();
 	pthread_mutex_lock(&qp->lock);
 	struct tp_rc *rc = qp->carrier == &tp_wire ? tp_rc_of(qp) : NULL;
 	int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
@@ -394,9 +410,10 @@ void tp_rc_fire(struct tp_qp *qp)
 		} else if (rc->una != rc->next && rc->probe_ns && now >= rc->probe_ns) {
 			if (given_up(qp, now)) {
 				char text[TP_ADDR_TEXT];
-				TP_INFO(TP_NET, "QP 0x%06x: no answer from QP 0x%06x at %s for %.3f s (timeout %u, retry_cnt %u)", qp->ibv.qp_num,
-					qp->attr.dest_qp_num, tp_addr_format(&rc->route.to, text), (double)(now - rc->progress_ns) * 1e-9, qp->attr.timeout,
-					qp->attr.retry_cnt);
+				TP_INFO(TP_NET, "QP 0x%06x: no answer from QP 0x%06x at %s for %.3f s (timeout %u, retry_cnt %u): "
+					"%d of %d packets sent are unanswered, %u times asked again", qp->ibv.qp_num, qp->attr.dest_qp_num,
+					tp_addr_format(&rc->route.to, text), (double)(now - rc->progress_ns) * 1e-9, qp->attr.timeout, qp->attr.retry_cnt,
+					tp_psn_diff(rc->next, rc->una), tp_psn_diff(rc->top, rc->una), rc->probes);
 				tp_counter_add(qp->port, TP_CNT_LOCAL_ACK_TIMEOUT_ERR, 1);
 				tp_rc_fail_at(qp, qp->sq.done, IBV_WC_RETRY_EXC_ERR);
 				tp_rc_complete(qp);

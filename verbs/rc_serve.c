@@ -96,6 +96,7 @@ static void refuse(struct tp_qp *qp, uint32_t psn, enum tp_reply reply)
 	struct tp_rc *rc = tp_rc_of(qp);
 	struct tp_packet packet = answer_packet(qp, TP_OP_ACK, psn, nak_of(reply), rc->msn);
 	rc->answers_count = 0;
+	rc->answer_ns = 0;
 	rc->ack_due = false;
 	rc->nak = 0;
 	tp_burst_send_one(qp, &packet);
@@ -136,8 +137,9 @@ void tp_rc_answer(struct tp_qp *qp)
 		/* What the kernel had no room for is lost like any packet: the other side asks again. */
 		if (burst)
 			tp_burst_flush(burst);
+		rc->answer_ns = rc->answers_count ? tp_clock_ns() + AGAIN_NS : 0;
 		if (rc->answers_count) {
-			tp_timer_arm(rc->timer, tp_clock_ns() + AGAIN_NS);
+			tp_rc_arm(qp);
 			return;
 		}
 	}
@@ -325,7 +327,10 @@ static void serve_again(struct tp_qp *qp, const struct tp_packet *packet)
 				return;
 		}
 		enum tp_reply reply = serve_read(qp, packet, rc->msn);
-		if (reply != TP_REPLY_ACK && reply != TP_REPLY_SILENT)
+		uint32_t end = tp_psn_add(packet->psn, read_packets(rc, packet->length));
+		if (reply == TP_REPLY_ACK && tp_psn_diff(end, qp->recv_psn) > 0)
+			qp->recv_psn = end;
+		else if (reply != TP_REPLY_ACK && reply != TP_REPLY_SILENT)
 			refuse(qp, packet->psn, reply);
 	} else if (operation == TP_OP_COMPARE_SWAP || operation == TP_OP_FETCH_ADD) {
 		for (uint32_t i = 0; i < TP_CARD_RD_ATOMIC; i++)
