@@ -43,6 +43,7 @@ ncclResult_t tp_socket_set_nonblocking(int fd, bool on);
 /* Abstract Unix sockets (no file is left behind): name without the leading zero byte. */
 ncclResult_t tp_unix_listen(const char *name, int backlog, int *fd);
 ncclResult_t tp_unix_connect(const char *name, int timeout_ms, int *fd);
+int tp_unix_try_connect(const char *name, int timeout_ms, int *fd);    /* the same; nothing is logged; 0 or errno */
 /* Who connected: abstract sockets have no permissions of their own. */
 ncclResult_t tp_unix_peer(int sock, pid_t *pid, uid_t *uid);
 /* fd and the bytes in one message (10 s at most); the receiver must expect the same number of bytes. A message of other

@@ -1,6 +1,7 @@
 /* Abstract Unix sockets and the passing of descriptors. An abstract name belongs to the network namespace and vanishes
  * with its listener; anybody in the namespace may connect, so whoever accepts must ask who it is. */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stddef.h>
 #include <string.h>
@@ -41,32 +42,41 @@ ncclResult_t tp_unix_listen(const char *name, int backlog, int *fd)
 	return ncclSuccess;
 }
 
-ncclResult_t tp_unix_connect(const char *name, int timeout_ms, int *fd)
+int tp_unix_try_connect(const char *name, int timeout_ms, int *fd)
 {
 	struct sockaddr_un addr;
 	socklen_t length = 0;
-	TP_TRY(unix_address(name, &addr, &length));
+	if (unix_address(name, &addr, &length) != ncclSuccess)
+		return EINVAL;
 	uint64_t deadline_ms = tp_clock_ms() + (uint64_t)TP_MAX(timeout_ms, 0);
 	int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (s < 0)
-		return TP_FAIL(ncclSystemError, "no Unix socket for %s: %s", name, strerror(errno));
+		return errno;
 	/* Non-blocking, because a full backlog would block without end; EAGAIN says that it is full. */
 	while (connect(s, (const struct sockaddr *)&addr, length) < 0) {
 		int error = errno;
 		if ((error != EAGAIN && error != ECONNREFUSED && error != EINTR) || tp_clock_ms() >= deadline_ms) {
 			close(s);
-			return TP_FAIL(error == ECONNREFUSED || error == EAGAIN ? ncclRemoteError : ncclSystemError,
-				"can't connect to the Unix socket @%s on %s: %s", name, tp_host_name(), error == EAGAIN ? "its queue stays full" : strerror(error));
+			return error;
 		}
 		poll(NULL, 0, 1);
 	}
-	ncclResult_t result = tp_socket_set_nonblocking(s, false);
-	if (result != ncclSuccess) {
+	if (fcntl(s, F_SETFL, fcntl(s, F_GETFL) & ~O_NONBLOCK) < 0) {
+		int error = errno;
 		close(s);
-		return result;
+		return error;
 	}
 	*fd = s;
-	return ncclSuccess;
+	return 0;
+}
+
+ncclResult_t tp_unix_connect(const char *name, int timeout_ms, int *fd)
+{
+	int error = tp_unix_try_connect(name, timeout_ms, fd);
+	if (error == 0)
+		return ncclSuccess;
+	return TP_FAIL(error == ECONNREFUSED || error == EAGAIN ? ncclRemoteError : error == EINVAL ? ncclInvalidArgument : ncclSystemError,
+		"can't connect to the Unix socket @%.128s on %s: %s", name, tp_host_name(), error == EAGAIN ? "its queue stays full" : strerror(error));
 }
 
 ncclResult_t tp_unix_peer(int sock, pid_t *pid, uid_t *uid)

@@ -98,11 +98,13 @@ static ncclResult_t wait_round(struct tp_boot_inside *b, uint32_t turn, int roun
 }
 
 /* Whoever has come through a gather may leave at once: so its own part must be on its way to everybody. */
-static ncclResult_t wait_sent(struct tp_boot_inside *b, const char *what)
+static ncclResult_t wait_sent(struct tp_boot_inside *b, uint32_t turn, const char *what)
 {
 	struct tp_site *site = b->site;
 	ncclResult_t result = ncclSuccess;
 	tp_service_lock();
+	/* All have begun this turn, so all have had the one before. */
+	tp_mesh_forget_gathers(site, turn - 1);
 	while (result == ncclSuccess && !tp_mesh_flushed(site)) {
 		result = tp_event_check(&b->boot, what);
 		if (result == ncclSuccess) tp_service_wait(&site->cond, tp_clock_ms() + TP_BOOT_SLICE_MS);
@@ -129,12 +131,8 @@ static ncclResult_t exchange(struct tp_boot_inside *b, uint32_t turn, uint32_t b
 		if (result == ncclSuccess) result = wait_round(b, turn, round, what);
 	}
 	free(buffer);
-	if (result == ncclSuccess) result = wait_sent(b, what);
+	if (result == ncclSuccess) result = wait_sent(b, turn, what);
 	if (result != ncclSuccess) return result;
-	/* All have begun this turn, so all have had the one before. */
-	tp_service_lock();
-	tp_mesh_forget_gathers(site, turn - 1);
-	tp_service_unlock();
 	atomic_store_explicit(&site->rounds[turn & 1], 0, memory_order_relaxed);
 	atomic_store_explicit(&site->gather_done, turn + 1, memory_order_release);      /* pairs with tp_gather_arrived */
 	return ncclSuccess;

@@ -178,7 +178,7 @@ struct tp_share {
 	void *base;
 	struct tp_conn *conn;               /* on its way */
 	struct tp_conn *waiting;            /* at the leader: who asked too early */
-	char text[256];
+	char text[512];
 	struct tp_share *next;
 };
 struct tp_link {
@@ -191,7 +191,8 @@ struct tp_link {
 	uint64_t last_ms, opened_ms, retry_ms, pause_ms;
 	uint32_t late_ms;                   /* how late the other's timers are, as it says */
 	int missed;
-	struct tp_kept { uint32_t turn; size_t bytes; void *data; } kept[2];    /* gathers of the last two turns */
+	/* Gathers of the last two turns. sent: handed to the kernel, once. */
+	struct tp_kept { uint32_t turn; bool sent; size_t bytes; void *data; } kept[2];
 	struct tp_pending { struct tp_pending *next; size_t bytes; unsigned char data[]; } *calls;
 	int ncalls;
 	struct tp_link *next;
@@ -202,6 +203,8 @@ struct tp_site {
 	int users;                          /* ranks of this process */
 	int proc;                           /* our place in the host's processes */
 	int rank;                           /* our lowest rank */
+	int leader_rank, leader_pid;
+	int lock_fd;                        /* of the control segment, -1: no lock; closed with its share */
 	bool leader, closing, speaker;
 	bool settled;                       /* its communicator has been complete */
 	struct tp_segment *seg;
@@ -238,7 +241,9 @@ ncclResult_t tp_site_share(struct tp_site *site, uint32_t index, size_t bytes, c
 	struct tp_joiner *joiner, _Atomic uint32_t *abort, uint64_t deadline_ms, void **base);
 
 /* ---- watch.c: who of the host lives */
+void tp_watch_hold(struct tp_site *site);       /* shows that this process has the segment */
 void tp_watch_start(struct tp_site *site);
+void tp_watch_look(struct tp_site *site);       /* now and then */
 void tp_watch_stop(struct tp_site *site);
 void tp_watch_event(struct tp_source *pidfd);
 void tp_watch_dead(struct tp_site *site, int rank, const char *how);

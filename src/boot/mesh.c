@@ -31,7 +31,7 @@
 #define WATCHED_HOSTS 2
 #define STARVED_MS 30000
 #define CALM_MS 1000                /* a connection that lasted so long is called again at once */
-#define PAUSE_MAX_MS 1000
+#define PAUSE_MAX_MS 200
 
 enum { P_LIFE_TIMEOUT };
 static struct tp_param mesh_params[] = {
@@ -92,13 +92,13 @@ static bool has_something_to_say(const struct tp_link *link)
 	return link->watched || link->owes_event || link->kept[0].data || link->kept[1].data || link->calls;
 }
 
-/* Not even handed to a connection yet. */
+/* Not even handed to the kernel yet. */
 static bool has_unsent(const struct tp_link *link)
 {
 	if (link->over) return false;
-	if (link->conn && link->conn->out_have) return true;
-	if (link->open && !link->conn->broken) return false;
-	return link->owes_event || link->kept[0].data || link->kept[1].data;
+	for (int i = 0; i < 2; i++)
+		if (link->kept[i].data && !link->kept[i].sent) return true;
+	return link->owes_event && (!link->open || link->conn->broken || link->conn->out_have);
 }
 
 /* Nobody of that host can be reached any more. */
@@ -169,9 +169,11 @@ static void send_event(struct tp_conn *conn, const struct tp_event *event)
 
 /* ---- links that we call */
 
-static void send_gather(struct tp_link *link, const struct tp_kept *kept)
+static void send_gather(struct tp_link *link, struct tp_kept *kept)
 {
-	if (kept->data) tp_conn_send(link->conn, TP_FRAME_GATHER, kept->data, kept->bytes);
+	if (!kept->data) return;
+	tp_conn_send(link->conn, TP_FRAME_GATHER, kept->data, kept->bytes);
+	if (!link->conn->broken && link->conn->out_have == 0) kept->sent = true;
 }
 
 static void link_open(struct tp_conn *conn)
@@ -198,6 +200,7 @@ static void link_open(struct tp_conn *conn)
 static void link_flushed(struct tp_conn *conn)
 {
 	struct tp_link *link = conn->owner;
+	link->kept[0].sent = link->kept[1].sent = true;
 	pthread_cond_broadcast(&link->site->cond);
 }
 

@@ -16,6 +16,7 @@ struct tp_segment_proc {
 	_Atomic uint32_t state;         /* enum tp_proc_state */
 	_Atomic uint32_t left;          /* of its ranks */
 	int32_t pid, nranks, first_rank;
+	_Atomic uint32_t locked;        /* it holds its byte of the segment's file (see watch.c) */
 	uint64_t process_hash;
 	char pad[TP_CACHE_LINE - 32];
 } __attribute__((aligned(TP_CACHE_LINE)));

@@ -63,7 +63,10 @@ static void fork_child(void)
 	struct tp_service *s = &tp_service;
 	for (struct tp_conn *conn = s->conns; conn; conn = conn->next) close_fd(conn->source.fd);
 	for (struct tp_listener *l = s->listeners; l; l = l->next) close_fd(l->source.fd);
-	for (struct tp_site *site = s->sites; site; site = site->next) close_fd(site->pidfd.fd);
+	for (struct tp_site *site = s->sites; site; site = site->next) {
+		close_fd(site->pidfd.fd);
+		for (struct tp_share *share = site->shares; share; share = share->next) close_fd(share->fd);
+	}
 	close_fd(s->epoll);
 	close_fd(s->wake);
 	close_fd(s->spare_fd);

@@ -48,7 +48,7 @@ static void hand_out(struct tp_site *site, struct tp_share *share, struct tp_con
 	}
 	conn->ops = NULL;
 	tp_conn_close_flushed(conn);
-	if (++share->served == site->seg->nprocs - 1 && share->fd >= 0) {
+	if (++share->served == site->seg->nprocs - 1 && share->index > 0 && share->fd >= 0) {
 		close(share->fd);
 		share->fd = -1;
 	}
@@ -94,7 +94,14 @@ static const struct tp_conn_ops asked_ops = { .frame = asked_frame, .closed = as
 
 void tp_site_adopt_segment(struct tp_site *site, struct tp_conn *conn)
 {
-	if (!conn->is_unix || !site->leader) {
+	pid_t pid;
+	uid_t uid = 0;
+	if (!conn->is_unix || !site->leader || tp_unix_peer(conn->source.fd, &pid, &uid) != ncclSuccess) {
+		tp_conn_close(conn);
+		return;
+	}
+	if (uid != geteuid()) {
+		tp_conn_stranger(conn, "is of another user");
 		tp_conn_close(conn);
 		return;
 	}
@@ -195,7 +202,8 @@ static void ask_descriptor(struct tp_conn *conn, int fd)
 	}
 	share->conn = NULL;
 	ncclResult_t result = fd < 0 ? ncclSystemError : tp_shm_map(fd, share->bytes, &share->base);
-	if (fd >= 0) close(fd);
+	if (share->index == 0) site->lock_fd = share->fd = fd;
+	else if (fd >= 0) close(fd);
 	if (result == ncclSuccess && share->index == 0) {
 		if (share->bytes < sizeof(struct tp_segment) || ((struct tp_segment *)share->base)->bytes > share->bytes) result = ncclInternalError;
 		else site->seg = share->base;
@@ -213,12 +221,36 @@ static void ask_closed(struct tp_conn *conn, enum tp_conn_end how, const char *w
 
 static const struct tp_conn_ops ask_ops = { .open = ask_open, .frame = ask_frame, .descriptor = ask_descriptor, .closed = ask_closed };
 
+/* One host means one network namespace (for abstract sockets), one PID namespace (for pidfds) and one user (for each other's
+ * memory). Where NCCL_HOSTID says otherwise than the kernel, the user is told. */
+static ncclResult_t meet_leader(const struct tp_site *site, const char *name, int *out)
+{
+	pid_t pid = 0;
+	uid_t uid = 0;
+	int fd = -1, error = tp_unix_try_connect(name, 0, &fd);
+	if (error)
+		return TP_FAIL(ncclRemoteError, "this process (pid %d) counts as of one host (%s) with rank %d (pid %d), but can't reach it by an abstract Unix "
+			"socket: %s. It has ended, or the two are in different network namespaces (containers): then set another NCCL_HOSTID in each",
+			(int)getpid(), tp_host_name(), site->leader_rank, site->leader_pid, strerror(error));
+	ncclResult_t result = tp_unix_peer(fd, &pid, &uid);
+	if (result == ncclSuccess && uid != geteuid())
+		result = TP_FAIL(ncclInvalidUsage, "this process (pid %d) runs as user %u, rank %d (pid %d) of the same host (%s) as user %u: all ranks of a host "
+			"must run as one user", (int)getpid(), (unsigned)geteuid(), site->leader_rank, site->leader_pid, tp_host_name(), (unsigned)uid);
+	else if (result == ncclSuccess && pid != site->leader_pid)
+		result = TP_FAIL(ncclInvalidUsage, "rank %d of this host (%s) has pid %d in its own PID namespace and %d (0: none) in that of this process (pid "
+			"%d): the ranks of a host must share one PID namespace; set another NCCL_HOSTID in each container, or start them with a common one",
+			site->leader_rank, tp_host_name(), site->leader_pid, (int)pid, (int)getpid());
+	if (result != ncclSuccess) close(fd);
+	else *out = fd;
+	return result;
+}
+
 static void ask_leader(struct tp_site *site, struct tp_share *share, int host, uint64_t deadline_ms)
 {
 	char name[64];
-	int fd;
+	int fd = -1;
 	listener_name(site, host, name);
-	ncclResult_t result = tp_unix_connect(name, 0, &fd);
+	ncclResult_t result = meet_leader(site, name, &fd);
 	if (result == ncclSuccess)
 		result = tp_conn_call(fd, NULL, TP_WIRE_SEGMENT, 0, site->name, site->secret, deadline_ms, &ask_ops, site, &share->conn);
 	if (result != ncclSuccess) settle(site, share, result);
@@ -276,6 +308,7 @@ static ncclResult_t make_segment(struct tp_site *site, struct tp_joiner *joiner)
 	TP_TRY(make_share(share, "telpher-control", bytes));
 	site->seg = share->base;
 	tp_segment_fill(site->seg, &plan, joiner->table);
+	if (plan.nprocs > 1) site->lock_fd = share->fd;
 	if (plan.nprocs > 1) {
 		listener_name(site, joiner->seat.host, name);
 		TP_TRY(tp_unix_listen(name, 4096, &fd));
@@ -344,7 +377,9 @@ static struct tp_site *new_site(const struct tp_joiner *joiner, const uint8_t se
 	memcpy(site->session, joiner->seat.session, sizeof(site->session));
 	site->leader = joiner->table != NULL;
 	site->pidfd = (struct tp_source){ .kind = TP_SOURCE_PIDFD, .fd = -1 };
-	site->watching = -1;
+	site->watching = site->lock_fd = -1;
+	site->leader_rank = joiner->seat.leader_rank;
+	site->leader_pid = joiner->seat.leader_pid;
 	tp_service_init_cond(&site->cond);
 	site->next = tp_service.sites;
 	tp_service.sites = site;
@@ -357,6 +392,7 @@ static void begin_duties(struct tp_site *site)
 	site->proc = 0;
 	while (site->proc < site->seg->nprocs - 1 && procs[site->proc].process_hash != tp_service.process_hash) site->proc++;
 	site->rank = procs[site->proc].first_rank;
+	tp_watch_hold(site);
 	tp_watch_start(site);
 	if (site->leader && site->seg->nhosts > 1) tp_mesh_start(site);
 	if (site->seg->nprocs > 1 && !site->tick_ms) {
@@ -432,9 +468,7 @@ static void tick(struct tp_site *site, uint64_t now_ms)
 	}
 	if (!site->tick_ms) return;
 	if (site->tick_ms <= now_ms) {
-		struct tp_segment_proc *procs = tp_segment_procs(site->seg);
-		if (site->watching >= 0 && (site->pidfd.fd < 0 ||
-			atomic_load_explicit(&procs[site->watching].state, memory_order_acquire) != TP_PROC_LIVES)) tp_watch_start(site);
+		tp_watch_look(site);
 		tp_mesh_tick(site, now_ms);
 		site->tick_ms = now_ms + (site->speaker ? 250 : RING_TICK_MS);
 	}

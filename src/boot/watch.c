@@ -1,7 +1,12 @@
 /* Who of a host's processes lives. Each process watches the next living one by a pidfd: the kernel tells of a death whatever
- * the dead one's children hold open. The watcher of a dead process goes on to that one's successor. */
+ * the dead one's children hold open. The watcher of a dead process goes on to that one's successor.
+ *
+ * A process that calls execve keeps its number but has forgotten its ranks. So each one locks a byte of the control segment's
+ * file: the kernel lets go of that lock at execve too, and children don't inherit it. POSIX locks end when any descriptor of
+ * the file is closed by the process: the one of the control segment stays open as long as the site. */
 #include "boot/internal.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,7 +32,7 @@ static int rank_of(struct tp_site *site, int proc)
 	return tp_segment_procs(site->seg)[proc].first_rank;
 }
 
-static void found_dead(struct tp_site *site, int proc)
+static void found_dead(struct tp_site *site, int proc, const char *how)
 {
 	uint32_t lives = TP_PROC_LIVES;
 	struct tp_event event;
@@ -35,7 +40,7 @@ static void found_dead(struct tp_site *site, int proc)
 		memory_order_acquire)) return;
 	/* It may have been the one that had an earlier event to tell to the other hosts, and not have got to it. */
 	if (tp_event_get(site->seg, &event)) tp_mesh_flood(site, &event);
-	else tp_watch_dead(site, rank_of(site, proc), "died");
+	else tp_watch_dead(site, rank_of(site, proc), how);
 }
 
 /* True: watched; false: it is dead already. */
@@ -63,7 +68,7 @@ void tp_watch_start(struct tp_site *site)
 		int proc = (site->proc + step) % seg->nprocs;
 		if (atomic_load_explicit(&tp_segment_procs(seg)[proc].state, memory_order_acquire) != TP_PROC_LIVES) continue;
 		if (watch_proc(site, proc)) return;
-		found_dead(site, proc);
+		found_dead(site, proc, "died");
 	}
 }
 
@@ -78,6 +83,35 @@ void tp_watch_event(struct tp_source *pidfd)
 	struct tp_site *site = (struct tp_site *)((char *)pidfd - offsetof(struct tp_site, pidfd));
 	int proc = site->watching;
 	if (proc < 0 || site->closing) return;
-	found_dead(site, proc);
+	found_dead(site, proc, "died");
 	tp_watch_start(site);
+}
+
+void tp_watch_hold(struct tp_site *site)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = site->proc, .l_len = 1 };
+	if (site->lock_fd < 0 || fcntl(site->lock_fd, F_SETLK, &lock) < 0) return;
+	/* Release: pairs with the acquire in has_let_go. */
+	atomic_store_explicit(&tp_segment_procs(site->seg)[site->proc].locked, 1, memory_order_release);
+}
+
+static bool has_let_go(struct tp_site *site, int proc)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = proc, .l_len = 1 };
+	if (site->lock_fd < 0 || !atomic_load_explicit(&tp_segment_procs(site->seg)[proc].locked, memory_order_acquire)) return false;
+	return fcntl(site->lock_fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+}
+
+void tp_watch_look(struct tp_site *site)
+{
+	int proc = site->watching;
+	if (proc < 0) return;
+	_Atomic uint32_t *state = &tp_segment_procs(site->seg)[proc].state;
+	bool lives = atomic_load_explicit(state, memory_order_acquire) == TP_PROC_LIVES;
+	/* Who leaves says so before it lets go: hence the second look. */
+	if (lives && has_let_go(site, proc) && atomic_load_explicit(state, memory_order_acquire) == TP_PROC_LIVES) {
+		found_dead(site, proc, "died or became another program (execve)");
+		lives = false;
+	}
+	if (!lives || site->pidfd.fd < 0) tp_watch_start(site);
 }

@@ -15,7 +15,7 @@ static void die(void)
 	if (hold_sockets) {
 		/* Not fork(): a child that no handler of ours has run in, so it holds every connection open. */
 		if (syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) == 0) {
-			sleep(8);
+			sleep(5);
 			syscall(SYS_exit_group, 0);
 		}
 	}
@@ -77,6 +77,27 @@ static void a_child_that_holds_the_sockets_hides_no_death(void **state)
 	hold_sockets = false;
 }
 
+static void become_another_program(struct helper_job *job)
+{
+	struct tp_boot *boot;
+	struct tp_event event;
+	helper_open(job, &boot);
+	must(tp_boot_barrier(boot) == ncclSuccess);
+	if (job->rank == 2) execl("/bin/sleep", "sleep", "2", (char *)NULL);
+	must(helper_event(boot, EVENT_MS, &event));
+	must(event.kind == TP_EVENT_DEAD && event.rank == 2);
+	helper_add(job, SEEN);
+	helper_await(job, SEEN, job->nranks - 1);
+	tp_boot_close(boot);
+}
+static void a_rank_that_becomes_another_program_is_missed(void **state)
+{
+	int expected[4] = { 0, 0, -1, 0 };
+	(void)state;
+	assert_int_equal(helper_run(4, 1, become_another_program, expected), 0);
+	assert_int_equal(helper_run(4, 4, become_another_program, expected), 0);
+}
+
 static void rank_in_barrier(struct helper_job *job)
 {
 	struct tp_boot *boot;
@@ -111,7 +132,7 @@ static void leave_early(struct helper_job *job)
 		return;
 	}
 	helper_await(job, ALIVE, 2);
-	must(!helper_event(boot, 2500, &event));
+	must(!helper_event(boot, 1200, &event));
 	helper_add(job, SEEN);
 	helper_await(job, SEEN, job->nranks - 2);
 	tp_boot_close(boot);
@@ -119,9 +140,13 @@ static void leave_early(struct helper_job *job)
 static void ranks_that_left_in_good_order_are_not_dead(void **state)
 {
 	(void)state;
+	setenv("TELPHER_LIFE_TIMEOUT", "600", 1);      /* a wrong verdict shall come soon */
+	tp_param_reload();
 	assert_int_equal(helper_run(4, 1, leave_early, NULL), 0);
 	assert_int_equal(helper_run(4, 4, leave_early, NULL), 0);
 	assert_int_equal(helper_run(4, 2, leave_early, NULL), 0);
+	unsetenv("TELPHER_LIFE_TIMEOUT");
+	tp_param_reload();
 }
 
 static void leave_then_die(struct helper_job *job)
@@ -281,6 +306,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(the_death_of_the_root_is_found),
 		cmocka_unit_test(two_hosts_that_die_at_once_are_found),
 		cmocka_unit_test(a_child_that_holds_the_sockets_hides_no_death),
+		cmocka_unit_test(a_rank_that_becomes_another_program_is_missed),
 		cmocka_unit_test(a_barrier_ends_when_a_rank_dies),
 		cmocka_unit_test(ranks_that_left_in_good_order_are_not_dead),
 		cmocka_unit_test(a_death_is_found_though_its_watcher_has_left),

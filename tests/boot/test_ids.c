@@ -1,7 +1,9 @@
 /* Ids from the environment, derived ids, several roots. */
 #include "helper_boot.h"
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 static void open_with(const ncclUniqueId *ids, int nids, int rank, int nranks, struct tp_boot **boot)
 {
@@ -24,7 +26,7 @@ static void meet_by_address(struct helper_job *job)
 	helper_await(job, 0, 1);
 	snprintf(address, sizeof(address), "127.0.0.1:%d", helper_get(job, 0));
 	setenv("NCCL_COMM_ID", address, 1);
-	setenv("TELPHER_JOB_SECRET", "the job's words", 1);
+	if (!getenv("TELPHER_JOB_SECRET_FILE")) setenv("TELPHER_JOB_SECRET", "the job's words", 1);
 	tp_param_reload();
 	/* The same id again and again, each time another communicator; rank 0 is late. */
 	for (int i = 0; i < 3; i++) {
@@ -50,6 +52,54 @@ static void an_address_without_a_secret_is_refused_unless_it_is_loopback(void **
 	tp_param_reload();
 	assert_int_equal(tp_boot_unique_id(&id), ncclSuccess);
 	assert_non_null(strstr(tp_log_last_error(), "any process of this machine can join"));
+	unsetenv("NCCL_COMM_ID");
+	tp_param_reload();
+}
+
+static char secret_path[64];
+static void write_secret(const char *text, mode_t mode)
+{
+	int fd = open(secret_path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+	assert_true(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && fchmod(fd, mode) == 0);
+	close(fd);
+}
+static void use_file(const char *path)
+{
+	unsetenv("TELPHER_JOB_SECRET");
+	setenv("TELPHER_JOB_SECRET_FILE", path, 1);
+	setenv("NCCL_COMM_ID", "127.0.0.1:4000", 1);
+	tp_param_reload();
+}
+static void meet_by_file(struct helper_job *job)
+{
+	ncclUniqueId by_file, by_words;
+	use_file(secret_path);
+	must(tp_boot_unique_id(&by_file) == ncclSuccess);
+	setenv("TELPHER_JOB_SECRET", "words of a file", 1);
+	tp_param_reload();
+	must(tp_boot_unique_id(&by_words) == ncclSuccess);
+	must(memcmp(&by_file, &by_words, sizeof(by_file)) == 0);        /* the line's end is no part of it */
+	if (job->rank % 2) unsetenv("TELPHER_JOB_SECRET");
+	meet_by_address(job);
+}
+static void a_file_can_hold_the_jobs_secret(void **state)
+{
+	ncclUniqueId id;
+	(void)state;
+	snprintf(secret_path, sizeof(secret_path), "/tmp/telpher-test-secret.%d", (int)getpid());
+	write_secret("words of a file\n", 0600);
+	assert_int_equal(helper_run(4, 2, meet_by_file, NULL), 0);
+	write_secret("words of a file\n", 0644);
+	use_file(secret_path);
+	assert_int_equal(tp_boot_unique_id(&id), ncclSuccess);
+	assert_non_null(strstr(tp_log_last_error(), "can be read by others"));
+	write_secret("short\n", 0600);
+	assert_int_equal(tp_boot_unique_id(&id), ncclInvalidUsage);
+	assert_non_null(strstr(tp_log_last_error(), "has 5 characters"));
+	unlink(secret_path);
+	assert_int_equal(tp_boot_unique_id(&id), ncclSystemError);
+	assert_non_null(strstr(tp_log_last_error(), "can't be read: No such file"));
+	unsetenv("TELPHER_JOB_SECRET_FILE");
 	unsetenv("NCCL_COMM_ID");
 	tp_param_reload();
 }
@@ -155,6 +205,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(ranks_meet_by_address_and_job_secret),
 		cmocka_unit_test(an_address_without_a_secret_is_refused_unless_it_is_loopback),
+		cmocka_unit_test(a_file_can_hold_the_jobs_secret),
 		cmocka_unit_test(members_of_a_split_meet_by_a_derived_id),
 		cmocka_unit_test(survivors_meet_by_a_derived_id),
 		cmocka_unit_test(ranks_meet_at_several_roots),

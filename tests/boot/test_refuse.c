@@ -242,6 +242,34 @@ static void send_bad_frame(const ncclUniqueId *id, int kind)
 	close(fd);
 }
 
+/* Everything that a rank once said, heard by somebody in between who says it again. */
+static void replay(struct helper_job *job)
+{
+	struct { struct tp_wire_hello hello; uint8_t proof[TP_SECRET_BYTES]; struct tp_wire_frame frame; struct tp_wire_join join; } __attribute__((packed))
+		said = {0};
+	struct tp_wire_challenge challenge;
+	struct tp_id parsed;
+	struct tp_boot *boot;
+	uint8_t keys[2][TP_SECRET_BYTES];
+	must(tp_boot_unique_id(job->id) == ncclSuccess && tp_id_parse(job->id, &parsed) == ncclSuccess);
+	int fd = call(job->id);
+	tp_wire_hello_make(&said.hello, TP_WIRE_JOIN, 0, parsed.name);
+	must(send(fd, &said.hello, sizeof(said.hello), 0) == sizeof(said.hello));
+	must(recv(fd, &challenge, sizeof(challenge), MSG_WAITALL) == sizeof(challenge));
+	tp_wire_prove(parsed.secret, TP_WIRE_CALLER, &said.hello, challenge.nonce, said.proof);
+	tp_wire_session(parsed.secret, &said.hello, challenge.nonce, keys);
+	said.join = (struct tp_wire_join){ .protocol = TP_WIRE_PROTOCOL, .library = TP_WIRE_LIBRARY, .rank = 0, .nranks = 1, .nids = 1, .timeout_ms = 20000 };
+	tp_wire_seal(&said.frame, keys[0], TP_FRAME_JOIN, 0, &said.join, sizeof(said.join));
+	must(send(fd, said.proof, sizeof(said.proof), 0) == sizeof(said.proof));
+	close(fd);
+	expect_dropped(job->id, &said, sizeof(said), "not its secret");
+	/* The rank whose words they were was not let in by them. */
+	struct tp_boot_args args = { .rank = 0, .nranks = 1, .nids = 1, .ids = job->id, .timeout_ms = 20000 };
+	must(tp_boot_open(&args, &boot) == ncclSuccess);
+	tp_boot_close(boot);
+}
+static void a_recorded_session_is_of_no_use(void **state) { (void)state; assert_int_equal(helper_run(1, 1, replay, NULL), 0); }
+
 static void meet_among_strangers(struct helper_job *job)
 {
 	struct tp_boot *boot;
@@ -285,6 +313,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_rank_of_another_version_fails_all_ranks),
 		cmocka_unit_test(a_rank_that_dies_at_init_fails_the_others),
 		cmocka_unit_test(strangers_are_dropped_and_delay_nobody),
+		cmocka_unit_test(a_recorded_session_is_of_no_use),
 		cmocka_unit_test(an_abort_flag_ends_the_wait_at_init),
 		cmocka_unit_test(ids_that_are_not_ours_are_told_apart),
 		cmocka_unit_test(a_root_that_is_gone_is_said_to_be),
