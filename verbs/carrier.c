@@ -301,5 +301,6 @@ const struct tp_carrier tp_wire = { .name = "wire", .attach = attach, .run = run
 __attribute__((constructor)) static void announce(void)
 {
 	tp_engine_wire = &tp_wire;
+	tp_engine_wire_slot = tp_share_slot;
 	tp_ud_init();
 }

@@ -5,7 +5,9 @@
 
 const struct tp_carrier *tp_engine_wire;
 
-int tp_engine_slot(void) { return 1; }
+int (*tp_engine_wire_slot)(void);
+
+int tp_engine_slot(void) { return tp_engine_wire_slot ? tp_engine_wire_slot() : 1; }
 
 bool tp_engine_is_local(const struct tp_av *av, uint32_t qpn)
 {

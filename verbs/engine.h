@@ -41,6 +41,8 @@ extern const struct tp_carrier *tp_engine_wire;
 extern int (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count);
 /* A UD QP leaves INIT: datagrams to its port's addresses are heard from now on. 0 or an errno, logged. May be NULL. */
 extern int (*tp_engine_wire_listen)(struct tp_port *port);
+/* The wire's answer to tp_engine_slot; NULL: 1. */
+extern int (*tp_engine_wire_slot)(void);
 /* Does a GID of this process have that address and RoCE version, and is qpn of this process? */
 bool tp_engine_is_local(const struct tp_av *av, uint32_t qpn);
 

@@ -68,7 +68,9 @@ int tp_endpoint_receive(struct tp_endpoint *endpoint, void (*take)(const struct 
 /* First of all endpoints (acquire); follow next. */
 struct tp_endpoint *tp_endpoint_first(void);
 
-/* share.c: the receiving socket of an address for this process, and its place among those that share it. */
+/* share.c: this process's place (the top byte of its QP numbers) among those that share port 4791; negative: an errno, logged. */
+int tp_share_slot(void);
+/* The receiving socket of an address for this process; 0 or an errno, logged. */
 int tp_share_socket(const union tp_addr *addr, int *fd);
 /* Socket options that every receiving socket needs; bound to addr. reuse: as one of a group. 0 or an errno. */
 int tp_endpoint_bind(const union tp_addr *addr, bool reuse, int *fd);
