@@ -111,7 +111,7 @@ static const char *run_text(const struct request *q, const struct tp_layout *lay
 	double us;
 	snprintf(text, room, "-");
 	if (q->nranks > LARGEST_TIMED || tp_plan_create(&spec, -1, &plan) != ncclSuccess) return text;
-	if (is_staged(q)) model.by_ref_inside = false;
+	if (!c->by_ref) model.by_ref_inside = false;
 	if (tp_cost_run(plan, q->block_bytes, c->chunk_bytes, &model, &us) == ncclSuccess) snprintf(text, room, "%.2f", us);
 	tp_plan_free(plan);
 	return text;

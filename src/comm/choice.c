@@ -37,7 +37,8 @@ static ncclResult_t choose(struct ncclComm *comm, enum tp_coll coll, int root, s
 	TP_TRY(tp_watch_expect("algo", tp_algo_name(choice.algo), tp_coll_name(coll), NULL));
 	const struct tp_plan *plan;
 	TP_TRY(find_plan(comm, coll, root, &choice, &plan));
-	*out = (struct tp_choice_entry){ true, coll, staged, root, block_bytes, choice.chunk_bytes, choice.candidates[choice.algo].us, plan };
+	*out = (struct tp_choice_entry){ true, coll, staged, root, block_bytes, choice.chunk_bytes, choice.ref_bytes,
+		choice.candidates[choice.algo].us, plan };
 	TP_INFO(TP_TUNING, "%s: %zu bytes a block, root %d -> %s, %zu bytes a chunk, %d channels, predicted %.2f us", tp_coll_name(coll),
 		block_bytes, root, tp_algo_name(choice.algo), choice.chunk_bytes, choice.nchannels, out->us);
 	return ncclSuccess;

@@ -95,6 +95,7 @@ static ncclResult_t make_op(const struct tp_comm_call *call, struct tp_op **out)
 	if (call->count) {
 		exec->plan = choice.plan;
 		exec->chunk_bytes = choice.chunk_bytes;
+		exec->ref_bytes = choice.ref_bytes;
 		op->predicted_us = choice.us;
 		op->remember = choice.plan->shape == TP_SHAPE_ONE_SHOT && (int)call->op < ncclNumOps && comm->nranks > 1 && comm->boot->nhosts == 1;
 	}

@@ -205,6 +205,7 @@ struct tp_cost_model {
 	bool by_ref_inside;
 	double ref_us;              /* what a chunk by reference costs its reader besides its bytes */
 	double switch_us;           /* until another rank that shares the core has had its turn */
+	size_t stream_bytes;        /* broadcasts from here on go through slots where ranks have their own cores: two copy, not one */
 	double scale[TP_NALGOS];    /* predicted times are multiplied by it: what a table corrects by measurement */
 };
 void tp_cost_defaults(struct tp_cost_model *model);     /* a small machine, shared memory inside, TCP across */
@@ -216,19 +217,21 @@ ncclResult_t tp_cost_load(struct tp_cost_model *model);
 ncclResult_t tp_cost_parse_table(const char *text, size_t bytes, const char *file, struct tp_cost_model *model);
 char *tp_cost_table_text(const struct tp_cost_model *model);    /* the model as such a table; the caller frees it */
 /* The model as ranks compare it: no padding, the same bytes for the same model. */
-#define TP_COST_VALUES 25
+#define TP_COST_VALUES 26
 struct tp_cost_record { uint32_t version, nvalues; double values[TP_COST_VALUES]; };
 void tp_cost_pack(const struct tp_cost_model *model, struct tp_cost_record *out);
 
 struct tp_candidate {
 	enum tp_algo algo;
 	size_t chunk_bytes;
+	bool by_ref;                /* chunks above inline_bytes travel by reference inside a domain */
 	double us;                  /* predicted; negative: not usable */
 	const char *why_not;        /* NULL where usable */
 };
 struct tp_choice {
 	enum tp_algo algo;
 	size_t chunk_bytes;
+	size_t ref_bytes;           /* chunks of at least so much go by reference: for tp_exec_call */
 	int nchannels;
 	struct tp_candidate candidates[TP_NALGOS];
 };

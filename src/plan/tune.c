@@ -11,7 +11,7 @@
 #include "plan/cost.h"
 
 #define LARGEST_TABLE 65536
-#define RECORD_VERSION 1
+#define RECORD_VERSION 2
 
 enum kind { REAL, INTEGER, SIZE, FLAG };
 
@@ -41,6 +41,7 @@ static const struct value values[] = {
 	VALUE("by_ref_inside", FLAG, by_ref_inside, 0, 1),
 	VALUE("ref_us", REAL, ref_us, 0, LATENCY_MAX),
 	VALUE("switch_us", REAL, switch_us, 0, LATENCY_MAX),
+	VALUE("stream_bytes", SIZE, stream_bytes, 0, 1e12),
 	VALUE("scale.RING", REAL, scale[TP_ALGO_RING], 1e-3, 1e3),
 	VALUE("scale.TREE", REAL, scale[TP_ALGO_TREE], 1e-3, 1e3),
 	VALUE("scale.HALVING_DOUBLING", REAL, scale[TP_ALGO_HALVING_DOUBLING], 1e-3, 1e3),

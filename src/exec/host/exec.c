@@ -195,6 +195,7 @@ ncclResult_t tp_exec_op_begin(struct tp_exec *exec, struct tp_exec_op *op)
 	op->post = plan->reduces && call->reduce.post;
 	op->round_first = op->pre && tp_type_bytes(call->reduce.type) <= 2 && call->reduce.type >= ncclFloat16;
 	op->limit = chunk_limit(exec, op);
+	op->ref_bytes = call->ref_bytes ? call->ref_bytes : TP_REF_BYTES;
 	bool fitted = plan->fit_block == call->block_bytes && plan->fit_chunk == op->limit && plan->fit_line == call->line_bytes;
 	for (uint32_t p = 0; p < plan->nprograms; p++) {
 		struct tp_exec_program *program = &plan->programs[p];

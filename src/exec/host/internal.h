@@ -87,6 +87,7 @@ struct tp_exec_op {
 	bool begun, pre, post;
 	bool round_first;                   /* scaled input is rounded to its type before it is reduced */
 	size_t limit;                       /* of a chunk */
+	size_t ref_bytes;                   /* from which on chunks travel by reference to another process */
 	struct tp_exec_lane **active;       /* [nactive] */
 	uint32_t nactive, active_room;
 	struct tp_exec_end **drain;         /* [ndrain] */

@@ -104,7 +104,7 @@ static bool goes_by_ref(const struct move *m, const struct tp_exec_operand *o)
 {
 	const struct tp_link *link = o->end->link;
 	if (link->same_process) return m->bytes >= TP_REF_BYTES_SAME_PROCESS;
-	return link->by_ref && m->bytes >= TP_REF_BYTES;
+	return link->by_ref && m->bytes >= m->op->ref_bytes;
 }
 
 static size_t inline_bytes(const struct move *m) { return m->bytes + (m->total_first ? TP_TOTAL_BYTES : 0); }
