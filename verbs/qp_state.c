@@ -245,9 +245,20 @@ static int modify_locked(struct tp_qp *qp, const struct ibv_qp_attr *attr, int m
 	return 0;
 }
 
+/* As the kernel does: what only the other half of an XRC connection has is left out, for programs set both halves alike. */
+static int meant_for(enum ibv_qp_type type, int mask)
+{
+	if (type == IBV_QPT_XRC_SEND)
+		return mask & ~(IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+	if (type == IBV_QPT_XRC_RECV)
+		return mask & ~(IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY);
+	return mask;
+}
+
 int tp_qp_modify(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 {
 	struct tp_qp *qp = tp_qp_of(ibv);
+	mask = meant_for(qp->ibv.qp_type, mask);
 	if (!tp_context_mine(qp->ibv.context))
 		return TP_CARD_FAIL(EINVAL, "a forked child can't use its parent's queue pairs");
 	pthread_mutex_lock(&qp->lock);
