@@ -1,6 +1,13 @@
-/* How long it takes to start many ranks on this machine: bench/init_scale [threads|processes|hosts] ranks [repeats].
- * threads: all in this process; processes: one each, on one host; hosts: one each, each a host of its own.
- * Prints the time until the last rank has opened, and of one all-gather of 64 bytes and one barrier after that. */
+/* How long it takes to start many ranks on this machine.
+ *
+ *   cmake -S . -B build -DTELPHER_BENCH=ON -DCMAKE_BUILD_TYPE=Release && ninja -C build bench_init_scale
+ *   NCCL_SOCKET_IFNAME=lo build/bench/bench_init_scale [threads|processes|hosts] [ranks] [repeats]
+ *
+ * threads (default): all ranks in this process. processes: one each, on one host. hosts: one each, each a host of its own
+ * (NCCL_HOSTID), so that everything between ranks goes over TCP. 64 ranks and one run are the defaults.
+ * Prints a line a run: the time until the last rank has opened, then of one all-gather of 64 bytes, one barrier and the close;
+ * exits with 1 where a rank failed, which says why on stderr. 1,024 processes need a limit of some 1,100 descriptors (ulimit
+ * -n) in the root and as many processes (ulimit -u). */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -34,9 +41,13 @@ static void *run_rank(void *arg)
 		return NULL;
 	}
 	later(&times->opened);
-	if (tp_boot_all_gather(boot, all, 64) != ncclSuccess) atomic_fetch_add(&times->failed, 1);
+	bool failed = tp_boot_all_gather(boot, all, 64) != ncclSuccess;
 	later(&times->gathered);
-	if (tp_boot_barrier(boot) != ncclSuccess) atomic_fetch_add(&times->failed, 1);
+	failed = tp_boot_barrier(boot) != ncclSuccess || failed;
+	if (failed) {
+		atomic_fetch_add(&times->failed, 1);
+		fprintf(stderr, "rank %d: %s\n", rank, tp_log_last_error());
+	}
 	later(&times->barrier);
 	tp_boot_close(boot);
 	later(&times->closed);
@@ -87,6 +98,10 @@ int main(int argc, char **argv)
 	const char *kind = argc > 1 ? argv[1] : "threads";
 	int repeats = argc > 3 ? atoi(argv[3]) : 1;
 	nranks = argc > 2 ? atoi(argv[2]) : 64;
+	if (nranks < 1 || repeats < 1 || (strcmp(kind, "threads") && strcmp(kind, "processes") && strcmp(kind, "hosts"))) {
+		fprintf(stderr, "usage: %s [threads|processes|hosts] [ranks] [repeats]\n", argv[0]);
+		return 2;
+	}
 	for (int i = 0; i < repeats; i++) {
 		times = mmap(NULL, sizeof(*times), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		uint64_t begin = tp_clock_ns();
