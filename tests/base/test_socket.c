@@ -170,6 +170,29 @@ static void a_started_connection_is_finished_later(void **s)
 	assert_int_equal(result, ncclRemoteError);
 }
 
+static void a_quiet_attempt_says_what_failed_and_logs_nothing(void **s)
+{
+	(void)s;
+	union tp_addr addr = loopback();
+	bool hopeless = true;
+	int listener, fd = -1;
+	assert_int_equal(tp_socket_listen(&addr, 4, &listener), ncclSuccess);
+	close(listener);
+	assert_int_equal(tp_socket_connect_finish(-1), ncclSystemError);        /* the last thing that is logged */
+	char before[512];
+	snprintf(before, sizeof(before), "%s", tp_log_last_error());
+	int error = tp_socket_try_connect_start(&addr, NULL, &fd, &hopeless);
+	assert_false(hopeless);
+	if (error == EINPROGRESS) {
+		struct pollfd p = { .fd = fd, .events = POLLOUT };
+		assert_int_equal(poll(&p, 1, 5000), 1);
+		error = tp_socket_try_connect_finish(fd);
+		close(fd);
+	}
+	assert_int_equal(error, ECONNREFUSED);
+	assert_string_equal(tp_log_last_error(), before);
+}
+
 struct transfer { int fd; char *data; size_t bytes; ncclResult_t result; };
 
 static void *send_all(void *arg)
@@ -346,6 +369,7 @@ int main(void)
 		cmocka_unit_test_setup(listening_at_an_address_of_somebody_else_is_an_error, clean),
 		cmocka_unit_test_setup(a_refused_connection_is_retried_and_then_names_the_peer, clean),
 		cmocka_unit_test_setup(the_time_limit_ends_the_retries, clean),
+		cmocka_unit_test_setup(a_quiet_attempt_says_what_failed_and_logs_nothing, clean),
 		cmocka_unit_test_setup(a_listener_that_comes_late_is_found, clean),
 		cmocka_unit_test_setup(a_connection_never_meets_itself, clean),
 		cmocka_unit_test_setup(a_started_connection_is_finished_later, clean),
