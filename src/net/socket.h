@@ -27,6 +27,7 @@ struct tp_sock_comm;
 struct tp_sock_request {
 	struct tp_sock_comm *comm;
 	bool busy;                          /* given out, not yet tested to its end */
+	uint64_t number;                    /* of the message on its connection */
 	int tag;
 	int nparts;
 	struct iovec parts[TP_NET_MAX_PARTS];
@@ -67,6 +68,7 @@ struct tp_sock_comm {
 	/* receiving: bytes read ahead on socket 0, so that a small message costs one system call */
 	unsigned char *stage;
 	size_t stage_at, stage_end;
+	bool ended;                         /* receiving: the stream ended between two messages */
 	/* helper threads */
 	struct tp_sock_helper *helpers;
 	int nhelpers;                       /* running */

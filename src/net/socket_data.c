@@ -241,7 +241,9 @@ static bool read_more(struct tp_sock_comm *comm, struct tp_sock_stream *s, struc
 		return false;
 	}
 	if (got == 0) {
-		fail_closed(comm);
+		/* Between two messages: a peer that leaves in good order ends so. Whoever waits for one more is told by test. */
+		if (staged && s->done == 0) comm->ended = true;
+		else fail_closed(comm);
 		return false;
 	}
 	*direct = TP_MIN((size_t)got, wanted);
@@ -302,7 +304,7 @@ static void recv_stream(struct tp_sock_comm *comm, int stream)
 void tp_sock_stream_move(struct tp_sock_comm *comm, int stream)
 {
 	comm->streams[stream].blocked = false;
-	if (comm_error(comm) != ncclSuccess) return;
+	if (comm_error(comm) != ncclSuccess || (stream == 0 && comm->ended)) return;
 	if (comm->sending) send_stream(comm, stream);
 	else recv_stream(comm, stream);
 }
@@ -323,6 +325,7 @@ static struct tp_sock_request *new_request(struct tp_sock_comm *comm, int tag)
 
 	if (request->busy) return NULL;
 	request->comm = comm;
+	request->number = comm->posted;
 	request->busy = true;
 	request->tag = tag;
 	request->nparts = 0;
@@ -398,6 +401,7 @@ ncclResult_t tp_sock_test(void *handle, bool *done, size_t *sizes)
 	if (atomic_load_explicit(&request->left, memory_order_acquire) != 0) {  /* pairs with part_done */
 		comm_move(comm);
 		if (atomic_load_explicit(&request->left, memory_order_acquire) != 0) {
+			if (comm->ended && request->number >= comm->streams[0].at) fail_closed(comm);
 			TP_TRY(comm_error(comm));
 			*done = false;
 			return ncclSuccess;

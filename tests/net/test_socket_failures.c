@@ -98,6 +98,36 @@ static void a_sender_that_closes_is_a_remote_error(void **state)
 	a_closed_connection_is_a_remote_error_that_stays("NCCL_SOCKET_NTHREADS=2", "NCCL_NSOCKS_PERTHREAD=2", 1000000);
 }
 
+/* Receives are posted ahead, so one always waits when the sender leaves: that is no fault before somebody asks for it. */
+static void a_stream_that_ends_between_messages_is_silent_until_asked(void **state)
+{
+	static const char *const streams[][2] = { { "NCCL_SOCKET_NTHREADS=1", "NCCL_NSOCKS_PERTHREAD=1" }, { "NCCL_SOCKET_NTHREADS=2", "NCCL_NSOCKS_PERTHREAD=2" } };
+
+	(void)state;
+	for (size_t i = 0; i < TP_ARRAY_LEN(streams); i++) {
+		struct net_pair pair;
+		char data[2000] = "farewell", got[2000], more[100];
+		void *s, *first, *second;
+
+		net_set_environment(streams[i][0], streams[i][1], NULL);
+		net_pair_open(&pair);
+		net_recv_one(&pair, got, sizeof(got), 1, &first);
+		net_recv_one(&pair, more, sizeof(more), 1, &second);
+		net_send_one(&pair, data, sizeof(data), 1, &s);
+		assert_int_equal(net_wait(s, NULL), ncclSuccess);
+		tp_net_socket.close_send(pair.send_comm);
+		pair.send_comm = NULL;
+		usleep(20000);      /* what is to come, the end too, is there */
+		(void)TP_FAIL(ncclInvalidUsage, "an error from before");
+		assert_int_equal(net_wait(first, NULL), ncclSuccess);
+		assert_memory_equal(got, data, sizeof(data));
+		expect_words("an error from before");
+		assert_int_equal(test_until_error(second), ncclRemoteError);
+		expect_words("closed the connection while data was expected");
+		net_pair_close(&pair);
+	}
+}
+
 static void a_receiver_that_closes_is_a_remote_error(const char *nthreads, const char *nsocks)
 {
 	struct net_pair pair;
@@ -350,6 +380,7 @@ int main(void)
 		cmocka_unit_test_setup(a_tag_that_differs_is_an_error_with_both, on_loopback),
 		cmocka_unit_test_setup(a_message_above_the_receive_is_an_error_with_both, on_loopback),
 		cmocka_unit_test_setup(a_sender_that_closes_is_a_remote_error, on_loopback),
+		cmocka_unit_test_setup(a_stream_that_ends_between_messages_is_silent_until_asked, on_loopback),
 		cmocka_unit_test_setup(sending_to_one_who_left_is_a_remote_error, on_loopback),
 		cmocka_unit_test_setup(closing_with_requests_outstanding_is_safe, on_loopback),
 		cmocka_unit_test_setup(a_killed_peer_is_a_remote_error, on_loopback),
