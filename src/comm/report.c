@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <string.h>
 
 #include "comm/internal.h"
 
@@ -22,6 +23,21 @@ static ncclResult_t add_pair(struct ncclComm *comm, struct tp_watch_paths *paths
 	return tp_watch_paths_add(paths, &path);
 }
 
+/* Where no pair uses a network there is none to expect anything of. */
+static ncclResult_t check_network(struct ncclComm *comm)
+{
+	static const char prefix[] = "NET/";
+	for (int r = 0; r < comm->nranks; r++) {
+		struct tp_link_path path;
+		TP_TRY(tp_links_path(comm->links, comm->rank, r, &path));
+		if (strncmp(path.via, prefix, sizeof(prefix) - 1)) continue;
+		char subject[64];
+		snprintf(subject, sizeof(subject), "rank %d -> %d", comm->rank, r);
+		return tp_watch_expect("net", path.via + sizeof(prefix) - 1, subject, NULL);
+	}
+	return ncclSuccess;
+}
+
 ncclResult_t tp_report_check(struct ncclComm *comm)
 {
 	TP_TRY(tp_watch_expect_check());
@@ -31,6 +47,7 @@ ncclResult_t tp_report_check(struct ncclComm *comm)
 	for (int r = 0; r < comm->nranks && result == ncclSuccess; r++)
 		if (r != comm->rank) result = add_pair(comm, paths, comm->rank, r);
 	if (result == ncclSuccess) result = tp_watch_expect_paths(paths);
+	if (result == ncclSuccess) result = check_network(comm);
 	tp_watch_paths_destroy(paths);
 	return result;
 }

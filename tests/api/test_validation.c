@@ -223,6 +223,64 @@ static void configurations_of_every_version(void **state)
 	assert_true(ranks_run(&options, configurations, NULL));
 }
 
+static void unknown_network(struct ranks *r)
+{
+	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+	ncclComm_t comm = NULL;
+	config.netName = "Pigeon";
+	REQUIRE_IS(ncclCommInitRankConfig(&comm, r->nranks, r->id, r->rank, &config), ncclInvalidUsage);
+	REQUIRE(!comm);
+	REQUIRE_ERROR_HAS("netName=Pigeon: there is no such network. There are: Socket (usable)");
+	ranks_barrier(r);
+}
+
+static void known_network(struct ranks *r)
+{
+	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+	ncclComm_t comm = NULL;
+	config.netName = "socket";
+	REQUIRE_OK(ncclCommInitRankConfig(&comm, r->nranks, r->id, r->rank, &config));
+	REQUIRE_OK(ncclCommDestroy(comm));
+}
+
+static void a_network_is_chosen_by_name_or_refused(void **state)
+{
+	(void)state;
+	struct ranks_options options = { .nranks = 2, .nhosts = 2, .no_comm = true };
+	assert_true(ranks_run(&options, unknown_network, NULL));
+	assert_true(ranks_run(&options, known_network, NULL));
+}
+
+static void another_network_expected(struct ranks *r)
+{
+	ncclComm_t comm = NULL;
+	REQUIRE_IS(ncclCommInitRank(&comm, r->nranks, r->id, r->rank), ncclInvalidUsage);
+	REQUIRE(!comm);
+	REQUIRE_ERROR_HAS("TELPHER_EXPECT: expected net=IB of rank");
+	REQUIRE_ERROR_HAS("found Socket/0");
+	ranks_barrier(r);
+}
+
+static void this_network_expected(struct ranks *r)
+{
+	ncclComm_t comm = NULL;
+	REQUIRE_OK(ncclCommInitRank(&comm, r->nranks, r->id, r->rank));
+	REQUIRE_OK(ncclCommDestroy(comm));
+}
+
+static void an_expected_network_is_checked(void **state)
+{
+	(void)state;
+	struct ranks_options options = { .nranks = 2, .nhosts = 2, .no_comm = true, .env = { "TELPHER_EXPECT=net=IB" } };
+	assert_true(ranks_run(&options, another_network_expected, NULL));
+	options.env[0] = "TELPHER_EXPECT=net=IB|Socket";
+	assert_true(ranks_run(&options, this_network_expected, NULL));
+	/* On one host there is none to expect it of. */
+	options.nhosts = 1;
+	options.env[0] = "TELPHER_EXPECT=net=IB";
+	assert_true(ranks_run(&options, this_network_expected, NULL));
+}
+
 static void needs_no_gpu(struct ranks *r)
 {
 	void *memory_;
@@ -248,6 +306,7 @@ int main(void)
 		cmocka_unit_test(dead_and_foreign_handles_are_errors), cmocka_unit_test(operators_belong_to_a_communicator_and_a_type),
 		cmocka_unit_test(what_gpus_have_is_refused_clearly), cmocka_unit_test(memory_is_remembered),
 		cmocka_unit_test(the_library_tells_of_itself), cmocka_unit_test(configurations_of_every_version),
+		cmocka_unit_test(a_network_is_chosen_by_name_or_refused), cmocka_unit_test(an_expected_network_is_checked),
 		cmocka_unit_test(gpu_ranks_are_refused_clearly),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
