@@ -17,6 +17,13 @@ uint64_t ranks_now_ms(void)
 	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
+int ranks_patience_ms(int ms)
+{
+	double load = 0, cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
+	if (getloadavg(&load, 1) == 1 && load > 2 * cores) ms = (int)(ms * load / cores);
+	return SANITIZED ? 2 * ms : ms;
+}
+
 static void nap(void)
 {
 	struct timespec t = { 0, 100000 };

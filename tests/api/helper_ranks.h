@@ -20,6 +20,17 @@
 
 #define RANKS_MAX 64
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
 struct ranks_shared {
 	_Atomic int id_ready, arrived, left;
 	_Atomic int barrier[64];        /* ranks_barrier's counters */
@@ -56,6 +67,8 @@ bool ranks_run_n(int nranks, ranks_body body, void *arg);
 /* Among the ranks of a job, not through the library. */
 void ranks_barrier(struct ranks *r);
 uint64_t ranks_now_ms(void);
+/* A required time with what the surroundings cost: twice under a sanitizer, more where the machine has other work. */
+int ranks_patience_ms(int ms);
 
 #define REQUIRE(condition) do { \
 	if (!(condition)) { \

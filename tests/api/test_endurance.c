@@ -2,20 +2,11 @@
 #include <dirent.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
 
 #include "api/helper_ranks.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
 
 static int count_entries(const char *path)
 {
@@ -57,33 +48,39 @@ static void one_life(struct ranks *r, int i, void *data)
 	REQUIRE_OK(ncclCommDestroy(comm));
 }
 
+/* What ended communicators leave for a while (handles that are told from live ones, ids that late-comers ask for) is
+ * bounded, and has come to its bound after so many lives; from then on not a byte. */
+#define WARM_UP 200
+#define SOME_BYTES 4096     /* what is in use for a moment: a connection that lingers */
+
 static void many_lives(struct ranks *r)
 {
 	int lives = *(int *)r->arg;
 	static float data[20000];
-	for (int i = 0; i < lives / 2; i++) one_life(r, i, data);
+	for (int i = 0; i < WARM_UP; i++) one_life(r, i, data);
 	ranks_barrier(r);
+	usleep(100000);
 	int fds = count_entries("/proc/self/fd"), threads = count_entries("/proc/self/task");
 	size_t heap = mallinfo2().uordblks;
 	long resident = resident_kb();
-	for (int i = 0; i < lives; i++) one_life(r, i, data);
+	for (int i = WARM_UP; i < lives; i++) one_life(r, i, data);
 	ranks_barrier(r);
 	usleep(100000);
 	int fds_now = count_entries("/proc/self/fd"), threads_now = count_entries("/proc/self/task");
 	size_t heap_now = mallinfo2().uordblks;
-	if (fds_now > fds || threads_now > threads || heap_now > heap + 65536)
+	if (fds_now > fds || threads_now > threads || heap_now > heap + SOME_BYTES)
 		fprintf(stderr, "descriptors %d -> %d, threads %d -> %d, heap %zu -> %zu, resident %ld -> %ld KB\n", fds, fds_now, threads,
 			threads_now, heap, heap_now, resident, resident_kb());
 	REQUIRE(fds_now <= fds);
 	REQUIRE(threads_now <= threads);
-	if (!SANITIZED) REQUIRE(heap_now <= heap + 65536);
-	if (!SANITIZED) REQUIRE(resident_kb() <= resident + 4096);
+	if (!SANITIZED) REQUIRE(heap_now <= heap + SOME_BYTES);
+	if (!SANITIZED) REQUIRE(resident_kb() <= resident + 2048);
 }
 
 static void a_thousand_lives_lose_nothing(void **state)
 {
 	(void)state;
-	int lives = SANITIZED ? 100 : 1000;
+	int lives = SANITIZED ? WARM_UP + 100 : 1000;
 	struct ranks_options options = { .nranks = 2, .timeout_s = 110 };
 	assert_true(ranks_run(&options, many_lives, &lives));
 }
@@ -91,9 +88,37 @@ static void a_thousand_lives_lose_nothing(void **state)
 static void lives_between_hosts_lose_nothing(void **state)
 {
 	(void)state;
-	int lives = SANITIZED ? 20 : 100;
+	int lives = SANITIZED ? WARM_UP + 20 : 1000;
 	struct ranks_options options = { .nranks = 2, .nhosts = 2, .timeout_s = 110 };
 	assert_true(ranks_run(&options, many_lives, &lives));
+}
+
+/* Ranks that are threads: the service thread ends and begins anew between any two lives, under the feet of those who join. */
+static void lives_of_their_own(struct ranks *r)
+{
+	int lives = *(int *)r->arg;
+	for (int i = 0; i < lives; i++) {
+		ncclComm_t comm;
+		int value = i, sum;
+		if (r->rank == 0) {
+			REQUIRE_OK(ncclGetUniqueId(&r->shared->id));
+			atomic_store(&r->shared->word[0], i + 1);
+		}
+		while (atomic_load(&r->shared->word[0]) <= i) sched_yield();
+		ncclUniqueId id = r->shared->id;
+		REQUIRE_OK(ncclCommInitRank(&comm, r->nranks, id, r->rank));
+		REQUIRE_OK(ncclAllReduce(&value, &sum, 1, ncclInt, ncclSum, comm, NULL));
+		REQUIRE(sum == i * r->nranks);
+		REQUIRE_OK(ncclCommDestroy(comm));
+	}
+}
+
+static void threads_come_and_go_at_their_own_pace(void **state)
+{
+	(void)state;
+	int lives = SANITIZED ? 100 : 1000;
+	struct ranks_options options = { .nranks = 2, .threads = true, .no_comm = true };
+	assert_true(ranks_run(&options, lives_of_their_own, &lives));
 }
 
 static void no_descriptors(struct ranks *r)
@@ -162,8 +187,15 @@ static void threads_use_communicators_of_their_own(void **state) { (void)state; 
 
 int main(void)
 {
+	/* Blocks that malloc keeps at hand count as in use: without them the sums are exact. It only hears of this at the start. */
+	static const char tunables[] = "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0";
+	if (!SANITIZED && !getenv("GLIBC_TUNABLES")) {
+		setenv("GLIBC_TUNABLES", tunables, 1);
+		execl("/proc/self/exe", "test_endurance", (char *)NULL);
+	}
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_thousand_lives_lose_nothing), cmocka_unit_test(lives_between_hosts_lose_nothing),
+		cmocka_unit_test(threads_come_and_go_at_their_own_pace),
 		cmocka_unit_test(without_descriptors_there_is_an_error), cmocka_unit_test(threads_use_communicators_of_their_own),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
