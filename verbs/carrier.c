@@ -11,6 +11,12 @@
 #include "verbs/rc.h"
 #include "verbs/wire_fault.h"
 
+static struct tp_param params[] = {
+	{ .name = "TELPHER_VERBS_CARRIER", .kind = TP_PARAM_ENUM, .fallback = "auto", .choices = "auto|wire",
+		.doc = "wire: everything goes as packets, between QPs of one machine and process too; auto: the shortest way" },
+};
+TP_PARAM_TABLE("verbs", params)
+
 /* ---- ICRC ---- */
 
 /* Per peer: how sure we are that it is one of our own, whose identifications are below 64. A count of its packets since one
@@ -165,6 +171,13 @@ static void take(const struct tp_ingress *in, void *arg)
 	}
 }
 
+void tp_wire_take(const struct tp_ingress *in)
+{
+	struct arrivals arrivals = { 0 };
+	take(in, &arrivals);
+	finish(&arrivals);
+}
+
 static int receive(struct tp_endpoint *endpoint)
 {
 	struct arrivals arrivals = { 0 };
@@ -217,6 +230,15 @@ static void from_environment(void)
 {
 	tp_capture_from_environment();
 	tp_fault_wire_from_environment();
+	tp_engine_wire_always = tp_param_int(&params[0]) != 0;
+}
+
+/* At the first QP. */
+static int slot(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, from_environment);
+	return tp_share_slot();
 }
 
 static int prepare(struct tp_qp *qp, struct tp_rc *rc)
@@ -240,8 +262,6 @@ static int prepare(struct tp_qp *qp, struct tp_rc *rc)
 
 static int attach(struct tp_qp *qp)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	pthread_once(&once, from_environment);
 	struct tp_rc *rc = tp_alloc(1, sizeof(*rc), "a connection of the wire");
 	if (!rc)
 		return ENOMEM;
@@ -301,6 +321,6 @@ const struct tp_carrier tp_wire = { .name = "wire", .attach = attach, .run = run
 __attribute__((constructor)) static void announce(void)
 {
 	tp_engine_wire = &tp_wire;
-	tp_engine_wire_slot = tp_share_slot;
+	tp_engine_wire_slot = slot;
 	tp_ud_init();
 }

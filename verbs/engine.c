@@ -6,6 +6,7 @@
 const struct tp_carrier *tp_engine_wire;
 
 int (*tp_engine_wire_slot)(void);
+bool tp_engine_wire_always;
 
 int tp_engine_slot(void) { return tp_engine_wire_slot ? tp_engine_wire_slot() : 1; }
 
@@ -13,7 +14,7 @@ bool tp_engine_is_local(const struct tp_av *av, uint32_t qpn)
 {
 	struct tp_device *devices;
 	int count = tp_card_devices(&devices);
-	if ((int)tp_qpn_slot(qpn) != tp_engine_slot())
+	if (tp_engine_wire_always || (int)tp_qpn_slot(qpn) != tp_engine_slot())
 		return false;
 	for (int i = 0; i < count; i++)
 		for (int p = 0; p < devices[i].nports; p++)
@@ -30,7 +31,7 @@ const struct tp_carrier *tp_engine_choose(struct tp_qp *qp)
 	const struct tp_carrier *carrier = local || !tp_engine_wire ? &tp_self : tp_engine_wire;
 	char text[TP_ADDR_TEXT];
 	TP_INFO(TP_NET, "QP 0x%06x to QP 0x%06x at %s: carried by %s (%s)", qp->ibv.qp_num, qp->attr.dest_qp_num, tp_addr_format(&qp->av.to, text),
-		carrier->name, local ? "both are in this process" : "the address isn't this process's");
+		carrier->name, local ? "both are in this process" : tp_engine_wire_always ? "TELPHER_VERBS_CARRIER is wire" : "the address isn't this process's");
 	return carrier;
 }
 

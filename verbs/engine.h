@@ -41,6 +41,7 @@ extern const struct tp_carrier *tp_engine_wire;
 extern int (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count);
 /* A UD QP leaves INIT: datagrams to its port's addresses are heard from now on. 0 or an errno, logged. May be NULL. */
 extern int (*tp_engine_wire_listen)(struct tp_port *port);
+extern bool tp_engine_wire_always;          /* nothing is local: QPs of this process too reach each other by the wire */
 /* The wire's answer to tp_engine_slot; NULL: 1. */
 extern int (*tp_engine_wire_slot)(void);
 /* Does a GID of this process have that address and RoCE version, and is qpn of this process? */

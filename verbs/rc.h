@@ -77,6 +77,8 @@ struct tp_rc {
 	bool refused;                   /* a NAK was sent for the PSN that is expected */
 	bool ack_due;
 	uint8_t nak;                    /* syndrome to send, 0: none */
+	uint8_t last_word;              /* the NAK that ended the connection, repeated when its request comes again */
+	uint32_t last_psn;
 	enum tp_rc_message message;
 	uint32_t srqn, rkey, length, offset;
 	uint64_t addr;
@@ -163,6 +165,8 @@ void tp_ud_init(void);
 int tp_wire_watch(struct tp_endpoint *endpoint);
 /* Is the ICRC of a packet that came in right, for its addresses? */
 bool tp_wire_icrc_fits(const struct tp_icrc *icrc, const struct tp_ingress *in);
+/* One packet that came in. */
+void tp_wire_take(const struct tp_ingress *in);
 /* Opens the endpoint of an address and has it watched. */
 int tp_wire_open(const union tp_addr *addr, struct tp_endpoint **out);
 

@@ -6,7 +6,7 @@
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 
-enum { PROBES_MIN = 2, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7 };
+enum { PROBES_MIN = 4, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7 };
 
 /* ---- flows ---- */
 
@@ -365,8 +365,8 @@ void tp_rc_arm(struct tp_qp *qp)
 	tp_timer_arm(rc->timer, when);
 }
 
-/* Nobody answered for as long as the QP's timeout and retries say; but a process that had no processor in that time (and asked
- * less than twice) asks first. */
+/* Nobody answered for as long as the QP's timeout and retries say; but who had no processor in that time, or whose peer had none,
+ * must have asked a few times: timeouts of microseconds are for hardware. */
 static bool given_up(struct tp_qp *qp, uint64_t now)
 {
 	struct tp_rc *rc = tp_rc_of(qp);

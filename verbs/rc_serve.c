@@ -99,6 +99,8 @@ static void refuse(struct tp_qp *qp, uint32_t psn, enum tp_reply reply)
 	rc->answer_ns = 0;
 	rc->ack_due = false;
 	rc->nak = 0;
+	rc->last_word = packet.syndrome;
+	rc->last_psn = psn;
 	tp_burst_send_one(qp, &packet);
 	tp_target_refuse_locked(qp, reply);
 }
@@ -389,8 +391,14 @@ static void serve(struct tp_qp *qp, const struct tp_packet *packet)
 void tp_rc_request(struct tp_qp *qp, const struct tp_packet *packet)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
-	if (!tp_target_receives(qp))
+	if (!tp_target_receives(qp)) {
+		/* The NAK was lost: without it the other side would take us for gone. */
+		if (rc->last_word && packet->psn == rc->last_psn) {
+			struct tp_packet again = answer_packet(qp, TP_OP_ACK, rc->last_psn, rc->last_word, rc->msn);
+			tp_burst_send_one(qp, &again);
+		}
 		return;
+	}
 	tp_target_established_locked(qp);
 	int32_t distance = tp_psn_diff(packet->psn, qp->recv_psn);
 	if (distance == 0) {

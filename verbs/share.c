@@ -166,8 +166,10 @@ static int join_locked(void)
 			close(s);
 			if (fd >= 0)
 				close(fd);
-			if (error == ECONNRESET && tp_clock_ms() < deadline)
-				continue;       /* it was just ending */
+			if (tp_clock_ms() < deadline && (error == ECONNRESET || (!error && reply.status == TP_SHARE_AGAIN))) {
+				poll(NULL, 0, 20);      /* it was just ending, or just began */
+				continue;
+			}
 			return error ? error : TP_CARD_FAIL(reply.error, "no place is left among the processes that share UDP port %d: %s", TP_WIRE_UDP_PORT,
 				strerror(reply.error));
 		}

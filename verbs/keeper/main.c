@@ -16,7 +16,7 @@
 #ifndef SO_ATTACH_REUSEPORT_CBPF
 #define SO_ATTACH_REUSEPORT_CBPF 51
 #endif
-enum { BOX_FD = 3, GROUPS = 64 };
+enum { BOX_FD = 3, GROUPS = 64, RETURN_MS = 500 };
 
 struct group { union tp_addr addr; int fds[TP_SHARE_SLOTS]; uint32_t count; };
 struct member { int fd; int slot; };
@@ -55,14 +55,18 @@ static void adopt(const struct tp_share_boxed *what, const int *fds, void *arg)
 	}
 }
 
-/* The box of those who were here before this keeper. Its slots rest, unless their owners come back for them. */
+/* The box of those who were here before this keeper. Their slots rest, unless their owners come back for them. */
 static int adopt_box(int fd)
 {
 	box = fd;
 	box_adopted = true;
 	int error = tp_box_look(box, adopt, NULL);
-	for (int slot = 1; slot < TP_SHARE_SLOTS; slot++)
-		free_from_ms[slot] = tp_clock_ms() + TP_SHARE_REST_MS;
+	uint32_t had = 0;
+	for (int i = 0; i < group_count; i++)
+		had = TP_MAX(had, groups[i].count);
+	/* A slot that never had a socket may belong to somebody who is about to come back. */
+	for (uint32_t slot = 1; slot < TP_SHARE_SLOTS; slot++)
+		free_from_ms[slot] = tp_clock_ms() + (uint64_t)(slot < had ? (int)TP_SHARE_REST_MS : (int)RETURN_MS);
 	return error;
 }
 
@@ -106,6 +110,7 @@ static int grow(struct group *group)
 
 /* ---- members ---- */
 
+/* -1: none is free yet. */
 static int new_slot(int wanted)
 {
 	uint64_t now = tp_clock_ms();
@@ -138,7 +143,7 @@ static struct tp_share_reply answer_hello(struct member *member, const struct tp
 	}
 	reply.slot = member->slot;
 	reply.error = member->slot > 0 ? 0 : ENOSPC;
-	reply.status = member->slot > 0 ? TP_SHARE_OK : TP_SHARE_ERROR;
+	reply.status = member->slot > 0 ? TP_SHARE_OK : box_adopted ? TP_SHARE_AGAIN : TP_SHARE_ERROR;
 	*give = box;
 	return reply;
 }

@@ -1,0 +1,35 @@
+#!/bin/bash
+# The process that shares the port out is killed: those who talk go on, others can join.
+set -u
+. "$SOURCE_DIR/tests/verbs/lib_wire.sh"
+need ib_send_bw perftest
+address=$(gid_address)
+[ -n "$address" ] || { echo "GID 0 isn't IPv4"; exit 77; }
+keepers() {
+	local inode pid
+	inode=$(awk -v name="@telpher-verbs-$(id -u)-4791" '$8 == name && $6 == "01" { print $7; exit }' /proc/net/unix)
+	[ -n "$inode" ] || return
+	for pid in $(grep -lx telpher-keeper /proc/[0-9]*/comm 2>/dev/null | cut -d/ -f3); do
+		readlink /proc/$pid/fd/* 2>/dev/null | grep -qx "socket:\[$inode\]" && echo $pid
+	done
+}
+on_card timeout 60 ib_send_bw -x 0 -s 4096 -D 4 -p 19871 >"$WORK/s" 2>&1 &
+server=$!
+sleep 0.7
+on_card timeout 60 ib_send_bw -x 0 -s 4096 -D 4 -p 19871 $address >"$WORK/c" 2>&1 &
+client=$!
+sleep 1
+first=$(keepers)
+[ -n "$first" ] || fail "no keeper runs"
+kill -9 $first
+pair $address ibv_rc_pingpong -g 0 -n 50
+second=$(keepers)
+[ -n "$second" ] && [ "$second" != "$first" ] || fail "no new keeper: before \"$first\", now \"$second\""
+wait $server || { cat "$WORK/s"; fail "the server was disturbed"; }
+wait $client || { cat "$WORK/c"; fail "the client was disturbed"; }
+for _ in $(seq 100); do
+	[ -z "$(keepers)" ] && break
+	sleep 0.1
+done
+[ -z "$(keepers)" ] || fail "the keeper doesn't end"
+echo "the keeper's death is survived"
