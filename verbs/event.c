@@ -57,6 +57,7 @@ static void unlink_event(struct tp_context *context, struct tp_event **at)
 int tp_event_get(struct tp_context *context, struct ibv_async_event *out)
 {
 	struct pollfd wait = { .fd = context->verbs.context.async_fd, .events = POLLIN };
+	tp_gid_watch();
 	for (;;) {
 		pthread_mutex_lock(&context->event_lock);
 		struct tp_event *event = context->events;

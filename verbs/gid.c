@@ -175,29 +175,52 @@ static void add_group(struct tp_port *port, const struct ifaddrs *all, const cha
 	}
 }
 
-void tp_gid_fill(struct tp_port *port, const struct tp_card_params *params, int rank, int ranks)
+/* Is the interface up and connected? */
+static bool is_running(const struct ifaddrs *all, const char *name)
+{
+	for (; all; all = all->ifa_next)
+		if (!strcmp(all->ifa_name, name))
+			return (all->ifa_flags & (IFF_UP | IFF_RUNNING)) == (IFF_UP | IFF_RUNNING);
+	return false;
+}
+
+/* Entries and state from the interfaces that port->ifname names. */
+static void read_interfaces(struct tp_port *port, const struct tp_card_params *params, const struct ifaddrs *all)
 {
 	static const enum group roce_order[] = { LINK_LOCAL, IPV4, GLOBAL }, plain_order[] = { IPV4, GLOBAL, LINK_LOCAL };
+	const enum group *order = params->gids == TP_GIDS_ROCE ? roce_order : plain_order;
+	int smallest = 65536;
+	bool running = false;
+	char name[16];
+	for (int i = 0; tp_params_item(port->ifname, i, name, sizeof(name)); i++) {
+		for (int g = 0; g < 3; g++)
+			add_group(port, all, name, order[g], params->gids);
+		smallest = TP_MIN(smallest, interface_mtu(name));
+		running |= is_running(all, name);
+	}
+	port->gid_table_len = params->gids == TP_GIDS_ONE ? 1 : TP_CARD_GIDS;
+	if (params->gids == TP_GIDS_ONE)
+		port->ngids = TP_MIN(port->ngids, 1);
+	port->mtu = params->mtu ? (enum ibv_mtu)params->mtu : roce_mtu(smallest);
+	atomic_store_explicit(&port->state, params->down || !running ? IBV_PORT_DOWN : IBV_PORT_ACTIVE, memory_order_relaxed);
+}
+
+void tp_gid_fill(struct tp_port *port, const struct tp_card_params *params, int rank, int ranks)
+{
 	struct interfaces set = { 0 };
 	port->gids = tp_alloc(TP_CARD_GIDS, sizeof(*port->gids), "a GID table");
 	if (!port->gids || getifaddrs(&set.all)) {
 		TP_WARN("the network interfaces can't be read: %m");
 		return;
 	}
-	choose_interfaces(&set, params, rank, ranks);
-	const enum group *order = params->gids == TP_GIDS_ROCE ? roce_order : plain_order;
-	int smallest = 65536;
+	if (!port->ifname[0])
+		choose_interfaces(&set, params, rank, ranks);
 	for (int i = 0; i < set.count; i++) {
-		for (int g = 0; g < 3; g++)
-			add_group(port, set.all, set.names[i], order[g], params->gids);
-		smallest = TP_MIN(smallest, interface_mtu(set.names[i]));
 		size_t used = strlen(port->ifname);
-		snprintf(port->ifname + used, sizeof(port->ifname) - used, "%s%s", used ? "," : "", set.names[i]);
+		if (used + strlen(set.names[i]) + 2 <= sizeof(port->ifname))
+			snprintf(port->ifname + used, sizeof(port->ifname) - used, "%s%s", used ? "," : "", set.names[i]);
 	}
-	port->gid_table_len = params->gids == TP_GIDS_ONE ? 1 : TP_CARD_GIDS;
-	if (params->gids == TP_GIDS_ONE)
-		port->ngids = TP_MIN(port->ngids, 1);
-	port->mtu = params->mtu ? (enum ibv_mtu)params->mtu : roce_mtu(smallest);
+	read_interfaces(port, params, set.all);
 	freeifaddrs(set.all);
 }
 
@@ -254,10 +277,9 @@ void tp_port_refresh(struct tp_port *port)
 {
 	struct tp_card_params params;
 	struct tp_port now = { .device = port->device, .number = port->number };
-	struct tp_device *devices;
-	int count = tp_card_devices(&devices);
 	tp_params_read(&params);
-	tp_gid_fill(&now, &params, port->device->index * port->device->nports + port->number - 1, count * port->device->nports);
+	memcpy(now.ifname, port->ifname, sizeof(now.ifname));
+	tp_gid_fill(&now, &params, 0, 1);
 	if (!now.gids)
 		return;
 	int changes = 0;
@@ -273,13 +295,14 @@ void tp_port_refresh(struct tp_port *port)
 			changes++;
 		}
 	pthread_rwlock_unlock(&port->gid_lock);
-	int before = atomic_load_explicit(&port->state, memory_order_relaxed);
-	int after = params.down || now.ngids == 0 ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
 	free(now.gids);
+	int after = atomic_load_explicit(&now.state, memory_order_relaxed);
+	int before = atomic_exchange_explicit(&port->state, after, memory_order_relaxed);
 	if (changes)
 		tp_event_port(port, IBV_EVENT_GID_CHANGE);
 	if (before != after) {
-		atomic_store_explicit(&port->state, after, memory_order_relaxed);
+		if (after == IBV_PORT_DOWN)
+			tp_counter_add(port, TP_CNT_LINK_DOWNED, 1);
 		tp_event_port(port, after == IBV_PORT_ACTIVE ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
 	}
 }

@@ -21,6 +21,9 @@ bool tp_params_item(const char *list, int n, char *out, size_t bytes);
 
 /* gid.c: reads the interfaces into port. */
 void tp_gid_fill(struct tp_port *port, const struct tp_card_params *params, int rank, int ranks);
+/* gid_watch.c: from now on the kernel tells of changes of addresses and links. */
+void tp_gid_watch(void);
+void tp_gid_watch_forget(void);
 /* real.c: warns where a real RDMA device exists. */
 void tp_real_warn(void);
 

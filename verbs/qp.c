@@ -167,6 +167,7 @@ struct ibv_qp *tp_qp_create(struct ibv_context *context, struct ibv_qp_init_attr
 		return NULL;
 	}
 	hold_all(qp, 1);
+	tp_gid_watch();
 	return &qp->ibv;
 }
 

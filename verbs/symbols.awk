@@ -9,7 +9,7 @@ function sort_versions(	i, j, t) {
 	for (i = 2; i <= norder; i++)
 		for (j = i; j > 1 && later(order[j - 1], order[j]); j--) { t = order[j]; order[j] = order[j - 1]; order[j - 1] = t }
 }
-function print_map(	i, k, base) {
+function print_map(	i, k, base, inner) {
 	sort_versions()
 	for (i = 1; i <= norder; i++) {
 		print order[i] " {"
@@ -21,8 +21,9 @@ function print_map(	i, k, base) {
 	}
 	# Here, not in IBVERBS_1.0: a node's local pattern would hide what .symver puts into it.
 	print "TELPHER_1 {"
+	inner = 0
 	for (k = 1; k <= count; k++)
-		if (kind[k] == "inner") print "\tglobal: " name[k] ";"
+		if (kind[k] == "inner") { if (!inner++) print "\tglobal:"; print "\t\t" name[k] ";" }
 	print "\tlocal: *;"
 	print "};"
 	for (i = 1; i in nodes; i++) {
