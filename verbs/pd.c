@@ -1,5 +1,5 @@
 /* Protection domains, parent domains and thread domains. A parent domain stands for its real one: keys and QPs made on either
- * belong together. */
+ * belong together. A parent domain's allocators are accepted and never called: they are for queues that a device must reach. */
 #include <errno.h>
 #include <stdlib.h>
 #include "verbs/internal.h"
@@ -62,12 +62,6 @@ struct ibv_pd *tp_pd_alloc_parent(struct ibv_context *context, struct ibv_parent
 		pd->td = (struct tp_td *)attr->td;
 		atomic_fetch_add_explicit(&pd->td->users, 1, memory_order_relaxed);
 	}
-	if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
-		pd->alloc = attr->alloc;
-		pd->free = attr->free;
-	}
-	if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
-		pd->pd_context = attr->pd_context;
 	return &pd->ibv;
 }
 

@@ -28,8 +28,14 @@ void tp_real_warn(void)
 		snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "", entry->name);
 	}
 	syscall(SYS_close, (int)fd);
-	if (names[0])
-		TP_WARN("this machine has real RDMA devices (%s in %s), but this process uses Telpher's software card instead, which is "
-			"far slower: take its folder out of LD_LIBRARY_PATH to use the real ones, or set TELPHER_VERBS_HIDE_REAL=1 if this "
-			"is what you want", names, place);
+	if (!names[0])
+		return;
+	char text[768];
+	snprintf(text, sizeof(text), "this machine has real RDMA devices (%s in %s), but this process uses Telpher's software card instead, "
+		"which is far slower: take its folder out of LD_LIBRARY_PATH to use the real ones, or set TELPHER_VERBS_HIDE_REAL=1 if this is "
+		"what you want", names, place);
+	TP_WARN("%s", text);
+	/* Whoever set nothing to see warnings must see this one. */
+	if (!tp_log_wants(TP_LOG_WARN, ~0u))
+		fprintf(stderr, "telpher: %s\n", text);
 }

@@ -20,7 +20,7 @@ struct self {
 /* What is needed of the initiator while its lock isn't held. */
 struct attempt {
 	struct tp_wqe *wqe;
-	struct tp_span spans[TP_CARD_SGE];
+	struct tp_span *spans;          /* TP_CARD_SGE; not cleared for each request */
 	int count;
 	uint32_t dest_qpn, src_qpn, psn, packets;
 	enum ibv_mtu mtu;
@@ -267,7 +267,8 @@ static bool wait_locked(struct tp_qp *qp, const struct attempt *attempt, enum tp
 /* false: it waits. */
 static bool carry_locked(struct tp_qp *qp, struct tp_wqe *wqe)
 {
-	struct attempt attempt = { .wqe = wqe, .packets = 0 };
+	struct tp_span spans[TP_CARD_SGE];
+	struct attempt attempt = { .wqe = wqe, .spans = spans };
 	enum ibv_wc_status status = prepare_locked(qp, &attempt);
 	enum tp_reply reply = TP_REPLY_ACK;
 	if (status == IBV_WC_SUCCESS) {
