@@ -22,6 +22,7 @@ if [ "${1:-build}" = check ]; then
 	need_file cmocka.h libcmocka-dev
 	need_command ip iproute2
 	need_command python3 python3
+	need_command pkg-config pkg-config
 fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 

@@ -244,12 +244,20 @@ static void *work(void *arg)
 	expect_success(w, init(w), "init");
 	allocate(w);
 	expect_success(w, run_lines(w), perf_colls[w->o->coll].name);
+	return NULL;
+}
+
+static void end(struct worker *w)
+{
 	for (int g = 0; g < w->o->ngpus; g++) {
 		ncclCommDestroy(w->comms[g]);
 		free(w->send[g]);
 		free(w->recv[g]);
 	}
-	return NULL;
+	free(w->comms);
+	free(w->mulsum);
+	free(w->send);
+	free(w->recv);
 }
 
 int perf_run(const struct perf_options *o)
@@ -279,11 +287,11 @@ int perf_run(const struct perf_options *o)
 		}
 	}
 	work(&workers[0]);
-	for (int t = 0; t < o->nthreads; t++) {
-		if (t) pthread_join(threads[t], NULL);
-		free(workers[t].comms); free(workers[t].mulsum); free(workers[t].send); free(workers[t].recv);
-	}
+	for (int t = 1; t < o->nthreads; t++) pthread_join(threads[t], NULL);
+	int status = o->proc == 0 ? perf_finish(o, nranks) : 0;
+	/* What the library reports at the end of a communicator comes below the table. */
+	for (int t = 0; t < o->nthreads; t++) end(&workers[t]);
 	free(workers);
 	free(threads);
-	return o->proc == 0 ? perf_finish(o, nranks) : 0;
+	return status;
 }

@@ -176,7 +176,10 @@ ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_l
 		snprintf(out->text, sizeof(out->text), "within the rank");
 	} else if (a->host != b->host) {
 		out->via = tp_net_links_via(links->nets);
-		snprintf(out->text, sizeof(out->text), "not SHM: %.48s and %.48s are different hosts", a->host_name, b->host_name);
+		if (strcmp(a->host_name, b->host_name) == 0)
+			snprintf(out->text, sizeof(out->text), "not SHM: NCCL_HOSTID (or a network namespace) makes different hosts of %.48s", a->host_name);
+		else
+			snprintf(out->text, sizeof(out->text), "not SHM: %.48s and %.48s are different hosts", a->host_name, b->host_name);
 	} else if (links->shm_disabled) {
 		out->via = tp_net_links_via(links->nets);
 		snprintf(out->text, sizeof(out->text), "not SHM: NCCL_SHM_DISABLE=1 on some rank");
