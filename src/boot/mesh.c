@@ -24,7 +24,7 @@
 
 #define TICK_MS 250
 #define LATE_MS 100
-#define LATE_WEIGHT 4               /* a watcher waits so many times longer for who is late */
+#define LATE_WEIGHT 2               /* a watcher waits so many times longer for who is late */
 #define SETTLE_MS 8000              /* until a newly asked speaker must have spoken */
 #define START_MS 30000              /* the same at init, where processes may start slowly */
 #define CALLS_MAX 64

@@ -83,11 +83,12 @@ static void become_another_program(struct helper_job *job)
 	struct tp_event event;
 	helper_open(job, &boot);
 	must(tp_boot_barrier(boot) == ncclSuccess);
-	if (job->rank == 2) execl("/bin/sleep", "sleep", "2", (char *)NULL);
+	if (job->rank == 2) execl("/bin/sleep", "sleep", "20", (char *)NULL);
 	must(helper_event(boot, EVENT_MS, &event));
 	must(event.kind == TP_EVENT_DEAD && event.rank == 2);
 	helper_add(job, SEEN);
 	helper_await(job, SEEN, job->nranks - 1);
+	if (job->rank == 0) kill(boot->peers[2].pid, SIGKILL);
 	tp_boot_close(boot);
 }
 static void a_rank_that_becomes_another_program_is_missed(void **state)
@@ -132,7 +133,7 @@ static void leave_early(struct helper_job *job)
 		return;
 	}
 	helper_await(job, ALIVE, 2);
-	must(!helper_event(boot, 1200, &event));
+	must(!helper_event(boot, 700, &event));
 	helper_add(job, SEEN);
 	helper_await(job, SEEN, job->nranks - 2);
 	tp_boot_close(boot);
@@ -140,7 +141,7 @@ static void leave_early(struct helper_job *job)
 static void ranks_that_left_in_good_order_are_not_dead(void **state)
 {
 	(void)state;
-	setenv("TELPHER_LIFE_TIMEOUT", "600", 1);      /* a wrong verdict shall come soon */
+	setenv("TELPHER_LIFE_TIMEOUT", "400", 1);      /* a wrong verdict shall come soon */
 	tp_param_reload();
 	assert_int_equal(helper_run(4, 1, leave_early, NULL), 0);
 	assert_int_equal(helper_run(4, 4, leave_early, NULL), 0);
