@@ -13,15 +13,15 @@
 static inline bool buffers_fit(const struct tp_last_call *last, const void *send_, void *recv_)
 {
 	uintptr_t send = (uintptr_t)send_, recv = (uintptr_t)recv_;
-	if (!send || !recv) return false;
+	if ((!send && last->send_bytes) || (!recv && last->recv_bytes)) return false;
 	return (ptrdiff_t)(send - recv) == last->in_place || send + last->send_bytes <= recv || recv + last->recv_bytes <= send;
 }
 
 /* With the run lock. *handled = false: nothing was done. */
 static ncclResult_t run_again(struct ncclComm *comm, struct tp_last_call *last, const struct tp_comm_call *call, bool *handled)
 {
-	last->call.input = call->send;
-	last->call.output = call->recv;
+	last->call.input = call->send ? call->send : call->recv;
+	last->call.output = call->recv ? call->recv : (void *)(uintptr_t)call->send;
 	uint64_t seq = tp_comm_seq(comm) + 1;
 	last->record.seq = seq;
 	last->call.tag = last->hash + (uint32_t)seq * 0x9e3779b1u;
@@ -97,7 +97,9 @@ static ncclResult_t make_op(const struct tp_comm_call *call, struct tp_op **out)
 		exec->chunk_bytes = choice.chunk_bytes;
 		exec->ref_bytes = choice.ref_bytes;
 		op->predicted_us = choice.us;
-		op->remember = choice.plan->shape == TP_SHAPE_ONE_SHOT && (int)call->op < ncclNumOps && comm->nranks > 1 && comm->boot->nhosts == 1;
+		op->remember = (choice.plan->shape == TP_SHAPE_ONE_SHOT || choice.plan->shape == TP_SHAPE_DIRECT)
+			&& exec->block_bytes <= TP_MIN(TP_EXEC_FUSED_BYTES, exec->ref_bytes) && (int)call->op < ncclNumOps && comm->nranks > 1
+			&& comm->boot->nhosts == 1;
 	}
 	*out = op;
 	return ncclSuccess;

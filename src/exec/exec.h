@@ -43,6 +43,9 @@ struct tp_exec_call {
 	int ntransfers;
 };
 
+/* More than a few lines is not latency any more: the steps move it as well. */
+#define TP_EXEC_FUSED_BYTES ((size_t)32 << 10)
+
 struct tp_exec;             /* one rank's executor: links, scratch memory */
 struct tp_exec_op;          /* one running operation */
 
@@ -57,8 +60,8 @@ ncclResult_t tp_exec_run(struct tp_exec *exec, struct tp_exec_op *op, bool *move
 /* Drops what is kept for a plan: before the plan is freed while the executor lives on. No operation of it may be running. */
 void tp_exec_forget(struct tp_exec *exec, const struct tp_plan *plan);
 void tp_exec_cancel(struct tp_exec *exec, struct tp_exec_op *op);
-/* The fast path: a ONE_SHOT-shaped plan whose message fits one slot, run to its end right here (spins, then yields; gives
- * up to the general path by *handled = false before anything was sent). poll is called now and then while it waits and
+/* The fast path: a ONE_SHOT- or DIRECT-shaped plan whose message is small, run to its end right here (spins, then yields;
+ * leaves it to the general path by *handled = false before anything was sent). poll is called now and then while it waits and
  * ends the wait by returning an error. */
 ncclResult_t tp_exec_one_shot(struct tp_exec *exec, const struct tp_exec_call *call, bool crowded,
 	ncclResult_t (*poll)(void *arg, uint64_t waited_ns), void *arg, bool *handled);

@@ -219,16 +219,52 @@ static bool is_two_shot(struct shape *s)
 	return true;
 }
 
+/* What a step is to fused code: it gives a buffer chunk, or takes what links hold into OUTPUT; neither: it can't run it. */
+static bool gives_or_takes(const struct shape *s, const struct tp_step *step, bool *takes)
+{
+	const struct tp_operand *o = &s->p->operands[step->first];
+	int links_in = 0, links_out = 0;
+	for (int i = 0; i < step->nsrc + step->ndst; i++) {
+		if (o[i].where == TP_SCRATCH) return false;
+		if (o[i].where != TP_LINK) continue;
+		const struct tp_plan_link *l = &s->p->links[o[i].index];
+		if (l->from == l->to || l->lane_class) return false;
+		*(i < step->nsrc ? &links_in : &links_out) += 1;
+	}
+	*takes = links_in > 0;
+	if (*takes) return !links_out && step->ndst == 1 && (step->nsrc == 1 || step->flags & TP_STEP_REDUCE);
+	return step->nsrc == 1 && step->ndst && !step->flags;
+}
+
+static bool is_direct(struct shape *s)
+{
+	bool taking = false, takes;
+	for (s->lane = 0; s->lane < (int)s->p->nlanes; s->lane++) {
+		const struct tp_lane *lane = &s->p->lanes[s->lane];
+		for (s->step = 0; s->step < (int)lane->nsteps; s->step++) {
+			const struct tp_step *step = &s->p->steps[lane->first_step + (uint32_t)s->step];
+			if (!gives_or_takes(s, step, &takes)) return false;
+			if (taking && !takes)
+				for (int i = 0; i < step->ndst; i++)
+					if (s->p->operands[step->first + step->nsrc + (uint32_t)i].where == TP_LINK) return false;
+			taking |= takes;
+		}
+	}
+	s->lane = s->step = 0;
+	return true;
+}
+
 ncclResult_t tp_check_shape(struct tp_check *c, const struct tp_plan *plan)
 {
 	if (plan->shape == TP_SHAPE_STEPS) return ncclSuccess;
 	for (int r = 0; r < c->nranks; r++) {
 		const struct tp_program *p = &plan->programs[(uint32_t)r * (uint32_t)plan->spec.nchannels + (uint32_t)c->channel];
 		struct shape s = { .c = c, .p = p, .n = c->nranks };
-		bool one = plan->shape == TP_SHAPE_ONE_SHOT, right = one ? is_one_shot(&s) : is_two_shot(&s);
-		if (!right || plan->pieces != (one ? 1u : (uint32_t)c->nranks))
+		bool two = plan->shape == TP_SHAPE_TWO_SHOT, direct = plan->shape == TP_SHAPE_DIRECT;
+		bool right = two ? is_two_shot(&s) : direct ? is_direct(&s) : is_one_shot(&s);
+		if (!right || plan->pieces != (two ? (uint32_t)c->nranks : 1u))
 			return tp_check_fail(c, TP_CHECK_SHAPE, r, s.lane, s.step, -1, "isn't what %s code does, as the plan declares",
-				one ? "one-shot" : "two-shot");
+				two ? "two-shot" : direct ? "direct" : "one-shot");
 	}
 	return ncclSuccess;
 }

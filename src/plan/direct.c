@@ -172,6 +172,12 @@ static void two_shot_generate(struct tp_builder *b, const struct tp_plan_spec *s
 	collect(b, in, n, rank, 1);
 }
 
-const struct tp_generator tp_generator_direct = { direct_refuses, NULL, direct_generate };
+static void direct_describe(const struct tp_plan_spec *spec, struct tp_plan *plan)
+{
+	(void)spec;
+	plan->shape = TP_SHAPE_DIRECT;
+}
+
+const struct tp_generator tp_generator_direct = { direct_refuses, direct_describe, direct_generate };
 const struct tp_generator tp_generator_one_shot = { all_reduce_only, one_shot_describe, one_shot_generate };
 const struct tp_generator tp_generator_two_shot = { all_reduce_only, two_shot_describe, two_shot_generate };

@@ -157,7 +157,7 @@ static void print_step(FILE *f, const struct tp_program *p, const struct tp_step
 
 char *tp_plan_text(const struct tp_plan *plan)
 {
-	static const char *const shapes[] = { "steps", "one-shot", "two-shot" };
+	static const char *const shapes[] = { "steps", "one-shot", "two-shot", "direct" };
 	char *text = NULL;
 	size_t bytes;
 	FILE *f = open_memstream(&text, &bytes);

@@ -108,7 +108,11 @@ struct tp_program {
 
 /* A plan whose whole is a well-known shape may be run by an executor's fused code; the shape is declared here and the
  * checker compares the program with what the fused code does. */
-enum tp_shape { TP_SHAPE_STEPS, TP_SHAPE_ONE_SHOT, TP_SHAPE_TWO_SHOT };
+enum tp_shape {
+	TP_SHAPE_STEPS, TP_SHAPE_ONE_SHOT, TP_SHAPE_TWO_SHOT,
+	TP_SHAPE_DIRECT             /* one piece, links of class 0; steps that give a buffer chunk, then (in the order of the lanes)
+	                               steps that take into OUTPUT: one may be run after the other */
+};
 
 struct tp_plan_spec {
 	enum tp_coll coll;

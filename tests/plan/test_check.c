@@ -366,6 +366,17 @@ static void a_shape_that_is_declared_wrongly_is_found(void **state)
 	expect(one, false, false, TP_CHECK_SHAPE, 1, 0, 1, "isn't what one-shot code does");
 }
 
+static void a_direct_shape_that_takes_before_it_gives_is_found(void **state)
+{
+	(void)state;
+	struct tp_plan *gather = plans_make(TP_ALL_GATHER, TP_ALGO_DIRECT, 4, ONE_DOMAIN, -1, 1);
+	struct tp_plan *ring = plans_make(TP_ALL_GATHER, TP_ALGO_RING, 4, ONE_DOMAIN, -1, 1);
+	assert_int_equal(gather->shape, TP_SHAPE_DIRECT);
+	tp_plan_free(gather);
+	ring->shape = TP_SHAPE_DIRECT;
+	expect(ring, false, false, TP_CHECK_SHAPE, 0, 0, 1, "isn't what direct code does");
+}
+
 static void a_result_that_no_step_marks_final_is_found(void **state)
 {
 	(void)state;
@@ -478,6 +489,7 @@ int main(void)
 		cmocka_unit_test(a_reference_into_scratch_is_overtaken_by_the_next_round),
 		cmocka_unit_test(input_that_is_gone_in_place_is_found), cmocka_unit_test(reading_what_nobody_wrote_is_found),
 		cmocka_unit_test(another_order_of_reduction_is_found), cmocka_unit_test(a_shape_that_is_declared_wrongly_is_found),
+		cmocka_unit_test(a_direct_shape_that_takes_before_it_gives_is_found),
 		cmocka_unit_test(a_result_that_no_step_marks_final_is_found),
 		cmocka_unit_test(final_before_all_contributions_are_in_is_found), cmocka_unit_test(a_chunk_in_the_wrong_place_is_found),
 		cmocka_unit_test(a_rank_that_does_not_wait_for_its_references_is_too_fast),
