@@ -226,6 +226,8 @@ ncclResult_t tp_service_need_fds(int more)
 /* A short slice gets this thread the processor soon among many spinning ranks (Linux 6.12 and later; harmless before). */
 static void ask_for_short_slices(void)
 {
+	/* Under a real-time policy the ranks run by it too: then only the same policy gets this thread its turn. */
+	if (sched_getscheduler(0) != SCHED_OTHER) return;
 	struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; }
 		attr = { .size = 48, .runtime = 100000, .nice = getpriority(PRIO_PROCESS, 0) };
 	syscall(SYS_sched_setattr, 0, &attr, 0);
