@@ -196,7 +196,9 @@ static void advance(struct ncclComm *comm, struct tp_op *op, bool *moved, bool *
 	}
 	if (result != ncclSuccess && verdict(comm) == ncclSuccess) {
 		tp_log_set_device(comm->device);
-		result = tp_comm_explain(comm, result, tp_comm_seq(comm), EXPLAIN_MS);
+		/* Sends and receives have no records to compare: what was found is all there is to know. */
+		bool known = result == ncclInvalidUsage && op->record.func == TP_SEND_RECV;
+		result = tp_comm_explain(comm, result, tp_comm_seq(comm), known ? 0 : EXPLAIN_MS);
 	}
 	if (result != ncclSuccess || done) {
 		end_op(op, result);

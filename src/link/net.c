@@ -338,13 +338,20 @@ int tp_net_links_poll_fds(struct tp_net_links *nets, int *fds, uint32_t *events,
 const char *tp_net_links_via(const struct tp_net_links *nets) { return nets->via; }
 size_t tp_net_links_capacity(const struct tp_net_links *nets) { return nets->capacity; }
 
+/* Nobody waits for data any more: aborted here, or an error that all ranks hear of. */
+static bool is_over(const struct tp_boot *boot)
+{
+	return (boot->abort && atomic_load_explicit(boot->abort, memory_order_relaxed)) ||
+		(boot->alarm && atomic_load_explicit(boot->alarm, memory_order_relaxed));
+}
+
 /* What was published counts as sent for its sender, so it must go out; but a peer that takes nothing must not hold us. */
 static void flush(struct tp_link_net *end)
 {
 	struct tp_net_links *nets = end->nets;
 	uint64_t since = tp_clock_ms();
 
-	while (has_unsent(end) && !(nets->boot->abort && atomic_load_explicit(nets->boot->abort, memory_order_relaxed))) {
+	while (has_unsent(end) && !is_over(nets->boot)) {
 		bool moved = false;
 		if (tp_net_links_progress(nets, &moved) != ncclSuccess) return;
 		if (moved) since = tp_clock_ms();
