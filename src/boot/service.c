@@ -338,6 +338,7 @@ static void join_finished(void)
 	if (!tp_service.finished) return;
 	tp_service.finished = false;
 	pthread_join(tp_service.thread, NULL);      /* it has let go of the lock for good */
+	atomic_store_explicit(&last_tid, 0, memory_order_relaxed);     /* another thread may get the number */
 }
 
 static ncclResult_t open_listener(void)
