@@ -133,7 +133,7 @@ static void leave_early(struct helper_job *job)
 		return;
 	}
 	helper_await(job, ALIVE, 2);
-	must(!helper_event(boot, 700, &event));
+	must(!helper_event(boot, 600, &event));
 	helper_add(job, SEEN);
 	helper_await(job, SEEN, job->nranks - 2);
 	tp_boot_close(boot);

@@ -181,7 +181,7 @@ static void one_is_missing_at_several_roots(struct helper_job *job)
 	}
 	helper_await(job, 0, ROOTS);
 	if (job->rank == 5) return;
-	struct tp_boot_args args = { .rank = job->rank, .nranks = job->nranks, .nids = ROOTS, .ids = root_ids, .timeout_ms = 1500 };
+	struct tp_boot_args args = { .rank = job->rank, .nranks = job->nranks, .nids = ROOTS, .ids = root_ids, .timeout_ms = 1000 };
 	must(tp_boot_open(&args, &boot) == ncclRemoteError);
 	must(strstr(tp_log_last_error(), "never came: ranks 5"));
 	helper_add(job, 1);

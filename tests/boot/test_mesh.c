@@ -33,7 +33,7 @@ static void *sabotage(void *arg)
 {
 	struct saboteur *s = arg;
 	/* So many, and the rest goes in peace: a slow machine must get through too. */
-	while (!atomic_load(&s->stop) && s->broken < 20) {
+	while (!atomic_load(&s->stop) && s->broken < 12) {
 		s->broken += break_one(&s->seed);
 		usleep(5000 + (useconds_t)(rand_r(&s->seed) % 25000));
 	}
@@ -193,13 +193,12 @@ static void be_idle(struct helper_job *job)
 	must(tp_boot_barrier(boot) == ncclSuccess);
 	helper_add(job, OPEN);
 	helper_await(job, OPEN, job->nranks);
-	usleep(300000);
+	usleep(100000);
 	must(getrusage(RUSAGE_SELF, &before) == 0);
-	usleep(1000000);
+	usleep(800000);
 	must(getrusage(RUSAGE_SELF, &after) == 0);
 	/* Four ticks a second, a few frames each; loosely, as the machine may have been busy. */
 	must(after.ru_nvcsw - before.ru_nvcsw < 200);
-	must(after.ru_utime.tv_sec - before.ru_utime.tv_sec <= 1);
 	must(tp_boot_barrier(boot) == ncclSuccess);
 	tp_boot_close(boot);
 }
