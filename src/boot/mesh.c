@@ -8,9 +8,9 @@
  *
  * Events are flooded: a host that hears of one for the first time tells the hosts at distances 1, 2, 4, …, so some dead ones
  * on the way do not matter. Life signs: each host's speaker (its first process that has not left) asks the next two hosts' speakers
- * for a sign each 250 ms. Silence is counted in our own ticks, and only in those that came on time: where this machine is too
- * busy to run us, the other's silence means nothing. A sign says how late its sender's timers are: one who lacks a processor is
- * given more time. A connection that ends says nothing either; calling again does: a machine that answers that nobody listens
+ * for a sign each 250 ms. Silence is counted in our own ticks that found nothing to read: while we don't run, the other's silence
+ * means nothing. A sign says how late its sender's timers are: one who lacks a processor is given more time, and who lacks one
+ * himself gives more. A connection that ends says nothing either; calling again does: a machine that answers that nobody listens
  * there has lost the process. So silence decides only where a machine is gone, the network is cut, or a child holds the dead
  * one's sockets open. A speaker that leaves in good order says so, and its host's next process is asked instead. */
 #include "boot/internal.h"
@@ -473,12 +473,12 @@ static uint64_t patience(const struct tp_link *link)
 	return limit + (uint64_t)LATE_WEIGHT * TP_MAX(link->late_ms, site->late_ms);
 }
 
-static void judge(struct tp_link *link, uint64_t now_ms, bool on_time)
+static void judge(struct tp_link *link, uint64_t now_ms)
 {
 	char text[80];
 	uint64_t limit = patience(link), silent = now_ms - link->last_ms;
 	if (has_unread(link)) return;
-	if (on_time) link->missed++;
+	link->missed++;
 	if (silent < limit || (uint64_t)link->missed * TICK_MS + TICK_MS < limit) return;
 	if (silent < STARVED_MS && surely_lives(link)) return;
 	snprintf(text, sizeof(text), "has been silent for %.1f s: dead, stopped or cut off", (double)silent / 1000);
@@ -488,15 +488,14 @@ static void judge(struct tp_link *link, uint64_t now_ms, bool on_time)
 void tp_mesh_tick(struct tp_site *site, uint64_t now_ms)
 {
 	uint64_t late = now_ms - site->tick_ms;
-	bool on_time = late < LATE_MS;
 	/* A peak is remembered for some seconds. */
 	site->late_ms -= (site->late_ms + 7) / 8;
-	if (!on_time) site->late_ms = (uint32_t)TP_MAX(site->late_ms, TP_MIN(late, STARVED_MS));
+	if (late >= LATE_MS) site->late_ms = (uint32_t)TP_MAX(site->late_ms, TP_MIN(late, STARVED_MS));
 	for (struct tp_conn *conn = site->incoming; conn; conn = conn->next_of_owner)
 		if (conn->watcher && conn->out_have == 0) send_life(site, conn);
 	for (struct tp_link *link = site->links, *next; link; link = next) {
 		next = link->next;
-		if (link->watched) judge(link, now_ms, on_time);
+		if (link->watched) judge(link, now_ms);
 	}
 }
 
