@@ -40,6 +40,8 @@ struct ibv_ah *tp_ah_create(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 
 int tp_ah_destroy(struct ibv_ah *ibv)
 {
+	if (!tp_context_mine(ibv->context))
+		return 0;       /* a forked child: it stays, inert */
 	atomic_fetch_sub_explicit(&tp_pd_of(ibv->pd)->users, 1, memory_order_release);
 	free((struct tp_ah *)ibv);
 	return 0;

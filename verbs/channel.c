@@ -32,6 +32,8 @@ struct ibv_comp_channel *tp_channel_create(struct ibv_context *context)
 int tp_channel_destroy(struct ibv_comp_channel *ibv)
 {
 	struct tp_channel *channel = (struct tp_channel *)ibv;
+	if (!tp_context_mine(ibv->context))
+		return 0;       /* a forked child: it stays, inert */
 	pthread_mutex_lock(&channel->lock);
 	int users = channel->users;
 	pthread_mutex_unlock(&channel->lock);

@@ -125,6 +125,12 @@ struct ibv_context *tp_context_open(struct tp_device *device)
 
 int tp_context_close(struct tp_context *context)
 {
+	if (!tp_context_mine(&context->verbs.context)) {
+		/* A forked child: its copies of the descriptors go, the rest stays, inert. */
+		close(context->verbs.context.async_fd);
+		close(context->verbs.context.cmd_fd);
+		return 0;
+	}
 	pthread_mutex_lock(&tp_card_lock);
 	for (struct tp_context **at = &all_contexts; *at; at = &(*at)->next)
 		if (*at == context) {
@@ -156,7 +162,7 @@ void tp_event_port(struct tp_port *port, enum ibv_event_type type)
 {
 	pthread_mutex_lock(&tp_card_lock);
 	for (struct tp_context *context = all_contexts; context; context = context->next) {
-		if (context->verbs.context.device != &port->device->ibv)
+		if (context->verbs.context.device != &port->device->ibv || !tp_context_mine(&context->verbs.context))
 			continue;
 		struct ibv_async_event event = { .element.port_num = port->number, .event_type = type };
 		tp_event_queue(context, &event, NULL);

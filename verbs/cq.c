@@ -58,6 +58,8 @@ struct ibv_cq *tp_cq_create(struct ibv_context *context, int cqe, void *cq_conte
 int tp_cq_destroy(struct ibv_cq *ibv)
 {
 	struct tp_cq *cq = (struct tp_cq *)ibv;
+	if (!tp_context_mine(ibv->context))
+		return 0;       /* a forked child: it stays, inert */
 	int users = atomic_load_explicit(&cq->users, memory_order_acquire);
 	if (users)
 		return TP_CARD_FAIL(EBUSY, "a completion queue can't go while %d work queues use it", users);
@@ -174,6 +176,8 @@ bool tp_cq_take(struct tp_cq *cq, struct tp_cqe *out)
 		if (is_empty(cq))
 			return false;
 	}
+	if (!tp_context_mine(cq->ibv.context))
+		return false;
 	pthread_mutex_lock(&cq->lock);
 	bool any = !is_empty(cq);
 	if (any)
@@ -191,6 +195,8 @@ int tp_cq_poll(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
 		if (is_empty(cq))
 			return 0;
 	}
+	if (!tp_context_mine(ibv->context))
+		return -EINVAL; /* a forked child: whoever held the lock isn't there */
 	pthread_mutex_lock(&cq->lock);
 	for (; done < count && !is_empty(cq); done++) {
 		struct tp_cqe cqe;
@@ -204,6 +210,8 @@ int tp_cq_poll(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
 int tp_cq_notify(struct ibv_cq *ibv, int solicited_only)
 {
 	struct tp_cq *cq = (struct tp_cq *)ibv;
+	if (!tp_context_mine(ibv->context))
+		return EINVAL;
 	pthread_mutex_lock(&cq->lock);
 	/* Armed for any completion stays so: the wider request counts. */
 	if (cq->armed != 1)

@@ -57,6 +57,10 @@ static void unlink_event(struct tp_context *context, struct tp_event **at)
 int tp_event_get(struct tp_context *context, struct ibv_async_event *out)
 {
 	struct pollfd wait = { .fd = context->verbs.context.async_fd, .events = POLLIN };
+	if (!tp_context_mine(&context->verbs.context)) {
+		errno = EINVAL;
+		return -1;
+	}
 	tp_gid_watch();
 	for (;;) {
 		pthread_mutex_lock(&context->event_lock);

@@ -62,7 +62,8 @@ int tp_mr_advise(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t f
 struct ibv_mw *tp_mw_alloc(struct ibv_pd *pd, enum ibv_mw_type type);
 int tp_mw_dealloc(struct ibv_mw *mw);
 int tp_mw_bind_post(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
-void tp_key_forget(void);
+void tp_key_forget(void);       /* the _forget functions: in a forked child */
+void tp_mw_forget(void);
 
 /* cq.c, cq_ex.c, channel.c */
 struct ibv_cq *tp_cq_create(struct ibv_context *context, int cqe, void *cq_context, struct ibv_comp_channel *channel, int vector);
@@ -88,6 +89,7 @@ int tp_ah_from_wc(struct ibv_context *context, uint8_t port, struct ibv_wc *wc, 
 int tp_mcast_attach(struct ibv_qp *qp, const union ibv_gid *gid);
 int tp_mcast_detach(struct ibv_qp *qp, const union ibv_gid *gid);
 void tp_mcast_leave_all(struct tp_qp *qp);
+void tp_mcast_forget(void);
 
 /* wq.c */
 int tp_sq_init(struct tp_sq *sq, struct ibv_qp_cap *cap);

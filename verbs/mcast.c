@@ -15,6 +15,12 @@ static struct tp_mcast *members;
 static pthread_rwlock_t groups_lock = PTHREAD_RWLOCK_INITIALIZER;
 void (*tp_engine_group_hook)(struct tp_port *port, const union ibv_gid *group, bool join);
 
+void tp_mcast_forget(void)
+{
+	pthread_rwlock_init(&groups_lock, NULL);
+	members = NULL;
+}
+
 static bool is_member(const struct tp_mcast *member, const struct tp_port *port, const union ibv_gid *group)
 {
 	return member->port == port && !memcmp(&member->group, group, sizeof(*group));

@@ -117,6 +117,8 @@ struct ibv_mr *tp_mr_alloc_null(struct ibv_pd *pd)
 int tp_mr_dereg(struct ibv_mr *ibv)
 {
 	struct tp_mr *mr = (struct tp_mr *)ibv;
+	if (!tp_context_mine(ibv->context))
+		return 0;       /* a forked child: it stays, inert */
 	uint32_t windows = atomic_load_explicit(&mr->key->windows, memory_order_acquire);
 	if (windows)
 		return TP_CARD_FAIL(EBUSY, "a region can't be deregistered while %u memory windows are bound to it", windows);
@@ -130,7 +132,7 @@ int tp_mr_dereg(struct ibv_mr *ibv)
 int tp_mr_rereg(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	struct tp_mr *mr = (struct tp_mr *)ibv;
-	int error = 0;
+	int error = tp_context_mine(ibv->context) ? 0 : EINVAL;
 	if (flags == 0 || (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) || ((flags & IBV_REREG_MR_CHANGE_PD) && !pd) ||
 		((flags & IBV_REREG_MR_CHANGE_TRANSLATION) && (!addr || !length)))
 		error = TP_CARD_FAIL(EINVAL, "a region can't be registered anew with flags 0x%x, domain %p, %zu bytes at %p", (unsigned)flags,

@@ -32,6 +32,8 @@ struct ibv_mw *tp_mw_alloc(struct ibv_pd *pd, enum ibv_mw_type type)
 /* Only one thread at a time binds or invalidates a window. */
 static pthread_mutex_t window_lock = PTHREAD_MUTEX_INITIALIZER;
 
+void tp_mw_forget(void) { pthread_mutex_init(&window_lock, NULL); }
+
 /* window_lock is held. */
 static void unbind(struct tp_key *key)
 {
@@ -46,6 +48,8 @@ static void unbind(struct tp_key *key)
 int tp_mw_dealloc(struct ibv_mw *ibv)
 {
 	struct tp_mw *mw = (struct tp_mw *)ibv;
+	if (!tp_context_mine(ibv->context))
+		return 0;       /* a forked child: it stays, inert */
 	pthread_mutex_lock(&window_lock);
 	unbind(mw->key);
 	pthread_mutex_unlock(&window_lock);

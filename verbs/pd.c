@@ -31,6 +31,8 @@ struct ibv_pd *tp_pd_alloc(struct ibv_context *context)
 int tp_pd_dealloc(struct ibv_pd *ibv)
 {
 	struct tp_pd *pd = tp_pd_of(ibv);
+	if (!tp_context_mine(ibv->context))
+		return 0;       /* a forked child: it stays, inert */
 	int users = atomic_load_explicit(&pd->users, memory_order_acquire);
 	if (users)
 		return TP_CARD_FAIL(EBUSY, "a protection domain can't go while %d objects belong to it", users);

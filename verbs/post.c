@@ -152,6 +152,10 @@ int tp_qp_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_
 	struct tp_qp *qp = tp_qp_of(ibv);
 	uint32_t count = 0;
 	int error = 0;
+	if (!tp_context_mine(ibv->context)) {
+		*bad = wr;
+		return EINVAL;      /* a forked child: whoever held the lock isn't there */
+	}
 	if (qp->extended)
 		pthread_mutex_lock(&qp->post_lock);
 	pthread_mutex_lock(&qp->lock);
@@ -180,6 +184,10 @@ int tp_qp_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_
 	struct tp_qp *qp = tp_qp_of(ibv);
 	int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
 	int error = 0;
+	if (!tp_context_mine(ibv->context)) {
+		*bad = wr;
+		return EINVAL;
+	}
 	if (state == IBV_QPS_RESET || qp->srq || !qp->rq.max_wr) {
 		*bad = wr;
 		return TP_CARD_FAIL(qp->srq || state == IBV_QPS_RESET ? EINVAL : ENOMEM, "a receive was posted to a queue pair that %s",

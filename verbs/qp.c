@@ -203,6 +203,8 @@ int tp_qp_query(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct i
 {
 	struct tp_qp *qp = tp_qp_of(ibv);
 	(void)mask;
+	if (!tp_context_mine(ibv->context))
+		return EINVAL;
 	pthread_mutex_lock(&qp->lock);
 	*attr = qp->attr;
 	attr->qp_state = attr->cur_qp_state = (enum ibv_qp_state)atomic_load_explicit(&qp->state, memory_order_relaxed);
@@ -229,12 +231,9 @@ static void quiesce(struct tp_qp *qp)
 
 static void free_qp(struct tp_qp *qp)
 {
-	bool mine = tp_context_mine(qp->ibv.context);
 	tp_mcast_leave_all(qp);
-	if (mine) {
-		quiesce(qp);
-		tp_index_remove(&qps, QP_PLACE(qp->ibv.qp_num));
-	}
+	quiesce(qp);
+	tp_index_remove(&qps, QP_PLACE(qp->ibv.qp_num));
 	tp_event_drop(tp_context_of(qp->ibv.context), qp, &qp->reported, &qp->ibv.mutex, &qp->ibv.cond, &qp->ibv.events_completed);
 	if (qp->send_cq)
 		tp_cq_purge(qp->send_cq, qp);
@@ -249,6 +248,8 @@ static void free_qp(struct tp_qp *qp)
 int tp_qp_destroy(struct ibv_qp *ibv)
 {
 	struct tp_qp *handle = (struct tp_qp *)ibv, *qp = tp_qp_of(ibv);
+	if (!tp_context_mine(ibv->context))
+		return 0;       /* a forked child: it stays, inert */
 	pthread_mutex_lock(&qp->lock);
 	bool last = --qp->handles == 0;
 	pthread_mutex_unlock(&qp->lock);

@@ -120,11 +120,12 @@ int tp_srq_query(struct ibv_srq *ibv, struct ibv_srq_attr *attr)
 int tp_srq_destroy(struct ibv_srq *ibv)
 {
 	struct tp_srq *srq = (struct tp_srq *)ibv;
+	if (!tp_context_mine(ibv->context))
+		return 0;       /* a forked child: it stays, inert */
 	int users = atomic_load_explicit(&srq->users, memory_order_acquire);
 	if (users)
 		return TP_CARD_FAIL(EBUSY, "a shared receive queue can't go while %d queue pairs use it", users);
-	if (tp_context_mine(ibv->context))
-		tp_index_remove(&srqs, srq->number);
+	tp_index_remove(&srqs, srq->number);
 	tp_event_drop(tp_context_of(ibv->context), srq, &srq->reported, &ibv->mutex, &ibv->cond, &ibv->events_completed);
 	atomic_fetch_sub_explicit(&srq->pd->users, 1, memory_order_release);
 	if (srq->xrcd)

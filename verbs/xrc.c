@@ -68,6 +68,8 @@ int tp_xrcd_close(struct ibv_xrcd *ibv)
 {
 	struct tp_xrcd *xrcd = (struct tp_xrcd *)ibv;
 	int error = 0;
+	if (!tp_context_mine(ibv->context))
+		return 0;       /* a forked child: it stays, inert */
 	pthread_mutex_lock(&tp_card_lock);
 	if (xrcd->refs == 1 && atomic_load_explicit(&xrcd->users, memory_order_acquire))
 		error = EBUSY;

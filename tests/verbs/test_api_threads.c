@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include "verbs/helper_api.h"
 
 enum { MESSAGES = 2000 };
@@ -189,6 +191,53 @@ static void a_target_destroyed_under_load_is_a_peer_that_is_gone(void **state)
 	pair_close(&writer.pair);
 }
 
+#if defined(__SANITIZE_THREAD__)
+#define THREAD_SANITIZER 1
+#elif defined(__has_feature)
+#define THREAD_SANITIZER __has_feature(thread_sanitizer)
+#else
+#define THREAD_SANITIZER 0
+#endif
+
+/* Whatever lock is held at that moment, the child can put away what it inherited, and use the card itself. */
+static void a_fork_in_the_middle_of_traffic_leaves_a_child_that_works(void **state)
+{
+	(void)state;
+	struct writer writer = { .written = 0 };
+	pthread_t thread;
+	void *status;
+	if (THREAD_SANITIZER)   /* it allows no thread in a forked child */
+		skip();
+	pair_open(&writer.pair, NULL);
+	writer.rkey = writer.pair.b.mr->rkey;
+	pthread_create(&thread, NULL, write_on, &writer);
+	wait_for_traffic(&writer);
+	for (int i = 0; i < 20; i++) {
+		int result;
+		pid_t pid = fork();
+		if (pid == 0) {
+			struct pair own;
+			alarm(20);
+			ibv_destroy_qp(writer.pair.a.qp);
+			ibv_destroy_cq(writer.pair.a.cq);
+			ibv_dereg_mr(writer.pair.b.mr);
+			ibv_dealloc_pd(writer.pair.a.pd);
+			ibv_close_device(writer.pair.context);
+			pair_open(&own, NULL);
+			if (post(&own.a, &(struct request){ .opcode = IBV_WR_RDMA_WRITE, .bytes = 64, .remote = &own.b }) || next_wc(own.a.cq).status)
+				_exit(1);
+			pair_close(&own);
+			_exit(0);
+		}
+		assert_int_equal(waitpid(pid, &result, 0), pid);
+		assert_true(WIFEXITED(result) && WEXITSTATUS(result) == 0);
+	}
+	to_error(writer.pair.a.qp);
+	pthread_join(thread, &status);
+	assert_int_equal((uintptr_t)status, IBV_WC_WR_FLUSH_ERR);
+	pair_close(&writer.pair);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -197,6 +246,7 @@ int main(void)
 		cmocka_unit_test(a_region_deregistered_during_traffic_is_never_touched_again),
 		cmocka_unit_test(a_queue_pair_moved_to_error_under_load_flushes_the_rest),
 		cmocka_unit_test(a_target_destroyed_under_load_is_a_peer_that_is_gone),
+		cmocka_unit_test(a_fork_in_the_middle_of_traffic_leaves_a_child_that_works),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
