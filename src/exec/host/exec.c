@@ -195,6 +195,7 @@ ncclResult_t tp_exec_op_begin(struct tp_exec *exec, struct tp_exec_op *op)
 	op->post = plan->reduces && call->reduce.post;
 	op->round_first = op->pre && tp_type_bytes(call->reduce.type) <= 2 && call->reduce.type >= ncclFloat16;
 	op->limit = chunk_limit(exec, op);
+	op->streams = call->block_bytes >= TP_STREAM_BYTES / plan->plan->output_blocks;
 	op->ref_bytes = call->ref_bytes ? call->ref_bytes : TP_REF_BYTES;
 	bool fitted = plan->fit_block == call->block_bytes && plan->fit_chunk == op->limit && plan->fit_line == call->line_bytes;
 	for (uint32_t p = 0; p < plan->nprograms; p++) {
@@ -268,6 +269,15 @@ static ncclResult_t run_lanes(struct tp_exec *exec, struct tp_exec_op *op, bool 
 	return ncclSuccess;
 }
 
+/* A lane that waits for a chunk of somebody who has left waits for ever. */
+static ncclResult_t check_lane(const struct tp_exec_lane *lane)
+{
+	const struct tp_exec_step *step = lane->at;
+	if (lane->ready >= (uint32_t)step->nsrc + step->ntake) return ncclSuccess;
+	const struct tp_exec_operand *o = lane->ready < step->nsrc ? &step->src[lane->ready] : &step->take[lane->ready - step->nsrc];
+	return o->end && o->end->net && !tp_link_peek(o->end->link) ? tp_link_check(o->end->link) : ncclSuccess;
+}
+
 ncclResult_t tp_exec_run(struct tp_exec *exec, struct tp_exec_op *op, bool *moved, bool *done)
 {
 	*moved = *done = false;
@@ -277,6 +287,7 @@ ncclResult_t tp_exec_run(struct tp_exec *exec, struct tp_exec_op *op, bool *move
 		bool net_moved;
 		TP_TRY(tp_links_progress(exec->links, &net_moved));
 		*moved |= net_moved;
+		for (uint32_t i = 0; i < op->nactive && !*moved; i++) TP_TRY(check_lane(op->active[i]));
 	}
 	if (op->nactive || !is_drained(op)) return ncclSuccess;
 	*moved = *done = true;

@@ -87,6 +87,7 @@ struct tp_exec_op {
 	bool begun, pre, post;
 	bool round_first;                   /* scaled input is rounded to its type before it is reduced */
 	size_t limit;                       /* of a chunk */
+	bool streams;                       /* its output is larger than caches */
 	size_t ref_bytes;                   /* from which on chunks travel by reference to another process */
 	struct tp_exec_lane **active;       /* [nactive] */
 	uint32_t nactive, active_room;
@@ -113,6 +114,8 @@ struct tp_exec {
 
 /* Bytes that a reference is read in where they are reduced: in the nearest caches. */
 #define TP_BLOCK_BYTES ((size_t)128 << 10)
+/* Outputs from here on are copied past the caches (stream.c). */
+#define TP_STREAM_BYTES ((size_t)32 << 20)
 /* Send/recv: the total, in front of the first chunk, so that unequal sizes are seen. */
 #define TP_TOTAL_BYTES sizeof(uint64_t)
 
@@ -135,6 +138,7 @@ ncclResult_t tp_exec_op_begin(struct tp_exec *exec, struct tp_exec_op *op);
 ncclResult_t tp_exec_lane_run(struct tp_exec *exec, struct tp_exec_op *op, struct tp_exec_lane *lane, bool *moved);
 /* All links of the lane's step are ready: moves it. */
 ncclResult_t tp_exec_step_move(struct tp_exec *exec, struct tp_exec_op *op, struct tp_exec_lane *lane, struct tp_exec_step *step);
+void tp_exec_stream_copy(void *to, const void *from, size_t bytes);
 ncclResult_t tp_exec_op_mark(struct tp_exec *exec, struct tp_exec_op *op, struct tp_exec_end *end);
 /* Hints about lines that two processors pass to and fro (a processor without them takes them for nops): demote sends a
  * written line to the shared cache, where its reader finds it sooner; own fetches a line for writing. */

@@ -210,11 +210,12 @@ static ncclResult_t reduce_into(struct move *m, unsigned char *dst)
 	return ncclSuccess;
 }
 
-static ncclResult_t copy_into(struct move *m, unsigned char *dst)
+static ncclResult_t copy_into(struct move *m, unsigned char *dst, bool past_caches)
 {
 	const struct tp_exec_source *source = &m->exec->sources[0];
 	if (source->remote) return tp_link_read(source->remote, dst, source->addr, m->bytes);
-	if (source->at != dst && m->bytes) memcpy(dst, source->at, m->bytes);
+	if (past_caches && source->at != dst) tp_exec_stream_copy(dst, source->at, m->bytes);
+	else if (source->at != dst && m->bytes) memcpy(dst, source->at, m->bytes);
 	return ncclSuccess;
 }
 
@@ -230,7 +231,8 @@ static ncclResult_t write_buffers(struct move *m, bool plain, const unsigned cha
 			if (m->bytes && *value != dst) memcpy(dst, *value, m->bytes);
 			continue;
 		}
-		TP_TRY(plain ? copy_into(m, dst) : reduce_into(m, dst));
+		bool last = m->op->streams && step->buf[i].where == TP_OUTPUT && !step->nout;
+		TP_TRY(plain ? copy_into(m, dst, last) : reduce_into(m, dst));
 		*value = dst;
 	}
 	if (!*value && plain && !m->exec->sources[0].remote) *value = m->exec->sources[0].at;
@@ -255,7 +257,7 @@ static ncclResult_t give_links(struct move *m, bool plain, const unsigned char *
 		if (value) {
 			tp_exec_fill(dst, value, m->bytes);
 		} else {
-			TP_TRY(plain ? copy_into(m, dst) : reduce_into(m, dst));
+			TP_TRY(plain ? copy_into(m, dst, false) : reduce_into(m, dst));
 			value = dst;
 		}
 		TP_TRY(publish(m, o, staged ? dst : NULL));
