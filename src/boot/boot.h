@@ -97,6 +97,8 @@ void tp_boot_post_call(struct tp_boot *boot, const struct tp_call *call);
  * true: out names two ranks whose calls of one seq differ. */
 bool tp_boot_find_mismatch(struct tp_boot *boot, uint64_t seq, struct tp_event *out);
 /* What a rank last called, where known: for messages about stalls. false: unknown. */
+/* Has this rank closed its communicator in good order? Known of ranks of this host. */
+bool tp_boot_has_left(const struct tp_boot *boot, int rank);
 bool tp_boot_last_call(struct tp_boot *boot, int rank, struct tp_call *out);
 /* Leaves without waiting. Peers learn that this rank is gone in good order (no DEAD event). */
 void tp_boot_close(struct tp_boot *boot);

@@ -139,3 +139,11 @@ bool tp_boot_last_call(struct tp_boot *boot, int rank, struct tp_call *out)
 	uint32_t newest = atomic_load_explicit(&board->newest, memory_order_acquire);
 	return newest && newest <= TP_CALLS_KEPT && read_record(&board->calls[newest - 1], out);
 }
+
+bool tp_boot_has_left(const struct tp_boot *boot, int rank)
+{
+	const struct tp_boot_inside *b = (const struct tp_boot_inside *)boot;
+	if (rank < 0 || rank >= boot->nranks || boot->peers[rank].host != boot->host) return false;
+	/* Acquire: pairs with mark_left; the rank's last call is seen after it. */
+	return atomic_load_explicit(&tp_segment_ranks(b->site->seg)[boot->peers[rank].local].left, memory_order_acquire);
+}

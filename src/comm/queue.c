@@ -113,6 +113,22 @@ static bool find_mismatch(struct ncclComm *comm, uint64_t seq, uint64_t turn)
 	return true;
 }
 
+/* A rank of this host that left the communicator before it made this call never will. */
+static void find_departed(struct ncclComm *comm, uint64_t seq)
+{
+	for (int i = 0; i < comm->boot->nlocal; i++) {
+		int rank = comm->boot->local_ranks[i];
+		struct tp_call last = { 0 };
+		if (!tp_boot_has_left(comm->boot, rank)) continue;
+		if (tp_boot_last_call(comm->boot, rank, &last) && last.seq >= seq) continue;
+		tp_log_set_device(comm->device);
+		fail(comm, TP_FAIL(ncclRemoteError, "comm %p rank %d: rank %d (host %s, pid %d) has left the communicator after %llu calls, but "
+			"rank %d waits for it in call %llu", (void *)comm, comm->rank, rank, comm->boot->peers[rank].host_name,
+			(int)comm->boot->peers[rank].pid, (unsigned long long)last.seq, comm->rank, (unsigned long long)seq));
+		return;
+	}
+}
+
 /* What to make of an operation's error: a tag that doesn't match means that somebody called something else, and a
  * connection that broke that somebody is dying; both are known better in a moment. Run lock held. */
 ncclResult_t tp_comm_explain(struct ncclComm *comm, ncclResult_t found, uint64_t seq, uint64_t budget_ms)
@@ -238,7 +254,7 @@ static void stalled(struct tp_runnable *runnable, uint64_t waited_ms)
 	struct ncclComm *comm = OF_RUNNABLE(runnable);
 	tp_comm_look_for_events(comm);
 	if (verdict(comm) != ncclSuccess || !comm->current || !comm->current->started || comm->current->record.func == TP_SEND_RECV) return;
-	find_mismatch(comm, tp_comm_seq(comm), waited_ms / ASK_MS);
+	if (!find_mismatch(comm, tp_comm_seq(comm), waited_ms / ASK_MS)) find_departed(comm, tp_comm_seq(comm));
 }
 
 /* As `stalled`, for a wait that isn't the engine's. */
@@ -249,7 +265,7 @@ ncclResult_t tp_comm_poll_wait(void *arg, uint64_t waited_ns)
 	ncclResult_t result = verdict(comm);
 	if (result != ncclSuccess || waited_ns - comm->stalled_since_ns < TP_STALL_NS) return result;
 	comm->stalled_since_ns = waited_ns;
-	find_mismatch(comm, tp_comm_seq(comm), waited_ns / (ASK_MS * 1000000u));
+	if (!find_mismatch(comm, tp_comm_seq(comm), waited_ns / (ASK_MS * 1000000u))) find_departed(comm, tp_comm_seq(comm));
 	return verdict(comm);
 }
 

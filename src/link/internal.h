@@ -27,6 +27,9 @@ ncclResult_t tp_net_links_create(struct tp_boot *boot, const struct tp_net_links
 ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_class, int from, int to, struct tp_link *link);
 /* Ready: connected. Claim and publish (peek) are allowed before; they fill (find empty) the ring. */
 bool tp_net_link_is_ready(const struct tp_link *link);
+/* A receiving end whose sender has left in good order gets nothing more: ncclRemoteError that names it, for whoever finds
+ * out that a program waits there. ncclSuccess otherwise. */
+ncclResult_t tp_net_link_check(const struct tp_link *link);
 ncclResult_t tp_net_links_progress(struct tp_net_links *nets, bool *moved);
 bool tp_net_links_need_progress(const struct tp_net_links *nets);
 int tp_net_links_poll_fds(struct tp_net_links *nets, int *fds, uint32_t *events, int max);

@@ -102,6 +102,9 @@ ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options
  * tp_link_self_create.) */
 ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_link **out);
 bool tp_link_is_ready(const struct tp_link *link);
+/* For a receiver that waits where nothing has come: a sender on another host that has left in good order sends nothing more,
+ * which is ncclRemoteError; ncclSuccess otherwise. */
+ncclResult_t tp_link_check(const struct tp_link *link);
 /* Moves net links (connects, accepts, sends, receives). *moved: something happened. An error names the peer. */
 ncclResult_t tp_links_progress(struct tp_links *links, bool *moved);
 bool tp_links_need_progress(const struct tp_links *links);      /* any net link with work outstanding */

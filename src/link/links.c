@@ -149,6 +149,11 @@ bool tp_link_is_ready(const struct tp_link *link)
 	return link->kind != TP_LINK_NET || tp_net_link_is_ready(link);
 }
 
+ncclResult_t tp_link_check(const struct tp_link *link)
+{
+	return link->kind == TP_LINK_NET ? tp_net_link_check(link) : ncclSuccess;
+}
+
 ncclResult_t tp_links_progress(struct tp_links *links, bool *moved)
 {
 	*moved = false;

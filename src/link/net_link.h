@@ -58,9 +58,6 @@ struct tp_net_links {
 /* create without the gathering: the handle is this rank's; the caller fills in nets->handles. */
 ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle,
 	struct tp_net_links **out);
-/* A receiving end whose sender has left in good order gets nothing more: ncclRemoteError that names it, for whoever finds
- * out that a program waits there. ncclSuccess otherwise. */
-ncclResult_t tp_net_link_check(const struct tp_link *link);
 /* Sends what is published, or posts receives and publishes what came. */
 ncclResult_t tp_net_link_pump(struct tp_link_net *end, bool *moved);
 /* Receiver, LOST: a sender that ends without a goodbye, its work done, is no error for one who has all that it needs. So what

@@ -219,6 +219,29 @@ static void a_receive_of_another_size_names_both(void **state)
 	assert_true(ranks_run(&options, truncated, NULL));
 }
 
+static void leaves_early(struct ranks *r)
+{
+	int value = 1, sum;
+	REQUIRE_OK(ncclAllReduce(&value, &sum, 1, ncclInt, ncclSum, r->comm, NULL));
+	if (r->rank == r->nranks - 1) {
+		REQUIRE_OK(ncclCommDestroy(r->comm));
+		r->comm = NULL;
+	} else {
+		REQUIRE_IS(ncclAllReduce(&value, &sum, 1, ncclInt, ncclSum, r->comm, NULL), ncclRemoteError);
+		culprit_is(r, r->nranks - 1);
+	}
+	ranks_barrier(r);
+}
+
+static void who_waits_for_a_rank_that_left_is_told(void **state)
+{
+	(void)state;
+	for (int nhosts = 1; nhosts <= 3; nhosts++) {
+		struct ranks_options options = { .nranks = 3, .nhosts = nhosts };
+		if (!ranks_run(&options, leaves_early, NULL)) fail_msg("on %d hosts", nhosts);
+	}
+}
+
 static void settings_differ(struct ranks *r)
 {
 	if (r->rank == 1) setenv("NCCL_ALGO", "Ring", 1);
@@ -266,7 +289,7 @@ int main(void)
 		cmocka_unit_test(an_abort_frees_every_waiter), cmocka_unit_test(a_revoked_communicator_refuses_work),
 		cmocka_unit_test(calls_that_dont_match_name_both_ranks), cmocka_unit_test(calls_that_dont_match_between_hosts),
 		cmocka_unit_test(a_receive_of_another_size_names_both), cmocka_unit_test(different_settings_are_named_at_init),
-		cmocka_unit_test(a_rank_that_never_comes_is_named),
+		cmocka_unit_test(a_rank_that_never_comes_is_named), cmocka_unit_test(who_waits_for_a_rank_that_left_is_told),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
