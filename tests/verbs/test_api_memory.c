@@ -1,8 +1,14 @@
 /* Regions and windows: what can be registered, and what a key opens. */
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include "verbs/helper_api.h"
 
 #define PAGE 4096u
@@ -172,6 +178,33 @@ static void an_on_demand_region_of_missing_pages_is_an_error_not_a_crash(void **
 	pair_close(&p);
 }
 
+/* Containers may refuse process_vm_*: then on-demand regions must work all the same. */
+static bool refuse_process_vm(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 1, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(code) / sizeof(code[0]), code };
+	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+static void on_demand_regions_work_without_process_vm(void **state)
+{
+	int status;
+	pid_t pid = fork();
+	if (pid == 0) {
+		if (refuse_process_vm())
+			an_on_demand_region_of_missing_pages_is_an_error_not_a_crash(state);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 static void a_region_with_a_window_can_not_be_deregistered(void **state)
 {
 	(void)state;
@@ -221,6 +254,7 @@ int main(void)
 		cmocka_unit_test(a_region_registered_anew_has_its_new_rights_and_place),
 		cmocka_unit_test(the_null_region_reads_as_zeros_and_swallows_writes),
 		cmocka_unit_test(an_on_demand_region_of_missing_pages_is_an_error_not_a_crash),
+		cmocka_unit_test(on_demand_regions_work_without_process_vm),
 		cmocka_unit_test(a_region_with_a_window_can_not_be_deregistered),
 		cmocka_unit_test(a_type_1_window_bound_anew_has_a_new_key),
 	};
