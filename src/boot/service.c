@@ -417,7 +417,11 @@ void tp_service_unuse(void)
 __attribute__((destructor)) static void wait_for_end(void)
 {
 	pid_t tid = atomic_load_explicit(&last_tid, memory_order_relaxed);
-	if (tid == 0 || tp_service.running) return;
+	if (tid == 0) return;
+	tp_service_lock();
+	bool running = tp_service.running;
+	tp_service_unlock();
+	if (running) return;
 	while (syscall(SYS_tgkill, getpid(), tid, 0) == 0) sched_yield();
 }
 
