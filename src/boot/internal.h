@@ -28,7 +28,6 @@ struct tp_service {
 	bool running, finished;
 	pthread_t thread;
 	uint32_t generation;                /* a forked child has another one */
-	int waiters;                        /* for the thread's end */
 	int users;                          /* roots, joiners, sites, watches: at zero the thread ends */
 	int epoll, wake, spare_fd;
 	union tp_addr addr;

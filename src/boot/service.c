@@ -301,15 +301,12 @@ static void shut(void)
 	s->epoll = s->wake = s->spare_fd = wake_source.fd = -1;
 }
 
-static _Atomic pid_t last_tid;
-
 static void *service_main(void *unused)
 {
 	struct tp_service *s = &tp_service;
 	struct epoll_event events[64];
 	(void)unused;
 	pthread_setname_np(pthread_self(), "telpher-service");
-	atomic_store_explicit(&last_tid, gettid(), memory_order_relaxed);
 	ask_for_short_slices();
 	tp_service_lock();
 	while (s->users > 0) {
@@ -325,9 +322,8 @@ static void *service_main(void *unused)
 	}
 	shut();
 	s->running = false;
-	/* Whoever waits for the end joins; where nobody does, the end of the library does (see wait_for_end). */
-	s->finished = s->waiters > 0;
-	if (!s->finished) pthread_detach(pthread_self());
+	/* Who waits for the end joins it; where nobody does, the next start or the end of the library. */
+	s->finished = true;
 	pthread_cond_broadcast(&s->stopped);
 	tp_service_unlock();
 	return unused;
@@ -338,7 +334,6 @@ static void join_finished(void)
 	if (!tp_service.finished) return;
 	tp_service.finished = false;
 	pthread_join(tp_service.thread, NULL);      /* it has let go of the lock for good */
-	atomic_store_explicit(&last_tid, 0, memory_order_relaxed);     /* another thread may get the number */
 }
 
 static ncclResult_t open_listener(void)
@@ -407,22 +402,16 @@ void tp_service_unuse(void)
 	struct tp_service *s = &tp_service;
 	if (--s->users > 0 || tp_service_is_mine()) return;
 	ring_wake();
-	s->waiters++;
 	while (s->running && s->users == 0) pthread_cond_wait(&s->stopped, &tp_service_mutex);
-	s->waiters--;
 	join_finished();
 }
 
 /* Before the library is unloaded, a thread that has ended by itself must be out of it. */
 __attribute__((destructor)) static void wait_for_end(void)
 {
-	pid_t tid = atomic_load_explicit(&last_tid, memory_order_relaxed);
-	if (tid == 0) return;
 	tp_service_lock();
-	bool running = tp_service.running;
+	if (!tp_service.running) join_finished();
 	tp_service_unlock();
-	if (running) return;
-	while (syscall(SYS_tgkill, getpid(), tid, 0) == 0) sched_yield();
 }
 
 ncclResult_t tp_service_watch_fd(int fd, uint32_t epoll_events, void (*call)(void *arg, uint32_t events), void *arg,
