@@ -7,14 +7,6 @@
 #include <unistd.h>
 #include "verbs/helper_api.h"
 
-#if defined(__SANITIZE_THREAD__)
-#define THREAD_SANITIZER 1
-#elif defined(__has_feature)
-#define THREAD_SANITIZER __has_feature(thread_sanitizer)
-#else
-#define THREAD_SANITIZER 0
-#endif
-
 /* Parameters are read once a process, so each case has a child of its own: it ends with the check's answer. */
 static bool in_child(const char *const settings[][2], bool (*check)(void))
 {
@@ -197,7 +189,7 @@ static bool child_of_a_user(void)
 static void a_forked_child_leaves_the_parent_alone_and_can_open_its_own(void **state)
 {
 	(void)state;
-	if (THREAD_SANITIZER)   /* it allows no thread in a forked child */
+	if (THREAD_SANITIZER)
 		skip();
 	assert_true(in_child((const char *const[][2]){ { NULL, NULL } }, child_of_a_user));
 }

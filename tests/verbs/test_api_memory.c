@@ -195,6 +195,8 @@ static bool refuse_process_vm(void)
 static void on_demand_regions_work_without_process_vm(void **state)
 {
 	int status;
+	if (THREAD_SANITIZER)
+		skip();
 	pid_t pid = fork();
 	if (pid == 0) {
 		if (refuse_process_vm())
