@@ -13,7 +13,7 @@
 #define SMALLEST_SHARE (16u << 10)
 
 /* Measured between two pinned processes on a virtual machine of two cores, the data in the other's second-level cache:
- * memcpy 20 GB/s, process_vm_readv 25 GB/s and 0.8 us, a pass of reduction from a slot 14 GB/s of its result; TCP over loopback
+ * memcpy 20 GB/s, process_vm_readv 25 GB/s and 0.8 us, a pass of reduction from a slot 20 GB/s of its result; TCP over loopback
  * 3 GB/s, 17 us; sched_yield to the other rank 1.3 us. Out of that cache memcpy makes 10 GB/s (64 MB: 5), process_vm_readv,
  * which looks up each page, 6 (2 to 3): hence stream_bytes. */
 void tp_cost_defaults(struct tp_cost_model *model)
@@ -21,13 +21,14 @@ void tp_cost_defaults(struct tp_cost_model *model)
 	*model = (struct tp_cost_model){
 		.inside = { .latency_us = 0.15, .us_per_byte = 0.4e-4, .step_us = 0.05 },
 		.across = { .latency_us = 17, .us_per_byte = 3.3e-4, .step_us = 2.5 },
-		.reduce_us_per_byte = 0.7e-4, .copy_us_per_byte = 0.5e-4, .call_us = 0.1,
+		.reduce_us_per_byte = 0.5e-4, .copy_us_per_byte = 0.5e-4, .call_us = 0.1,
 		.cores_per_domain = tp_cpu_count(), .inline_bytes = 12287, .slot_bytes_inside = 262144,
 		.slot_bytes_across = 131072, .by_ref_inside = true, .ref_us = 0.8, .switch_us = 1.3, .stream_bytes = 1 << 20,
 	};
 	/* Steps that wait for each other take a little longer than their parts; all pairs hardly do. */
 	for (int a = 0; a < TP_NALGOS; a++)
 		model->scale[a] = a == TP_ALGO_ONE_SHOT || a == TP_ALGO_TWO_SHOT || a == TP_ALGO_DIRECT ? 1 : 1.05;
+	model->scale[TP_ALGO_RING] = 1.15;      /* what it passes on lies in the next rank's cache each time */
 }
 
 static int largest_domain(const struct tp_layout *layout)
