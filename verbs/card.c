@@ -71,7 +71,7 @@ static void make_device(struct tp_device *device, const struct tp_card_params *p
 		port->device = device;
 		port->number = (uint8_t)(i + 1);
 		port->rate_gbps = (uint32_t)params->rate_gbps;
-		port->counters = tp_alloc(TP_CNT_COUNT, sizeof(*port->counters), "a port's counters");
+		port->counters = tp_counters_of(index, i + 1);
 		pthread_rwlock_init(&port->gid_lock, NULL);
 		tp_gid_fill(port, params, index * device->nports + i, count * device->nports);
 		atomic_init(&port->state, params->down || port->ngids == 0 ? IBV_PORT_DOWN : IBV_PORT_ACTIVE);

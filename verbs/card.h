@@ -77,6 +77,8 @@ enum tp_counter {
 	TP_CNT_COUNT
 };
 const char *tp_counter_name(enum tp_counter counter);
+/* counters_share.c: this process's figures of a port (device from 0, port from 1), which others can read; NULL without memory. */
+_Atomic uint64_t *tp_counters_of(int device, int port);
 
 struct tp_port {
 	struct tp_device *device;
@@ -96,6 +98,9 @@ static inline void tp_counter_add(struct tp_port *port, enum tp_counter counter,
 	if (port)       /* a QP that never left RESET has none */
 		atomic_fetch_add_explicit(&port->counters[counter], amount, memory_order_relaxed);
 }
+
+/* The port's figures: sums over all processes of this user (and network namespace). */
+void tp_counters_read(struct tp_port *port, uint64_t sums[TP_CNT_COUNT]);
 
 struct tp_device {
 	struct ibv_device ibv;
