@@ -74,7 +74,6 @@ static void make_device(struct tp_device *device, const struct tp_card_params *p
 		port->counters = tp_counters_of(index, i + 1);
 		pthread_rwlock_init(&port->gid_lock, NULL);
 		tp_gid_fill(port, params, index * device->nports + i, count * device->nports);
-		atomic_init(&port->state, params->down || port->ngids == 0 ? IBV_PORT_DOWN : IBV_PORT_ACTIVE);
 	}
 }
 
@@ -86,6 +85,12 @@ static void fork_child(void)
 	tp_qp_forget();
 	tp_srq_forget();
 	tp_progress_forget();
+	tp_gid_watch_forget();
+	tp_mw_forget();
+	tp_mcast_forget();
+	for (int i = 0; i < all_count; i++)
+		for (int p = 0; p < all_devices[i].nports; p++)
+			pthread_rwlock_init(&all_devices[i].ports[p].gid_lock, NULL);
 }
 static void fork_prepare(void) { pthread_mutex_lock(&tp_card_lock); }
 static void fork_parent(void) { pthread_mutex_unlock(&tp_card_lock); }

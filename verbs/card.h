@@ -167,10 +167,6 @@ struct tp_pd {
 	_Atomic int users;
 	struct tp_pd *parent;           /* of a parent domain: the real one (then id is the real one's) */
 	struct tp_td *td;
-	/* A parent domain's allocators, for the queues of what is made on it; NULL: our own. */
-	void *(*alloc)(struct ibv_pd *pd, void *pd_context, size_t size, size_t alignment, uint64_t resource_type);
-	void (*free)(struct ibv_pd *pd, void *pd_context, void *ptr, uint64_t resource_type);
-	void *pd_context;
 };
 struct tp_xrcd { struct ibv_xrcd ibv; uint32_t id; _Atomic int users; struct tp_xrcd *next; uint64_t dev, ino; bool named; int refs; };
 
