@@ -35,7 +35,7 @@ struct tp_burst *tp_burst_start(struct tp_port *port, struct tp_endpoint *endpoi
 	own->used = 0;
 	own->count = 0;
 	own->closed = true;
-	own->whole = atomic_load_explicit(&endpoint->whole, memory_order_relaxed) || tp_fault_wire();
+	own->whole = atomic_load_explicit(&endpoint->whole, memory_order_relaxed) || tp_fault_out();
 	own->error = 0;
 	return own;
 }
@@ -135,7 +135,7 @@ bool tp_burst_flush(struct tp_burst *burst)
 	int error = 0, sent = burst->count;
 	if (tp_capture_on())
 		capture(burst);
-	if (!burst->route->mute && tp_fault_wire())
+	if (!burst->route->mute && burst->whole && tp_fault_out())
 		sent = send_faulty(burst, &error);
 	else if (!burst->route->mute)
 		sent = tp_endpoint_send(burst->endpoint, burst->sender, burst->route, burst->frames, burst->count, &error);

@@ -66,6 +66,8 @@ struct tp_rc {
 	uint64_t rnr_until_ns;          /* 0: not waiting */
 	uint32_t rnr_tries;
 	uint64_t blocked_until_ns;      /* the socket was full */
+	uint32_t back_psn;              /* what the last NAK asked for, and when it came */
+	uint64_t back_ns;
 	uint64_t rtt_ns, timed_ns;
 	uint32_t timed_psn;
 	bool timing;
@@ -74,7 +76,10 @@ struct tp_rc {
 
 	/* The responder; the next PSN is qp->recv_psn. */
 	uint32_t msn;
-	bool refused;                   /* a NAK was sent for the PSN that is expected */
+	bool refused;                   /* a NAK was sent for the PSN that is expected, */
+	bool refused_gap;               /* because of a gap */
+	uint32_t gap_psn;               /* the last packet that came too early */
+	uint32_t unanswered;            /* packets served since an acknowledgement */
 	bool ack_due;
 	uint8_t nak;                    /* syndrome to send, 0: none */
 	uint8_t last_word;              /* the NAK that ended the connection, repeated when its request comes again */

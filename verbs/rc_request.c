@@ -319,8 +319,11 @@ void tp_rc_go_back(struct tp_qp *qp, uint32_t psn, bool loss)
 		psn = rc->una;
 	if (tp_psn_diff(psn, rc->next) >= 0)
 		return;
-	if (loss && tp_psn_diff(psn, rc->recover) >= 0)
-		tp_rc_congested(qp);
+	/* Once a window. By an eighth: our own limits keep sockets from overflowing, so most losses are chance. */
+	if (loss && tp_psn_diff(psn, rc->recover) >= 0) {
+		rc->window = TP_MAX(rc->window * 7 / 8, TP_RC_WINDOW_MIN);
+		rc->recover = rc->top;
+	}
 	rc->next = psn;
 	rc->timing = false;
 	rc->unasked = 0;

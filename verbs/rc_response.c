@@ -99,7 +99,14 @@ static void refused(struct tp_qp *qp, const struct tp_packet *packet)
 		[TP_NAK_INVALID_RD] = IBV_WC_REM_INV_RD_REQ_ERR };
 	uint8_t code = packet->syndrome & TP_SYN_VALUE;
 	if (code == TP_NAK_SEQUENCE) {
+		struct tp_rc *rc = tp_rc_of(qp);
+		uint64_t now = tp_clock_ns();
 		tp_counter_add(qp->port, TP_CNT_PACKET_SEQ_ERR, 1);
+		/* Said again while what it asks for is on its way. */
+		if (packet->psn == rc->back_psn && now - rc->back_ns < rc->rtt_ns / 2)
+			return;
+		rc->back_psn = packet->psn;
+		rc->back_ns = now;
 		tp_rc_go_back(qp, packet->psn, true);
 	} else if (code < TP_ARRAY_LEN(statuses) && find_request(qp, packet->psn, &count)) {
 		tp_rc_fail_at(qp, count, statuses[code]);

@@ -5,7 +5,7 @@
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 
-enum { ANSWER_PACKETS = 128, AGAIN_NS = 20000, CNP_NS = 50000 };
+enum { ANSWER_EVERY = 24, ANSWER_PACKETS = 128, AGAIN_NS = 20000, CNP_NS = 50000 };
 
 static struct tp_packet answer_packet(struct tp_qp *qp, uint8_t operation, uint32_t psn, uint8_t syndrome, uint32_t msn)
 {
@@ -87,6 +87,7 @@ static void send_verdict(struct tp_qp *qp)
 	struct tp_packet packet = answer_packet(qp, TP_OP_ACK, psn, syndrome, rc->msn);
 	rc->nak = 0;
 	rc->ack_due = false;
+	rc->unanswered = 0;
 	tp_burst_send_one(qp, &packet);
 }
 
@@ -357,7 +358,7 @@ static void serve(struct tp_qp *qp, const struct tp_packet *packet)
 	uint32_t packets = operation == TP_OP_READ_REQUEST ? read_packets(rc, packet->length) : 1;
 	uint32_t msn = (rc->msn + (ends ? 1 : 0)) & TP_WIRE_PSN_MASK;
 	enum tp_reply reply;
-	rc->refused = false;
+	rc->refused = rc->refused_gap = false;
 	if (fetch && rc->message != TP_RC_NONE)
 		reply = TP_REPLY_INVALID_REQUEST;
 	else if (operation == TP_OP_READ_REQUEST)
@@ -405,12 +406,18 @@ void tp_rc_request(struct tp_qp *qp, const struct tp_packet *packet)
 		serve(qp, packet);
 	} else if (distance < 0) {
 		serve_again(qp, packet);
-	} else if (!rc->refused) {
+	} else if (!rc->refused || (rc->refused_gap && tp_psn_diff(packet->psn, rc->gap_psn) <= 0)) {
+		/* Also where the other side began again, and the packet that was missing is missing once more. */
 		tp_counter_add(qp->port, TP_CNT_OUT_OF_SEQUENCE, 1);
 		rc->nak = nak_of(TP_REPLY_SEQUENCE);
 		rc->ack_due = false;
-		rc->refused = true;
+		rc->refused = rc->refused_gap = true;
 	}
+	if (distance > 0)
+		rc->gap_psn = packet->psn;
+	/* A NAK at once, an acknowledgement while a long batch is being served: the other side waits for them. */
+	if (qp->carrier == &tp_wire && (rc->nak || (rc->ack_due && ++rc->unanswered >= ANSWER_EVERY)))
+		tp_rc_answer(qp);
 }
 
 /* ---- UC: the same without answers; a gap drops the message it strikes ---- */

@@ -29,7 +29,7 @@ static struct tp_param params[] = {
 };
 TP_PARAM_TABLE("verbs", params)
 
-_Atomic bool tp_fault_wire_any;
+_Atomic bool tp_fault_wire_any, tp_fault_wire_out;
 static struct rules rules;
 static uint64_t chance;
 static struct kept *kept, **kept_end = &kept;
@@ -184,6 +184,7 @@ int tp_fault_wire_set(const char *text)
 	chance = r.seed * 0x9e3779b97f4a7c15u + 1;
 	pthread_mutex_unlock(&lock);
 	atomic_store_explicit(&tp_fault_wire_any, !none, memory_order_relaxed);
+	atomic_store_explicit(&tp_fault_wire_out, !none && (r.sides & SIDE_OUT), memory_order_relaxed);
 	return 0;
 }
 
