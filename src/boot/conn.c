@@ -1,6 +1,6 @@
-/* One connection: the handshake, then frames. Non-blocking throughout; reads exactly what it needs next (so a descriptor that
- * follows a frame is never read past), and keeps little for who has proven nothing: 96 bytes. */
-#include "boot/internal.h"
+/* One connection: the handshake (handshake.c), then frames. Non-blocking throughout; reads exactly what it needs next, so a
+ * descriptor that follows a frame is never read past. */
+#include "boot/conn.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define ACCEPT_BATCH 64
 #define FRAME_BATCH 64
 #define CONN_DEFAULT_LIMIT 4096
 
@@ -20,22 +19,6 @@ const char *tp_conn_peer(const struct tp_conn *conn, char text[TP_ADDR_TEXT])
 		return text;
 	}
 	return tp_addr_format(&conn->peer, text);
-}
-
-/* Once a source and kind of nonsense: a scanner must not fill the log. */
-void tp_conn_stranger(const struct tp_conn *conn, const char *what)
-{
-	static uint64_t seen[128];
-	static unsigned count;
-	union tp_addr addr = conn->peer;
-	char text[TP_ADDR_TEXT];
-	if (addr.sa.sa_family == AF_INET6) addr.v6.sin6_port = 0;
-	else addr.v4.sin_port = 0;
-	uint64_t hash = tp_hash64(what, strcspn(what, "0123456789"), tp_hash64(&addr, sizeof(addr), 0));
-	for (unsigned i = 0; i < TP_MIN(count, TP_ARRAY_LEN(seen)); i++)
-		if (seen[i] == hash) return;
-	seen[count++ % TP_ARRAY_LEN(seen)] = hash;
-	TP_WARN("Bootstrap: a stranger at %s %s; dropped", tp_conn_peer(conn, text), what);
 }
 
 static void unlink_conn(struct tp_conn *conn)
@@ -71,7 +54,7 @@ void tp_conn_free_dead(void)
 	}
 }
 
-static void end(struct tp_conn *conn, enum tp_conn_end how, const char *why)
+void tp_conn_end(struct tp_conn *conn, enum tp_conn_end how, const char *why)
 {
 	const struct tp_conn_ops *ops = conn->ops;
 	if (conn->state == TP_CONN_CLOSED) return;
@@ -91,7 +74,7 @@ void tp_conn_close_flushed(struct tp_conn *conn)
 	tp_service_poke(conn->deadline_ms);
 }
 
-static struct tp_conn *new_conn(int fd, bool caller, bool is_unix, uint64_t deadline_ms)
+struct tp_conn *tp_conn_new(int fd, bool caller, bool is_unix, uint64_t deadline_ms)
 {
 	struct tp_conn *conn = tp_alloc(1, sizeof(*conn), "bootstrap connection");
 	if (!conn) return NULL;
@@ -139,7 +122,7 @@ static void queue_out(struct tp_conn *conn, const void *data, size_t bytes)
 
 /* What the socket takes now goes out, the rest is queued. A broken connection is ended by the service thread later, so that
  * a sender is never called back. */
-static void send_raw(struct tp_conn *conn, const void *head, size_t head_bytes, const void *data, size_t bytes)
+void tp_conn_send_raw(struct tp_conn *conn, const void *head, size_t head_bytes, const void *data, size_t bytes)
 {
 	size_t sent = 0;
 	if (conn->broken || conn->state == TP_CONN_CLOSED) return;
@@ -171,7 +154,7 @@ static void end_broken(struct tp_conn *conn, const char *why)
 		before = conn->received;
 		take_input(conn);
 	} while (conn->state == TP_CONN_OPEN && conn->received != before);
-	end(conn, TP_END_BROKEN, why);
+	tp_conn_end(conn, TP_END_BROKEN, why);
 }
 
 static void flush(struct tp_conn *conn)
@@ -203,7 +186,7 @@ void tp_conn_send(struct tp_conn *conn, enum tp_wire_type type, const void *payl
 	struct tp_wire_frame frame;
 	if (conn->state != TP_CONN_OPEN || conn->broken) return;
 	tp_wire_seal(&frame, conn->keys[conn->caller ? 0 : 1], type, conn->sent++, payload, bytes);
-	send_raw(conn, &frame, sizeof(frame), payload, bytes);
+	tp_conn_send_raw(conn, &frame, sizeof(frame), payload, bytes);
 }
 
 void tp_conn_send_fd(struct tp_conn *conn, int fd)
@@ -212,21 +195,11 @@ void tp_conn_send_fd(struct tp_conn *conn, int fd)
 	if (conn->out_have || tp_unix_send_fd(conn->source.fd, fd, "F", 1) != ncclSuccess) conn->broken = true;
 }
 
-static void expect(struct tp_conn *conn, enum tp_conn_state state, size_t need)
+void tp_conn_expect(struct tp_conn *conn, enum tp_conn_state state, size_t need)
 {
 	conn->state = state;
 	conn->need = need;
 	conn->have = 0;
-}
-
-static void become_open(struct tp_conn *conn)
-{
-	tp_wire_session(conn->secret, &conn->hello, conn->nonce, conn->keys);
-	expect(conn, TP_CONN_OPEN, sizeof(struct tp_wire_frame));
-	conn->deadline_ms = 0;
-	if (conn->counted) tp_service.unproven--;
-	conn->counted = false;
-	if (conn->ops && conn->ops->open) conn->ops->open(conn);
 }
 
 /* What may pass is only noted: the caller tries again. */
@@ -253,7 +226,7 @@ ncclResult_t tp_conn_call(int fd, const union tp_addr *addr, enum tp_wire_kind k
 		close(fd);
 		return result;
 	}
-	struct tp_conn *conn = new_conn(fd, true, is_unix, deadline_ms);
+	struct tp_conn *conn = tp_conn_new(fd, true, is_unix, deadline_ms);
 	if (!conn) {
 		close(fd);
 		return ncclSystemError;
@@ -274,185 +247,10 @@ ncclResult_t tp_conn_call(int fd, const union tp_addr *addr, enum tp_wire_kind k
 	return ncclSuccess;
 }
 
-/* No descriptor is left: the reserve is given up for a moment so that the caller is turned away and not kept waiting. */
-static void refuse_for_want_of_fds(struct tp_listener *listener)
-{
-	static uint64_t warned_ms;
-	uint64_t now = tp_clock_ms();
-	if (!warned_ms || now - warned_ms > 10000) {
-		warned_ms = now;
-		TP_WARN("Bootstrap: no file descriptor is left for a connection (ulimit -n); callers are turned away and will call again");
-	}
-	if (tp_service.spare_fd >= 0) close(tp_service.spare_fd);
-	int fd = accept4(listener->source.fd, NULL, NULL, SOCK_CLOEXEC);
-	if (fd >= 0) close(fd);
-	tp_service.spare_fd = dup(tp_service.wake);
-}
-
-static void drop_oldest_unproven(void)
-{
-	struct tp_conn *conn = tp_service.oldest;
-	while (conn && !conn->counted) conn = conn->prev;
-	if (conn) tp_conn_close(conn);
-}
-
-void tp_conn_accept(struct tp_listener *listener)
-{
-	for (int i = 0; i < ACCEPT_BATCH && listener->source.fd >= 0; i++) {
-		union tp_addr peer;
-		socklen_t length = sizeof(peer);
-		memset(&peer, 0, sizeof(peer));
-		int fd = accept4(listener->source.fd, listener->is_unix ? NULL : &peer.sa, listener->is_unix ? NULL : &length,
-			SOCK_CLOEXEC | SOCK_NONBLOCK);
-		if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-			if (tp_service_need_fds(256) == ncclSuccess) continue;
-			refuse_for_want_of_fds(listener);
-			return;
-		}
-		if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
-		if (fd < 0) return;
-		struct tp_conn *conn = new_conn(fd, false, listener->is_unix, tp_clock_ms() + TP_HANDSHAKE_MS);
-		if (!conn) {
-			close(fd);
-			return;
-		}
-		conn->peer = peer;
-		conn->counted = true;
-		conn->events = EPOLLIN;
-		expect(conn, TP_CONN_HELLO, sizeof(struct tp_wire_hello));
-		if (tp_service_add(&conn->source, EPOLLIN) != ncclSuccess) tp_conn_close(conn);
-		else if (++tp_service.unproven > TP_UNPROVEN_MAX) drop_oldest_unproven();
-		if (!listener->is_unix) {
-			int on = 1;
-			setsockopt(fd, IPPROTO_TCP, 1 /* TCP_NODELAY */, &on, sizeof(on));
-		}
-	}
-}
-
-static const uint8_t *secret_of(const struct tp_wire_hello *hello)
-{
-	const uint8_t *secret = NULL;
-	if (hello->kind == TP_WIRE_JOIN || hello->kind == TP_WIRE_GROUP) tp_root_find(hello->name, &secret);
-	else tp_site_find(hello->name, &secret);
-	return secret;
-}
-
-static void challenge(struct tp_conn *conn)
-{
-	struct tp_wire_challenge answer = { .magic = TP_WIRE_MAGIC, .format = TP_WIRE_FORMAT };
-	const uint8_t *secret = secret_of(&conn->hello);
-	if (!secret && (conn->hello.flags & TP_WIRE_HOLD)) {
-		conn->state = TP_CONN_HELD;
-		conn->need = 0;
-		return;
-	}
-	if (!secret) {
-		answer.verdict = TP_WIRE_UNKNOWN;
-		send_raw(conn, &answer, sizeof(answer), NULL, 0);
-		tp_conn_close(conn);
-		return;
-	}
-	conn->deadline_ms = tp_clock_ms() + TP_HANDSHAKE_MS;    /* for the proof: its process may lack a processor */
-	memcpy(conn->secret, secret, TP_SECRET_BYTES);
-	tp_secret_random(conn->nonce, sizeof(conn->nonce));
-	memcpy(answer.nonce, conn->nonce, sizeof(answer.nonce));
-	tp_wire_prove(conn->secret, TP_WIRE_SERVICE, &conn->hello, conn->nonce, answer.proof);
-	expect(conn, TP_CONN_PROOF, sizeof(struct tp_wire_proof));
-	send_raw(conn, &answer, sizeof(answer), NULL, 0);
-}
-
-void tp_conn_wake_held(uint64_t name)
-{
-	struct tp_conn *next;
-	for (struct tp_conn *conn = tp_service.conns; conn; conn = next) {
-		next = conn->next;
-		if (conn->state == TP_CONN_HELD && conn->hello.name == name) {
-			challenge(conn);
-		}
-	}
-}
-
-static void got_hello(struct tp_conn *conn)
-{
-	char text[160];
-	const char *wrong = tp_wire_hello_check(conn->head, conn->have, text, sizeof(text));
-	if (wrong) {
-		if (memcmp(conn->head, TP_WIRE_MAGIC, 8) == 0) {
-			struct tp_wire_challenge answer = { .magic = TP_WIRE_MAGIC, .format = TP_WIRE_FORMAT, .verdict = TP_WIRE_FOREIGN };
-			send_raw(conn, &answer, sizeof(answer), NULL, 0);
-		}
-		tp_conn_stranger(conn, wrong);
-		tp_conn_close(conn);
-		return;
-	}
-	memcpy(&conn->hello, conn->head, sizeof(conn->hello));
-	challenge(conn);
-}
-
-/* The proof is right: whose is it now? */
-static void hand_over(struct tp_conn *conn)
-{
-	struct tp_root *root = NULL;
-	struct tp_site *site = NULL;
-	if (conn->hello.kind == TP_WIRE_JOIN || conn->hello.kind == TP_WIRE_GROUP) root = tp_root_find(conn->hello.name, NULL);
-	else site = tp_site_find(conn->hello.name, NULL);
-	if (!root && !site) {
-		tp_conn_close(conn);
-		return;
-	}
-	become_open(conn);
-	if (root) tp_root_adopt(root, conn);
-	else if (conn->hello.kind == TP_WIRE_SEGMENT) tp_site_adopt_segment(site, conn);
-	else tp_mesh_adopt(site, conn);
-}
-
-static void got_proof(struct tp_conn *conn)
-{
-	uint8_t right[TP_SECRET_BYTES];
-	tp_wire_prove(conn->secret, TP_WIRE_CALLER, &conn->hello, conn->nonce, right);
-	if (!tp_secret_equal(right, conn->head)) {
-		tp_conn_stranger(conn, "knows the name of an id but not its secret");
-		tp_conn_close(conn);
-		return;
-	}
-	hand_over(conn);
-}
-
-static void got_challenge(struct tp_conn *conn)
-{
-	struct tp_wire_challenge answer;
-	struct tp_wire_proof proof;
-	uint8_t right[TP_SECRET_BYTES];
-	char text[160];
-	memcpy(&answer, conn->head, sizeof(answer));
-	if (memcmp(answer.magic, TP_WIRE_MAGIC, sizeof(answer.magic)) != 0) {
-		end(conn, TP_END_FOREIGN, "is no Telpher process");
-		return;
-	}
-	if (answer.format != TP_WIRE_FORMAT) {
-		snprintf(text, sizeof(text), "speaks version %u of the bootstrap's greeting, this process version %u", answer.format, TP_WIRE_FORMAT);
-		end(conn, TP_END_FOREIGN, text);
-		return;
-	}
-	if (answer.verdict != TP_WIRE_GO_ON) {
-		end(conn, TP_END_UNKNOWN, "does not know this communicator's id (any more)");
-		return;
-	}
-	memcpy(conn->nonce, answer.nonce, sizeof(conn->nonce));
-	tp_wire_prove(conn->secret, TP_WIRE_SERVICE, &conn->hello, conn->nonce, right);
-	if (!tp_secret_equal(right, answer.proof)) {
-		end(conn, TP_END_FOREIGN, "does not know the id's secret");
-		return;
-	}
-	tp_wire_prove(conn->secret, TP_WIRE_CALLER, &conn->hello, conn->nonce, proof.proof);
-	send_raw(conn, &proof, sizeof(proof), NULL, 0);
-	become_open(conn);
-}
-
 static void bad_frame(struct tp_conn *conn, const char *wrong)
 {
 	if (!conn->caller) tp_conn_stranger(conn, wrong);
-	end(conn, TP_END_BROKEN, wrong);
+	tp_conn_end(conn, TP_END_BROKEN, wrong);
 }
 
 static void got_frame(struct tp_conn *conn)
@@ -465,7 +263,7 @@ static void got_frame(struct tp_conn *conn)
 	}
 	conn->payload = NULL;
 	conn->received++;
-	expect(conn, TP_CONN_OPEN, sizeof(struct tp_wire_frame));
+	tp_conn_expect(conn, TP_CONN_OPEN, sizeof(struct tp_wire_frame));
 	if (conn->ops) wrong = conn->ops->frame(conn, conn->frame.type, payload, conn->frame.bytes);
 	free(payload);
 	if (wrong && conn->state != TP_CONN_CLOSED) bad_frame(conn, wrong);
@@ -485,7 +283,7 @@ static void got_frame_head(struct tp_conn *conn)
 	}
 	conn->payload = malloc(conn->frame.bytes);
 	if (!conn->payload) {
-		end(conn, TP_END_BROKEN, "no memory for a frame");
+		tp_conn_end(conn, TP_END_BROKEN, "no memory for a frame");
 		return;
 	}
 	conn->need = conn->frame.bytes;
@@ -495,9 +293,9 @@ static void got_frame_head(struct tp_conn *conn)
 static void got_all(struct tp_conn *conn)
 {
 	switch (conn->state) {
-	case TP_CONN_HELLO: got_hello(conn); break;
-	case TP_CONN_PROOF: got_proof(conn); break;
-	case TP_CONN_CHALLENGE: got_challenge(conn); break;
+	case TP_CONN_HELLO: tp_conn_got_hello(conn); break;
+	case TP_CONN_PROOF: tp_conn_got_proof(conn); break;
+	case TP_CONN_CHALLENGE: tp_conn_got_challenge(conn); break;
 	case TP_CONN_OPEN:
 		if (conn->payload) got_frame(conn);
 		else got_frame_head(conn);
@@ -514,7 +312,7 @@ static void got_end(struct tp_conn *conn, const char *why)
 		if (!conn->have) TP_INFO(TP_BOOTSTRAP, "Bootstrap: %s connected and left without a word", tp_conn_peer(conn, text));
 		else tp_conn_stranger(conn, tp_wire_hello_check(conn->head, conn->have, text, sizeof(text)));
 	}
-	end(conn, TP_END_BROKEN, why);
+	tp_conn_end(conn, TP_END_BROKEN, why);
 }
 
 static void take_descriptor(struct tp_conn *conn)
@@ -524,16 +322,6 @@ static void take_descriptor(struct tp_conn *conn)
 	conn->want_fd = false;
 	if (tp_unix_recv_fd(conn->source.fd, &fd, &byte, 1, tp_clock_ms() + 1000) != ncclSuccess) fd = -1;
 	conn->ops->descriptor(conn, fd);
-}
-
-/* Nonsense is known by its first bytes: an HTTP request of 20 bytes would otherwise be waited for. */
-static bool is_nonsense(struct tp_conn *conn)
-{
-	char text[160];
-	if (conn->state != TP_CONN_HELLO || conn->have < 8 || memcmp(conn->head, TP_WIRE_MAGIC, 8) == 0) return false;
-	tp_conn_stranger(conn, tp_wire_hello_check(conn->head, conn->have, text, sizeof(text)));
-	tp_conn_close(conn);
-	return true;
 }
 
 static void take_input(struct tp_conn *conn)
@@ -562,7 +350,7 @@ static void take_input(struct tp_conn *conn)
 			return;
 		}
 		conn->have += (size_t)n;
-		if (is_nonsense(conn)) return;
+		if (tp_conn_is_nonsense(conn)) return;
 		if (conn->have < conn->need) continue;
 		frames++;
 		got_all(conn);
@@ -573,12 +361,12 @@ static void finish_connect(struct tp_conn *conn)
 {
 	int error = conn->is_unix ? 0 : tp_socket_try_connect_finish(conn->source.fd);
 	if (error) {
-		end(conn, error == ECONNREFUSED ? TP_END_REFUSED : TP_END_SILENT, error == ECONNREFUSED ? "refuses connections" : strerror(error));
+		tp_conn_end(conn, error == ECONNREFUSED ? TP_END_REFUSED : TP_END_SILENT, error == ECONNREFUSED ? "refuses connections" : strerror(error));
 		return;
 	}
-	expect(conn, TP_CONN_CHALLENGE, sizeof(struct tp_wire_challenge));
+	tp_conn_expect(conn, TP_CONN_CHALLENGE, sizeof(struct tp_wire_challenge));
 	want(conn, EPOLLIN);
-	send_raw(conn, &conn->hello, sizeof(conn->hello), NULL, 0);
+	tp_conn_send_raw(conn, &conn->hello, sizeof(conn->hello), NULL, 0);
 }
 
 void tp_conn_event(struct tp_conn *conn, uint32_t events)
@@ -595,7 +383,7 @@ void tp_conn_event(struct tp_conn *conn, uint32_t events)
 static void expire(struct tp_conn *conn)
 {
 	if (conn->broken) end_broken(conn, "closed the connection");
-	else if (conn->caller) end(conn, TP_END_SILENT, "does not answer");
+	else if (conn->caller) tp_conn_end(conn, TP_END_SILENT, "does not answer");
 	else if (!conn->ops && conn->state == TP_CONN_OPEN) tp_conn_close(conn);
 	else if (conn->state == TP_CONN_HELLO) {
 		char text[160];
