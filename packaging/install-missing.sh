@@ -18,11 +18,17 @@ need_file sodium.h libsodium-dev
 need_file libsodium.a libsodium-dev
 need_file popt.h libpopt-dev
 need_file cjson/cJSON.h libcjson-dev
+need_file infiniband/verbs.h libibverbs-dev
 if [ "${1:-build}" = check ]; then
 	need_file cmocka.h libcmocka-dev
 	need_command ip iproute2
 	need_command python3 python3
 	need_command pkg-config pkg-config
+	# Unmodified RDMA programs that the software card must run.
+	need_command ibv_devinfo ibverbs-utils
+	need_command ib_write_bw perftest
+	need_file pyverbs/__init__.py python3-pyverbs
+	[ -d /usr/share/doc/rdma-core ] || missing+=(rdma-core)    # its documentation holds its tests
 fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 
