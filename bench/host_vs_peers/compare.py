@@ -163,6 +163,12 @@ def measure(groups, broken, collective, count, rounds, budget_us):
     return {name: t for name, t in times.items() if t}
 
 
+def processor():
+    with open("/proc/cpuinfo") as f:
+        names = [line.split(":", 1)[1].strip() for line in f if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def short(size):
     for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
         if size >= unit and size % unit == 0:
@@ -228,7 +234,8 @@ def main():
     realtime = args.realtime and may_be_realtime()
     env = dict(os.environ, OMPI_MCA_btl_base_warn_component_unused="0")
     results, broken = [], []
-    print(f"{platform.node()}, {cpus} processors; {args.rounds} rounds of {args.turn_ms} ms turns, {BATCHES} batches a turn; "
+    machine, date = f"{cpus} x {processor()}, Linux {platform.release()}", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    print(f"{date}; {machine}; {args.rounds} rounds of {args.turn_ms} ms turns, {BATCHES} batches a turn; "
           "ratio: best peer's time / ours, above 1 ours is faster", flush=True)
     if args.realtime:
         print("all ranks at real-time priority (round robin)" if realtime else "real-time priority isn't permitted: ordinary priority", flush=True)
@@ -276,7 +283,7 @@ def main():
         print(f"broken: {line}")
     if args.json:
         with open(args.json, "w") as f:
-            json.dump({"host": platform.node(), "processors": cpus, "realtime": realtime, "rounds": args.rounds, "turn_ms": args.turn_ms,
+            json.dump({"date": date, "machine": machine, "processors": cpus, "realtime": realtime, "rounds": args.rounds, "turn_ms": args.turn_ms,
                        "geometric_means": summary, "results": results, "broken": broken}, f, indent=1)
         print(f"\nwritten: {args.json}")
     return 1 if broken else 0
