@@ -45,6 +45,15 @@ void tp_conn_close(struct tp_conn *conn)
 	tp_service.dead_conns = conn;
 }
 
+void tp_conn_close_all_of(const void *owner)
+{
+	struct tp_conn *next;
+	for (struct tp_conn *conn = tp_service.conns; conn; conn = next) {
+		next = conn->next;
+		if (conn->owner == owner) tp_conn_close(conn);
+	}
+}
+
 void tp_conn_free_dead(void)
 {
 	while (tp_service.dead_conns) {

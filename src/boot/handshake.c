@@ -58,6 +58,26 @@ static void drop_oldest_unproven(void)
 	if (conn) tp_conn_close(conn);
 }
 
+/* False: there is no memory for it, and it is turned away. */
+static bool admit(int fd, const union tp_addr *peer, bool is_unix)
+{
+	int on = 1;
+	if (!is_unix) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	struct tp_conn *conn = tp_conn_new(fd, false, is_unix, tp_clock_ms() + TP_HANDSHAKE_MS);
+	if (!conn) {
+		close(fd);
+		return false;
+	}
+	conn->peer = *peer;
+	conn->counted = true;
+	tp_service.unproven++;
+	conn->events = EPOLLIN;
+	tp_conn_expect(conn, TP_CONN_HELLO, sizeof(struct tp_wire_hello));
+	if (tp_service_add(&conn->source, EPOLLIN) != ncclSuccess) tp_conn_close(conn);
+	else if (tp_service.unproven > TP_UNPROVEN_MAX) drop_oldest_unproven();
+	return true;
+}
+
 void tp_conn_accept(struct tp_listener *listener)
 {
 	for (int i = 0; i < ACCEPT_BATCH && listener->source.fd >= 0; i++) {
@@ -73,21 +93,7 @@ void tp_conn_accept(struct tp_listener *listener)
 		}
 		if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
 		if (fd < 0) return;
-		struct tp_conn *conn = tp_conn_new(fd, false, listener->is_unix, tp_clock_ms() + TP_HANDSHAKE_MS);
-		if (!conn) {
-			close(fd);
-			return;
-		}
-		conn->peer = peer;
-		conn->counted = true;
-		conn->events = EPOLLIN;
-		tp_conn_expect(conn, TP_CONN_HELLO, sizeof(struct tp_wire_hello));
-		if (tp_service_add(&conn->source, EPOLLIN) != ncclSuccess) tp_conn_close(conn);
-		else if (++tp_service.unproven > TP_UNPROVEN_MAX) drop_oldest_unproven();
-		if (!listener->is_unix) {
-			int on = 1;
-			setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-		}
+		if (!admit(fd, &peer, listener->is_unix)) return;
 	}
 }
 
@@ -101,18 +107,20 @@ static void become_open(struct tp_conn *conn)
 	if (conn->ops && conn->ops->open) conn->ops->open(conn);
 }
 
-static const uint8_t *secret_of(const struct tp_wire_hello *hello)
+/* Whom the caller wants: one of the two, or neither. */
+struct called { struct tp_root *root; struct tp_site *site; const uint8_t *secret; };
+static struct called find_called(const struct tp_wire_hello *hello)
 {
-	const uint8_t *secret = NULL;
-	if (hello->kind == TP_WIRE_JOIN || hello->kind == TP_WIRE_GROUP) tp_root_find(hello->name, &secret);
-	else tp_site_find(hello->name, &secret);
-	return secret;
+	struct called called = {0};
+	if (hello->kind == TP_WIRE_JOIN || hello->kind == TP_WIRE_GROUP) called.root = tp_root_find(hello->name, &called.secret);
+	else called.site = tp_site_find(hello->name, &called.secret);
+	return called;
 }
 
 static void challenge(struct tp_conn *conn)
 {
 	struct tp_wire_challenge answer = { .magic = TP_WIRE_MAGIC, .format = TP_WIRE_FORMAT };
-	const uint8_t *secret = secret_of(&conn->hello);
+	const uint8_t *secret = find_called(&conn->hello).secret;
 	if (!secret && (conn->hello.flags & TP_WIRE_HOLD)) {
 		conn->state = TP_CONN_HELD;
 		conn->need = 0;
@@ -138,9 +146,7 @@ void tp_conn_wake_held(uint64_t name)
 	struct tp_conn *next;
 	for (struct tp_conn *conn = tp_service.conns; conn; conn = next) {
 		next = conn->next;
-		if (conn->state == TP_CONN_HELD && conn->hello.name == name) {
-			challenge(conn);
-		}
+		if (conn->state == TP_CONN_HELD && conn->hello.name == name) challenge(conn);
 	}
 }
 
@@ -164,18 +170,15 @@ void tp_conn_got_hello(struct tp_conn *conn)
 /* The proof is right: whose is it now? */
 static void hand_over(struct tp_conn *conn)
 {
-	struct tp_root *root = NULL;
-	struct tp_site *site = NULL;
-	if (conn->hello.kind == TP_WIRE_JOIN || conn->hello.kind == TP_WIRE_GROUP) root = tp_root_find(conn->hello.name, NULL);
-	else site = tp_site_find(conn->hello.name, NULL);
-	if (!root && !site) {
+	struct called called = find_called(&conn->hello);
+	if (!called.secret) {
 		tp_conn_close(conn);
 		return;
 	}
 	become_open(conn);
-	if (root) tp_root_adopt(root, conn);
-	else if (conn->hello.kind == TP_WIRE_SEGMENT) tp_site_adopt_segment(site, conn);
-	else tp_mesh_adopt(site, conn);
+	if (called.root) tp_root_adopt(called.root, conn);
+	else if (conn->hello.kind == TP_WIRE_SEGMENT) tp_site_adopt_segment(called.site, conn);
+	else tp_mesh_adopt(called.site, conn);
 }
 
 void tp_conn_got_proof(struct tp_conn *conn)

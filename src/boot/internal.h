@@ -63,7 +63,7 @@ bool tp_service_is_here(const union tp_addr *addr);
 /* The side to connect from, where NCCL_SOCKET_IFNAME asks for one; NULL otherwise. */
 const union tp_addr *tp_service_from(const union tp_addr *to, union tp_addr *space);
 
-/* ---- conn.c */
+/* ---- conn.c, handshake.c */
 enum tp_conn_state { TP_CONN_CONNECTING, TP_CONN_HELLO, TP_CONN_HELD, TP_CONN_CHALLENGE, TP_CONN_PROOF, TP_CONN_OPEN, TP_CONN_CLOSED };
 enum tp_conn_end { TP_END_BROKEN, TP_END_REFUSED, TP_END_UNKNOWN, TP_END_FOREIGN, TP_END_SILENT };
 struct tp_conn;
@@ -110,6 +110,7 @@ void tp_conn_send(struct tp_conn *conn, enum tp_wire_type type, const void *payl
 void tp_conn_send_fd(struct tp_conn *conn, int fd);
 void tp_conn_close(struct tp_conn *conn);           /* without a call back */
 void tp_conn_close_flushed(struct tp_conn *conn);   /* when what is queued is sent, 2 s at most; ops are forgotten */
+void tp_conn_close_all_of(const void *owner);       /* an owner that goes away; without a call back */
 void tp_conn_wake_held(uint64_t name);              /* an id is known from now on */
 void tp_conn_tick(uint64_t now_ms);
 void tp_conn_free_dead(void);
@@ -130,7 +131,7 @@ ncclResult_t tp_id_parse(const ncclUniqueId *id, struct tp_id *out);
 void tp_id_write(const struct tp_id *in, ncclUniqueId *out);
 uint64_t tp_id_name(const uint8_t secret[TP_SECRET_BYTES]);
 
-/* ---- root.c */
+/* ---- root.c, root_seats.c, root_groups.c */
 struct tp_root;
 /* A rank of this process, on its way to a root that is also here. Otherwise `conn` goes to the root. */
 struct tp_joiner {

@@ -54,6 +54,7 @@ void tp_root_trim(void)
 		struct tp_root *root = *at;
 		if (root->over && !root->linger_ms && ++kept > ROOTS_KEPT) {
 			*at = root->next;
+			tp_conn_close_all_of(root);     /* those that never joined */
 			free(root);
 		} else {
 			at = &root->next;

@@ -321,15 +321,10 @@ static ncclResult_t make_segment(struct tp_site *site, struct tp_joiner *joiner)
 
 static void free_site(struct tp_site *site)
 {
+	tp_conn_close_all_of(site);     /* those that ask for shares, and those that have not asked yet */
 	while (site->shares) {
 		struct tp_share *share = site->shares;
 		site->shares = share->next;
-		while (share->waiting) {
-			struct tp_conn *conn = share->waiting;
-			share->waiting = conn->next_of_owner;
-			tp_conn_close(conn);
-		}
-		if (share->conn) tp_conn_close(share->conn);
 		if (share->fd >= 0) close(share->fd);
 		tp_shm_unmap(share->base);
 		free(share);

@@ -216,15 +216,13 @@ static void send_nonsense(const ncclUniqueId *id)
 	expect_dropped(id, forged, sizeof(forged), "not its secret");
 }
 
-/* Proves the secret by hand, then sends what no rank would. */
-static void send_bad_frame(const ncclUniqueId *id, int kind)
+/* Proves the secret by hand; keys: of the frames that may follow. */
+static int call_and_prove(const ncclUniqueId *id, uint8_t keys[2][TP_SECRET_BYTES])
 {
 	struct tp_wire_hello hello;
 	struct tp_wire_challenge challenge;
-	struct tp_wire_frame frame;
 	struct tp_id parsed;
-	uint8_t proof[TP_SECRET_BYTES], keys[2][TP_SECRET_BYTES];
-	char byte, body[64] = { TP_WIRE_PROTOCOL };
+	uint8_t proof[TP_SECRET_BYTES];
 	int fd = call(id);
 	must(tp_id_parse(id, &parsed) == ncclSuccess);
 	tp_wire_hello_make(&hello, TP_WIRE_JOIN, 0, parsed.name);
@@ -233,6 +231,16 @@ static void send_bad_frame(const ncclUniqueId *id, int kind)
 	tp_wire_prove(parsed.secret, TP_WIRE_CALLER, &hello, challenge.nonce, proof);
 	must(send(fd, proof, sizeof(proof), 0) == sizeof(proof));
 	tp_wire_session(parsed.secret, &hello, challenge.nonce, keys);
+	return fd;
+}
+
+/* Sends what no rank would. */
+static void send_bad_frame(const ncclUniqueId *id, int kind)
+{
+	struct tp_wire_frame frame;
+	uint8_t keys[2][TP_SECRET_BYTES];
+	char byte, body[64] = { TP_WIRE_PROTOCOL };
+	int fd = call_and_prove(id, keys);
 	tp_wire_seal(&frame, keys[0], TP_FRAME_JOIN, 0, body, sizeof(body));
 	if (kind == 0) frame.bytes = 0x7fffffff;                /* longer than anything */
 	if (kind == 1) frame.mac[3] ^= 1;                       /* forged */
@@ -271,6 +279,35 @@ static void replay(struct helper_job *job)
 	tp_boot_close(boot);
 }
 static void a_recorded_session_is_of_no_use(void **state) { (void)state; assert_int_equal(helper_run(1, 1, replay, NULL), 0); }
+
+static void prove_and_wait(struct helper_job *job)
+{
+	struct { struct tp_wire_frame frame; struct tp_wire_join join; } __attribute__((packed)) said = {0};
+	struct tp_boot *first, *boot;
+	ncclUniqueId id;
+	uint8_t keys[2][TP_SECRET_BYTES];
+	char byte;
+	must(tp_boot_unique_id(job->id) == ncclSuccess);
+	int fd = call_and_prove(job->id, keys);
+	struct tp_boot_args args = { .rank = 0, .nranks = 1, .nids = 1, .ids = job->id, .timeout_ms = 20000 };
+	must(tp_boot_open(&args, &first) == ncclSuccess);
+	/* So many that the first id is forgotten. */
+	for (int i = 0; i < 100; i++) {
+		must(tp_boot_unique_id(&id) == ncclSuccess);
+		args.ids = &id;
+		must(tp_boot_open(&args, &boot) == ncclSuccess);
+		tp_boot_close(boot);
+	}
+	expect_dropped(job->id, "GET / HTTP/1.1\r\n\r\n", 18, NULL);      /* wakes the service thread, which forgets then */
+	said.join = (struct tp_wire_join){ .protocol = TP_WIRE_PROTOCOL, .library = TP_WIRE_LIBRARY, .rank = 0, .nranks = 1, .nids = 1, .timeout_ms = 20000 };
+	tp_wire_addr_put(&said.join.service, &first->peers[0].service);
+	tp_wire_seal(&said.frame, keys[0], TP_FRAME_JOIN, 0, &said.join, sizeof(said.join));
+	send(fd, &said, sizeof(said), MSG_NOSIGNAL);
+	must(recv(fd, &byte, 1, 0) <= 0);
+	close(fd);
+	tp_boot_close(first);
+}
+static void a_caller_that_never_joins_goes_with_its_id(void **state) { (void)state; assert_int_equal(helper_run(1, 1, prove_and_wait, NULL), 0); }
 
 static void meet_among_strangers(struct helper_job *job)
 {
@@ -316,6 +353,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_rank_that_dies_at_init_fails_the_others),
 		cmocka_unit_test(strangers_are_dropped_and_delay_nobody),
 		cmocka_unit_test(a_recorded_session_is_of_no_use),
+		cmocka_unit_test(a_caller_that_never_joins_goes_with_its_id),
 		cmocka_unit_test(an_abort_flag_ends_the_wait_at_init),
 		cmocka_unit_test(ids_that_are_not_ours_are_told_apart),
 		cmocka_unit_test(a_root_that_is_gone_is_said_to_be),
