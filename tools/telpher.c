@@ -11,6 +11,9 @@ static const struct { const char *name; int (*main)(int argc, char **argv); cons
 	{ "run", tool_run, "start ranks on this machine, as one or several virtual hosts" },
 	{ "perf", tool_perf, "measure and check every collective, with nccl-tests' flags and columns" },
 	{ "explain", tool_explain, "say which plan a collective would run, what each candidate would cost, and why" },
+#ifdef TELPHER_VERBS
+	{ "verbs", tool_verbs, "run RDMA programs on the software card, and show the card" },
+#endif
 	{ "env", tool_env, "list every parameter with its value and where it comes from" },
 };
 

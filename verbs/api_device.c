@@ -33,7 +33,7 @@ TP_API(int, close_device, (struct ibv_context *context)) { return tp_context_clo
 
 TP_API(int, get_async_event, (struct ibv_context *context, struct ibv_async_event *event))
 {
-	return tp_event_get(tp_context_of(context), event);
+	return tp_event_take(tp_context_of(context), event);
 }
 TP_API(void, ack_async_event, (struct ibv_async_event *event)) { tp_event_ack(event); }
 

@@ -120,6 +120,7 @@ struct ibv_context *tp_context_open(struct tp_device *device)
 	context->next = all_contexts;
 	all_contexts = context;
 	pthread_mutex_unlock(&tp_card_lock);
+	tp_note_opened();
 	return ibv;
 }
 

@@ -54,7 +54,7 @@ static void unlink_event(struct tp_context *context, struct tp_event **at)
 	(void)got;
 }
 
-int tp_event_get(struct tp_context *context, struct ibv_async_event *out)
+int tp_event_take(struct tp_context *context, struct ibv_async_event *out)
 {
 	struct pollfd wait = { .fd = context->verbs.context.async_fd, .events = POLLIN };
 	if (!tp_context_mine(&context->verbs.context)) {

@@ -32,12 +32,15 @@ void tp_query_device(struct tp_device *device, struct ibv_device_attr_ex *out);
 int tp_query_port(struct ibv_context *context, uint8_t number, struct ibv_port_attr *out, size_t bytes);
 int tp_query_gid_entry(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *out);
 
+/* note.c: tells `telpher verbs run`, if this process is under it, that the card was opened. */
+void tp_note_opened(void);
+
 /* context.c, event.c */
 struct ibv_context *tp_context_open(struct tp_device *device);
 int tp_context_close(struct tp_context *context);
 /* Queues a copy; reported: the count of the object that the event is about, NULL for a port. */
 void tp_event_queue(struct tp_context *context, const struct ibv_async_event *what, uint32_t *reported);
-int tp_event_get(struct tp_context *context, struct ibv_async_event *event);
+int tp_event_take(struct tp_context *context, struct ibv_async_event *event);
 void tp_event_ack(struct ibv_async_event *event);
 /* Takes the object's queued events away, and waits until those handed out were acknowledged. */
 void tp_event_drop(struct tp_context *context, const void *object, uint32_t *reported, pthread_mutex_t *mutex, pthread_cond_t *cond,

@@ -3,7 +3,7 @@
 #include <string.h>
 #include "verbs/internal.h"
 
-enum { P_DEVICES, P_PORTS, P_IFNAME, P_GIDS, P_MTU, P_RATE, P_STATE, P_NUMA, P_PCI, P_HIDE_REAL };
+enum { P_DEVICES, P_PORTS, P_IFNAME, P_GIDS, P_MTU, P_RATE, P_STATE, P_NUMA, P_PCI, P_HIDE_REAL, P_NOTE };
 static struct tp_param params[] = {
 	[P_DEVICES] = { .name = "TELPHER_VERBS_DEVICES", .kind = TP_PARAM_STRING, .fallback = "1",
 		.doc = "Devices that the software card shows: a number (telpher0, …), or their names: mlx5_0,mlx5_1" },
@@ -25,6 +25,8 @@ static struct tp_param params[] = {
 		.doc = "PCI place of each device, in order: 0000:c1:00.0,0000:c2:00.0; unset: made up" },
 	[P_HIDE_REAL] = { .name = "TELPHER_VERBS_HIDE_REAL", .kind = TP_PARAM_BOOL, .fallback = "0",
 		.doc = "Don't warn that the software card stands where a real RDMA device is" },
+	[P_NOTE] = { .name = "TELPHER_VERBS_NOTE", .kind = TP_PARAM_STRING,
+		.doc = "Set by `telpher verbs run`: where the library says that the card was opened" },
 };
 TP_PARAM_TABLE("verbs", params)
 

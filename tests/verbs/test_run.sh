@@ -1,0 +1,52 @@
+#!/bin/bash
+# `telpher verbs run` puts the card under a program, says why it can't, and shows the card.
+set -u
+. "$SOURCE_DIR/tests/verbs/lib_card.sh"
+[ -z "$card_preload" ] || { echo "not under a sanitizer: every program would need its runtime in front"; exit 77; }
+telpher=$BUILD_DIR/bin/telpher
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+run() { timeout 60 "$telpher" verbs run "$@"; }
+refused() { # what program: refused with 126 and a reason that holds what
+	run "$2" >"$work/out" 2>&1; local status=$?
+	[ $status = 126 ] && grep -q "$1" "$work/out" || fail "$2 isn't refused as '$1' (status $status): $(cat "$work/out")"
+}
+
+# Programs that can't.
+echo 'int main(void) { return 0; }' >"$work/a.c"
+if gcc -static -o "$work/static" "$work/a.c" 2>/dev/null; then refused statically "$work/static"; fi
+if gcc -Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1 -o "$work/musl" "$work/a.c" 2>/dev/null; then refused musl "$work/musl"; fi
+gcc -o "$work/plain" "$work/a.c" || fail "no C compiler"
+cp "$work/plain" "$work/foreign" && printf '\x16' | dd of="$work/foreign" bs=1 seek=18 conv=notrunc status=none
+refused 'another processor' "$work/foreign"
+head -c 30 "$work/plain" >"$work/short"; chmod +x "$work/short"
+refused damaged "$work/short"
+printf '#!%s\n' "$work/foreign" >"$work/script"; chmod +x "$work/script"
+refused 'another processor' "$work/script"
+if [ "$(id -u)" = 0 ]; then
+	cp "$work/plain" "$work/setuid" && chown 65534 "$work/setuid" && chmod 4755 "$work/setuid"
+	refused setuid "$work/setuid"
+fi
+run "$work/nothing" 2>/dev/null; [ $? = 127 ] || fail "a missing program doesn't give 127"
+
+# Those that can: their status, and a word where nobody opened the card.
+run "$work/plain" 2>&1 | grep -q 'had opened the software card' || fail "not opening the card isn't said"
+run sh -c 'exit 7' 2>/dev/null; [ $? = 7 ] || fail "the exit status is lost"
+run sh -c 'kill -9 $$' 2>/dev/null; [ $? = 137 ] || fail "the signal is lost"
+TELPHER_VERBS_DEVICES=mlx5_3 run sh -c 'cat /sys/class/infiniband/mlx5_3/node_type' 2>/dev/null | grep -q CA || fail "/sys isn't shown"
+
+# The card, shown.
+export TELPHER_VERBS_DEVICES=mlx5_4,mlx5_5
+[ "$("$telpher" verbs devices | grep -c ACTIVE)" = 2 ] || fail "devices: $("$telpher" verbs devices)"
+"$telpher" verbs gids | grep -qP '^mlx5_5\t1\t0\t[0-9a-f:]{39}\t' || fail "gids"
+"$telpher" verbs gids mlx5_4 | grep -q 'n_gids_found=1' || fail "gids of one device"
+"$telpher" verbs counters mlx5_4 | grep -qE 'out_of_sequence +[[:space:]][0-9]' || fail "counters"
+"$telpher" verbs gids nothing >/dev/null 2>&1 && fail "a device that isn't there is shown"
+unset TELPHER_VERBS_DEVICES
+
+if command -v ibv_devinfo >/dev/null; then
+	info=$(run ibv_devinfo -v 2>"$work/err") || fail "ibv_devinfo ends with $?"
+	grep -q PORT_ACTIVE <<<"$info" || fail "ibv_devinfo shows no active port"
+	! grep -q 'had opened' "$work/err" || fail "ibv_devinfo opened the card, and the opposite is said"
+fi
+echo "run, refused, shown"

@@ -1,0 +1,126 @@
+/* `telpher verbs`: the software card. Runs programs on it (verbs_run.c) and shows what they would see of it. */
+#include "tools.h"
+#include "verbs.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "verbs/card.h"
+
+static int devices(int argc, char **argv)
+{
+	(void)argv;
+	if (argc > 1)
+		return tool_usage_error("verbs devices", "it takes no arguments");
+	struct tp_device *all;
+	int count = tp_card_devices(&all);
+	printf("%-16s %-5s %-8s %-10s %-6s %-20s %-20s %-13s %s\n", "device", "port", "state", "rate", "MTU", "interfaces", "node GUID", "PCI", "NUMA");
+	for (int d = 0; d < count; d++)
+		for (int p = 0; p < all[d].nports; p++) {
+			const struct tp_port *port = &all[d].ports[p];
+			char rate[24], guid[24];
+			uint8_t b[8];
+			memcpy(b, &all[d].guid, sizeof(b));
+			snprintf(rate, sizeof(rate), "%u Gb/s", port->rate_gbps);
+			snprintf(guid, sizeof(guid), "%02x%02x:%02x%02x:%02x%02x:%02x%02x", b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]);
+			printf("%-16s %-5u %-8s %-10s %-6d %-20s %-20s %-13s %d\n", all[d].ibv.name, port->number,
+				atomic_load_explicit(&port->state, memory_order_relaxed) == IBV_PORT_ACTIVE ? "ACTIVE" : "DOWN", rate, 128 << port->mtu,
+				port->ifname, guid, all[d].pci, all[d].numa);
+		}
+	if (!count)
+		printf("no devices (TELPHER_VERBS_DEVICES)\n");
+	return 0;
+}
+
+static int print_gids(struct tp_port *port)
+{
+	int found = 0;
+	struct tp_gid gid;
+	for (uint32_t i = 0; i < (uint32_t)port->gid_table_len; i++) {
+		if (!tp_port_gid(port, i, &gid))
+			continue;
+		char text[48], ipv4[20] = "";
+		const uint8_t *raw = gid.gid.raw;
+		int used = 0;
+		for (int b = 0; b < 16; b += 2)
+			used += snprintf(text + used, sizeof(text) - (size_t)used, "%s%02x%02x", b ? ":" : "", raw[b], raw[b + 1]);
+		if (gid.addr.sa.sa_family == AF_INET)
+			snprintf(ipv4, sizeof(ipv4), "%u.%u.%u.%u", raw[12], raw[13], raw[14], raw[15]);
+		printf("%s\t%u\t%u\t%s\t%-15s\t%s\t%s\n", port->device->ibv.name, port->number, i, text, ipv4,
+			gid.type == IBV_GID_TYPE_ROCE_V2 ? "v2" : "v1", gid.ifname);
+		found++;
+	}
+	return found;
+}
+
+/* show_gids' columns, so that what reads them reads these. */
+static int gids(int argc, char **argv)
+{
+	struct tp_device *all;
+	int count = tp_card_devices(&all), found = 0, matched = 0;
+	const char *wanted = argc > 1 ? argv[1] : NULL;
+	if (argc > 2)
+		return tool_usage_error("verbs gids", "it takes the name of one device at most");
+	printf("DEV\tPORT\tINDEX\tGID\t\t\t\t\tIPv4  \t\tVER\tDEV\n---\t----\t-----\t---\t\t\t\t\t------------  \t---\t---\n");
+	for (int d = 0; d < count; d++) {
+		if (wanted && strcmp(wanted, all[d].ibv.name))
+			continue;
+		matched++;
+		for (int p = 0; p < all[d].nports; p++)
+			found += print_gids(&all[d].ports[p]);
+	}
+	printf("n_gids_found=%d\n", found);
+	return wanted && !matched ? tool_usage_error("verbs gids", "there is no device %s", wanted) : 0;
+}
+
+static int counters(int argc, char **argv)
+{
+	struct tp_device *all;
+	int count = tp_card_devices(&all), matched = 0;
+	const char *wanted = argc > 1 ? argv[1] : NULL;
+	if (argc > 2)
+		return tool_usage_error("verbs counters", "it takes the name of one device at most");
+	for (int d = 0; d < count; d++) {
+		if (wanted && strcmp(wanted, all[d].ibv.name))
+			continue;
+		matched++;
+		for (int p = 0; p < all[d].nports; p++) {
+			uint64_t sums[TP_CNT_COUNT];
+			tp_counters_read(&all[d].ports[p], sums);
+			for (int c = 0; c < TP_CNT_COUNT; c++)
+				printf("%s\t%d\t%-28s\t%llu\n", all[d].ibv.name, p + 1, tp_counter_name((enum tp_counter)c), (unsigned long long)sums[c]);
+		}
+	}
+	return wanted && !matched ? tool_usage_error("verbs counters", "there is no device %s", wanted) : 0;
+}
+
+static int help(FILE *to)
+{
+	fprintf(to, "usage: telpher verbs run [--hide-real] PROGRAM [ARGUMENTS]\n"
+		"       telpher verbs devices | gids [DEVICE] | counters [DEVICE]\n\n"
+		"  run       run a program on the software card: it sees RDMA devices that need no hardware\n"
+		"  devices   the devices and ports that it would see\n"
+		"  gids      their GIDs, in show_gids' columns\n"
+		"  counters  their counters, over all processes of this user\n\n"
+		"`telpher env` lists the TELPHER_VERBS_* variables that say what the card looks like.\n");
+	return to == stdout ? 0 : TOOL_USAGE;
+}
+
+int tool_verbs(int argc, char **argv)
+{
+	static const struct { const char *name; int (*main)(int argc, char **argv); } commands[] = {
+		{ "run", tool_verbs_run }, { "devices", devices }, { "gids", gids }, { "counters", counters },
+	};
+	if (argc < 2)
+		return help(stderr);
+	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))
+		return help(stdout);
+	/* What looks at the card here hides nothing from anybody. */
+	if (strcmp(argv[1], "run"))
+		setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
+	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+		if (!strcmp(argv[1], commands[i].name))
+			return commands[i].main(argc - 1, argv + 1);
+	return tool_usage_error("verbs", "there is no command '%s'", argv[1]);
+}

@@ -1,0 +1,7 @@
+/* The parts of `telpher verbs`. */
+#ifndef TELPHER_TOOLS_VERBS_H
+#define TELPHER_TOOLS_VERBS_H
+
+int tool_verbs_run(int argc, char **argv);
+
+#endif
