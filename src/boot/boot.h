@@ -96,9 +96,9 @@ void tp_boot_post_call(struct tp_boot *boot, const struct tp_call *call);
 /* A wait has lasted: compare the calls of all ranks (those of other hosts are asked for, so look again a little later).
  * true: out names two ranks whose calls of one seq differ. */
 bool tp_boot_find_mismatch(struct tp_boot *boot, uint64_t seq, struct tp_event *out);
-/* What a rank last called, where known: for messages about stalls. false: unknown. */
 /* Has this rank closed its communicator in good order? Known of ranks of this host. */
 bool tp_boot_has_left(const struct tp_boot *boot, int rank);
+/* What a rank last called, where known: for messages about stalls. false: unknown. */
 bool tp_boot_last_call(struct tp_boot *boot, int rank, struct tp_call *out);
 /* Leaves without waiting. Peers learn that this rank is gone in good order (no DEAD event). */
 void tp_boot_close(struct tp_boot *boot);

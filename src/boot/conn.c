@@ -198,6 +198,13 @@ void tp_conn_send(struct tp_conn *conn, enum tp_wire_type type, const void *payl
 	tp_conn_send_raw(conn, &frame, sizeof(frame), payload, bytes);
 }
 
+void tp_conn_send_fail(struct tp_conn *conn, ncclResult_t result, const char *text)
+{
+	struct tp_wire_fail fail;
+	tp_wire_fail_make(&fail, result, text);
+	tp_conn_send(conn, TP_FRAME_FAIL, &fail, sizeof(fail));
+}
+
 void tp_conn_send_fd(struct tp_conn *conn, int fd)
 {
 	if (conn->state != TP_CONN_OPEN || conn->broken) return;

@@ -94,12 +94,6 @@ static ncclResult_t read_secret_file(const char *path, char *text, size_t room)
 	return ncclSuccess;
 }
 
-static bool is_loopback(const union tp_addr *addr)
-{
-	if (addr->sa.sa_family == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&addr->v6.sin6_addr);
-	return (ntohl(addr->v4.sin_addr.s_addr) >> 24) == 127;
-}
-
 /* The secret of an id that only an address stands for: the job's, bound to the address. */
 static ncclResult_t job_secret(const union tp_addr *addr, uint8_t out[TP_SECRET_BYTES])
 {
@@ -113,7 +107,7 @@ static ncclResult_t job_secret(const union tp_addr *addr, uint8_t out[TP_SECRET_
 	tp_addr_format(addr, where);
 	if ((given || path) && strlen(secret) < 8)
 		return TP_FAIL(ncclInvalidUsage, "the job's secret (%s) has %zu characters; give it 8 at least", given ? "TELPHER_JOB_SECRET" : path, strlen(secret));
-	if (!given && !path && !is_loopback(addr))
+	if (!given && !path && !tp_service_is_loopback(addr))
 		return TP_FAIL(ncclInvalidUsage, "NCCL_COMM_ID=%s carries no secret, so anybody could join: set TELPHER_JOB_SECRET (or TELPHER_JOB_SECRET_FILE) "
 			"to the same words on all ranks, or use ncclGetUniqueId without NCCL_COMM_ID", where);
 	if (!given && !path && !atomic_exchange_explicit(&warned, true, memory_order_relaxed))

@@ -12,6 +12,7 @@
 
 #define TP_BOOT_SLICE_MS 100            /* how often a wait looks at its abort flag */
 #define TP_HANDSHAKE_MS 10000
+#define TP_LIFE_TICK_MS 250             /* between two life signs */
 #define TP_UNPROVEN_MAX 2048            /* connections that have proven nothing yet */
 
 /* ---- service.c */
@@ -26,6 +27,7 @@ struct tp_listener {
 struct tp_service {
 	pthread_cond_t stopped, watch_idle;
 	bool running, finished;
+	bool abandoned;                     /* the process ends: nobody joins the thread */
 	pthread_t thread;
 	uint32_t generation;                /* a forked child has another one */
 	int users;                          /* roots, joiners, sites, watches: at zero the thread ends */
@@ -59,7 +61,9 @@ void tp_service_unlisten(struct tp_listener *listener);
 ncclResult_t tp_service_need_fds(int more);
 void tp_service_init_cond(pthread_cond_t *cond);
 void tp_service_wait(pthread_cond_t *cond, uint64_t until_ms);
-bool tp_service_is_here(const union tp_addr *addr);
+bool tp_service_is_here(const union tp_addr *addr);              /* this process's listener */
+bool tp_service_is_this_machine(const union tp_addr *addr);      /* the same, whatever the port */
+bool tp_service_is_loopback(const union tp_addr *addr);
 /* The side to connect from, where NCCL_SOCKET_IFNAME asks for one; NULL otherwise. */
 const union tp_addr *tp_service_from(const union tp_addr *to, union tp_addr *space);
 
@@ -107,6 +111,7 @@ ncclResult_t tp_conn_call(int fd, const union tp_addr *addr, enum tp_wire_kind k
 void tp_conn_accept(struct tp_listener *listener);
 void tp_conn_event(struct tp_conn *conn, uint32_t events);
 void tp_conn_send(struct tp_conn *conn, enum tp_wire_type type, const void *payload, size_t bytes);
+void tp_conn_send_fail(struct tp_conn *conn, ncclResult_t result, const char *text);
 void tp_conn_send_fd(struct tp_conn *conn, int fd);
 void tp_conn_close(struct tp_conn *conn);           /* without a call back */
 void tp_conn_close_flushed(struct tp_conn *conn);   /* when what is queued is sent, 2 s at most; ops are forgotten */
@@ -143,7 +148,6 @@ struct tp_joiner {
 	bool seated, ready, go;
 	struct tp_wire_seat seat;
 	void *table;                        /* for a host's first rank */
-	size_t table_bytes;
 	ncclResult_t result;
 	char text[TP_WIRE_TEXT];
 	pthread_cond_t cond;
@@ -193,7 +197,7 @@ struct tp_link {
 	int missed;
 	/* Gathers of the last two turns. sent: handed to the kernel, once. */
 	struct tp_kept { uint32_t turn; bool sent; size_t bytes; void *data; } kept[2];
-	struct tp_pending { struct tp_pending *next; size_t bytes; unsigned char data[]; } *calls;
+	struct tp_pending { struct tp_pending *next; struct tp_wire_call call; } *calls;    /* until it is open */
 	int ncalls;
 	struct tp_link *next;
 };

@@ -40,7 +40,6 @@ static const char *got_seat(struct tp_joiner *joiner, const void *data, size_t b
 		joiner->table = malloc(table_bytes);
 		if (!joiner->table) return "sent a table there is no memory for";
 		memcpy(joiner->table, table, table_bytes);
-		joiner->table_bytes = table_bytes;
 	}
 	memcpy(&joiner->seat, data, sizeof(joiner->seat));
 	joiner->seated = true;
@@ -60,9 +59,7 @@ static const char *root_frame(struct tp_conn *conn, enum tp_wire_type type, cons
 		pthread_cond_signal(&joiner->cond);
 		return NULL;
 	case TP_FRAME_FAIL:
-		if (bytes != sizeof(told)) return "sent a failure of the wrong length";
-		memcpy(&told, data, sizeof(told));
-		told.text[sizeof(told.text) - 1] = 0;
+		if (!tp_wire_fail_read(&told, data, bytes)) return "sent a failure of the wrong length";
 		tp_join_fail(joiner, (ncclResult_t)told.result, told.text);
 		return NULL;
 	default: return "sent a frame that is none of a root's";
@@ -173,15 +170,11 @@ void tp_join_tell(struct tp_joiner *joiner, enum tp_wire_type type)
 
 void tp_join_end(struct tp_joiner *joiner)
 {
-	struct tp_wire_fail told = { .result = (int32_t)joiner->result };
 	tp_service_lock();
 	bool failed = !joiner->go;
-	if (failed) snprintf(told.text, sizeof(told.text), "%s", joiner->text[0] ? joiner->text : tp_log_last_error());
-	if (failed && joiner->conn && joiner->conn->state == TP_CONN_OPEN) {
-		if (told.result == ncclSuccess) told.result = ncclRemoteError;
-		tp_conn_send(joiner->conn, TP_FRAME_FAIL, &told, sizeof(told));
-	}
-	if (failed && joiner->root) tp_root_leave_here(joiner->root, joiner, told.text);
+	const char *why = joiner->text[0] ? joiner->text : tp_log_last_error();
+	if (failed && joiner->conn) tp_conn_send_fail(joiner->conn, joiner->result == ncclSuccess ? ncclRemoteError : joiner->result, why);
+	if (failed && joiner->root) tp_root_leave_here(joiner->root, joiner, why);
 	if (joiner->conn) tp_conn_close_flushed(joiner->conn);
 	for (struct tp_joiner **at = &tp_service.joiners; *at; at = &(*at)->next)
 		if (*at == joiner) {

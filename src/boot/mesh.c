@@ -12,7 +12,11 @@
  * means nothing. A sign says how late its sender's timers are: one who lacks a processor is given more time, and who lacks one
  * himself gives more. A connection that ends says nothing either; calling again does: a machine that answers that nobody listens
  * there has lost the process. So silence decides only where a machine is gone, the network is cut, or a child holds the dead
- * one's sockets open. A speaker that leaves in good order says so, and its host's next process is asked instead. */
+ * one's sockets open. A speaker that leaves in good order says so, and its host's next process is asked instead.
+ *
+ * What isn't found: both watchers of a host leave in good order, and it dies before the next one has heard from it, within
+ * milliseconds. To that one it looks like a host that has left too, and is taken for it: else each shutdown would end with
+ * deaths that were none. Whoever waits for that host is told by its own connection to it. */
 #include "boot/internal.h"
 #include <poll.h>
 #include <stdio.h>
@@ -22,7 +26,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define TICK_MS 250
 #define LATE_MS 100
 #define LATE_WEIGHT 2               /* a watcher waits so many times longer for who is late */
 #define SETTLE_MS 8000              /* until a newly asked speaker must have spoken */
@@ -192,7 +195,7 @@ static void link_open(struct tp_conn *conn)
 	if (tp_event_get(site->seg, &event)) send_event(conn, &event);
 	send_gather(link, &link->kept[second_first]);
 	send_gather(link, &link->kept[!second_first]);
-	for (struct tp_pending *call = link->calls; call; call = call->next) tp_conn_send(conn, TP_FRAME_CALL, call->data, call->bytes);
+	for (struct tp_pending *call = link->calls; call; call = call->next) tp_conn_send(conn, TP_FRAME_CALL, &call->call, sizeof(call->call));
 	drop_calls(link);
 	pthread_cond_broadcast(&site->cond);
 }
@@ -316,11 +319,9 @@ void tp_mesh_send_call(struct tp_site *site, int host, const struct tp_wire_call
 		return;
 	}
 	/* Calls are told again while the stall lasts: none is worth much. */
-	struct tp_pending *entry = link->ncalls < CALLS_MAX ? malloc(sizeof(*entry) + sizeof(*call)) : NULL;
+	struct tp_pending *entry = link->ncalls < CALLS_MAX ? malloc(sizeof(*entry)) : NULL;
 	if (entry) {
-		entry->bytes = sizeof(*call);
-		memcpy(entry->data, call, sizeof(*call));
-		entry->next = link->calls;
+		*entry = (struct tp_pending){ .next = link->calls, .call = *call };
 		link->calls = entry;
 		link->ncalls++;
 	}
@@ -438,7 +439,7 @@ void tp_mesh_start(struct tp_site *site)
 	if (site->speaker || site->seg->nhosts < 2) return;
 	site->speaker = true;
 	watch_next_hosts(site);
-	site->tick_ms = tp_clock_ms() + TICK_MS;
+	site->tick_ms = tp_clock_ms() + TP_LIFE_TICK_MS;
 	tp_service_poke(site->tick_ms);
 }
 
@@ -452,10 +453,7 @@ static bool has_unread(const struct tp_link *link)
 static bool surely_lives(const struct tp_link *link)
 {
 	const struct tp_boot_peer *peer = &tp_segment_peers(link->site->seg)[link->rank];
-	union tp_addr there = peer->service, here = tp_service.addr;
-	if (there.sa.sa_family == AF_INET6) there.v6.sin6_port = here.v6.sin6_port;
-	else there.v4.sin_port = here.v4.sin_port;
-	if (!tp_service_is_here(&there)) return false;
+	if (!tp_service_is_this_machine(&peer->service)) return false;
 	struct pollfd ended = { .fd = (int)syscall(SYS_pidfd_open, peer->pid, 0), .events = POLLIN };
 	if (ended.fd < 0) return false;
 	bool lives = poll(&ended, 1, 0) == 0;
@@ -479,7 +477,7 @@ static void judge(struct tp_link *link, uint64_t now_ms)
 	uint64_t limit = patience(link), silent = now_ms - link->last_ms;
 	if (has_unread(link)) return;
 	link->missed++;
-	if (silent < limit || (uint64_t)link->missed * TICK_MS + TICK_MS < limit) return;
+	if (silent < limit || (uint64_t)link->missed * TP_LIFE_TICK_MS + TP_LIFE_TICK_MS < limit) return;
 	if (silent < STARVED_MS && surely_lives(link)) return;
 	snprintf(text, sizeof(text), "has been silent for %.1f s: dead, stopped or cut off", (double)silent / 1000);
 	host_died(link, text);

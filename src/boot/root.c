@@ -84,13 +84,6 @@ void tp_root_finish(struct tp_root *root)
 	else tp_service_unuse();
 }
 
-void tp_root_tell_failure(struct tp_conn *conn, ncclResult_t result, const char *text)
-{
-	struct tp_wire_fail fail = { .result = (int32_t)result };
-	snprintf(fail.text, sizeof(fail.text), "%s", text);
-	tp_conn_send(conn, TP_FRAME_FAIL, &fail, sizeof(fail));
-}
-
 void tp_root_fail(struct tp_root *root, ncclResult_t result, const char *text)
 {
 	if (root->over) return;
@@ -100,12 +93,12 @@ void tp_root_fail(struct tp_root *root, ncclResult_t result, const char *text)
 	if (!root->message) root->linger_ms = tp_clock_ms() + LINGER_MS;
 	for (int r = root->lo; root->members && r < root->hi; r++) {
 		struct tp_member *m = &root->members[r];
-		if (m->conn) tp_root_tell_failure(m->conn, result, root->text);
+		if (m->conn) tp_conn_send_fail(m->conn, result, root->text);
 		if (m->joiner) tp_join_fail(m->joiner, result, root->text);
 	}
 	for (int g = 1; root->groups && g < root->nids; g++)
-		if (root->groups[g]) tp_root_tell_failure(root->groups[g], result, root->text);
-	if (root->parent) tp_root_tell_failure(root->parent, result, root->text);
+		if (root->groups[g]) tp_conn_send_fail(root->groups[g], result, root->text);
+	if (root->parent) tp_conn_send_fail(root->parent, result, root->text);
 	tp_root_finish(root);
 }
 
@@ -270,7 +263,7 @@ static const char *member_join(struct tp_root *root, struct tp_conn *conn, const
 	const char *wrong = join.protocol == TP_WIRE_PROTOCOL ? tp_wire_join_check(&join, bytes) : NULL;
 	if (wrong) return wrong;
 	if (root->over) {
-		tp_root_tell_failure(conn, root->result, root->text);
+		tp_conn_send_fail(conn, root->result, root->text);
 		tp_conn_close_flushed(conn);
 		return NULL;
 	}
@@ -284,7 +277,7 @@ static const char *member_join(struct tp_root *root, struct tp_conn *conn, const
 		memset(join.first_secret, 0, sizeof(join.first_secret));
 	}
 	if (!tp_root_add_join(root, &join, true)) {
-		tp_root_tell_failure(conn, root->result, root->text);
+		tp_conn_send_fail(conn, root->result, root->text);
 		tp_conn_close_flushed(conn);
 		return NULL;
 	}
@@ -303,9 +296,7 @@ static const char *member_frame(struct tp_conn *conn, enum tp_wire_type type, co
 	if (conn->tag < 0) return "spoke before it joined";
 	if (type == TP_FRAME_READY) tp_root_leader_is_ready(root, conn->tag);
 	else if (type == TP_FRAME_DONE) tp_root_rank_is_done(root, conn->tag);
-	else if (type == TP_FRAME_FAIL && bytes == sizeof(told)) {
-		memcpy(&told, data, sizeof(told));
-		told.text[sizeof(told.text) - 1] = 0;
+	else if (type == TP_FRAME_FAIL && tp_wire_fail_read(&told, data, bytes)) {
 		tp_root_failf(root, (ncclResult_t)told.result, "rank %d: %.900s", conn->tag, told.text);
 	} else {
 		return "sent a frame that is none of a rank's";

@@ -37,7 +37,6 @@ struct tp_root {
 /* ---- root.c */
 void tp_root_fail(struct tp_root *root, ncclResult_t result, const char *text);
 void tp_root_failf(struct tp_root *root, ncclResult_t result, const char *format, ...) __attribute__((format(printf, 3, 4)));
-void tp_root_tell_failure(struct tp_conn *conn, ncclResult_t result, const char *text);
 void tp_root_finish(struct tp_root *root);
 /* The first join says how large all this is. False: the root has failed. */
 bool tp_root_size_up(struct tp_root *root, const struct tp_wire_join *join);

@@ -36,7 +36,7 @@ static const char *group_frame(struct tp_conn *conn, enum tp_wire_type type, con
 	uint32_t host;
 	if (type == TP_FRAME_GROUP) {
 		if (root->over) {
-			tp_root_tell_failure(conn, root->result, root->text);
+			tp_conn_send_fail(conn, root->result, root->text);
 			tp_conn_close_flushed(conn);
 			return NULL;
 		}
@@ -49,9 +49,7 @@ static const char *group_frame(struct tp_conn *conn, enum tp_wire_type type, con
 	} else if (type == TP_FRAME_DONE) {
 		root->groups_done++;
 		tp_root_check_done(root);
-	} else if (type == TP_FRAME_FAIL && bytes == sizeof(told)) {
-		memcpy(&told, data, sizeof(told));
-		told.text[sizeof(told.text) - 1] = 0;
+	} else if (type == TP_FRAME_FAIL && tp_wire_fail_read(&told, data, bytes)) {
 		root->groups[conn->tag] = NULL;
 		tp_conn_close_flushed(conn);
 		tp_root_fail(root, (ncclResult_t)told.result, told.text);
@@ -125,9 +123,7 @@ static const char *parent_frame(struct tp_conn *conn, enum tp_wire_type type, co
 		tp_root_host_is_ready(root, (int)host);
 	} else if (type == TP_FRAME_GO) {
 		tp_root_let_go(root);
-	} else if (type == TP_FRAME_FAIL && bytes == sizeof(told)) {
-		memcpy(&told, data, sizeof(told));
-		told.text[sizeof(told.text) - 1] = 0;
+	} else if (type == TP_FRAME_FAIL && tp_wire_fail_read(&told, data, bytes)) {
 		root->parent = NULL;
 		tp_conn_close(conn);
 		tp_root_fail(root, (ncclResult_t)told.result, told.text);

@@ -65,31 +65,22 @@ static bool make_table(struct tp_root *root)
 	return true;
 }
 
+static const void *table_of(const struct tp_root *root) { return (const char *)root->message + sizeof(struct tp_wire_seat); }
+
 /* From the table, ours or the first root's: ranks by host. */
 static bool index_hosts(struct tp_root *root)
 {
-	const struct tp_wire_table *head = (const void *)((const char *)root->message + sizeof(struct tp_wire_seat));
-	const struct tp_wire_peer *peers = (const void *)((const char *)(head + 1) + (size_t)head->nhosts * sizeof(struct tp_wire_host));
-	int nhosts = head->nhosts;
-	root->seat.nhosts = nhosts;
-	root->host_first = tp_alloc((size_t)nhosts + 2, sizeof(int), "hosts of a communicator");
+	const struct tp_wire_table *head = table_of(root);
+	const struct tp_wire_peer *peers = tp_wire_table_peers(head);
+	root->seat.nhosts = head->nhosts;
+	root->host_first = tp_alloc((size_t)head->nhosts + 1, sizeof(int), "hosts of a communicator");
 	root->host_ranks = tp_alloc((size_t)root->nranks, sizeof(int), "hosts of a communicator");
-	root->host_ready = tp_alloc((size_t)nhosts, sizeof(bool), "hosts of a communicator");
+	root->host_ready = tp_alloc((size_t)head->nhosts, sizeof(bool), "hosts of a communicator");
 	if (!root->host_of) root->host_of = tp_alloc((size_t)root->nranks, sizeof(int), "hosts of a communicator");
 	if (!root->host_first || !root->host_ranks || !root->host_ready || !root->host_of) return false;
-	for (int r = 0; r < root->nranks; r++) {
-		root->host_of[r] = peers[r].host;
-		root->host_first[peers[r].host + 2]++;
-	}
-	for (int h = 0; h < nhosts; h++) root->host_first[h + 2] += root->host_first[h + 1];
-	for (int r = 0; r < root->nranks; r++) root->host_ranks[root->host_first[root->host_of[r] + 1]++] = r;
+	for (int r = 0; r < root->nranks; r++) root->host_of[r] = peers[r].host;
+	tp_wire_table_index(head, root->host_first, root->host_ranks);
 	return true;
-}
-
-static const struct tp_wire_peer *table_peer(const struct tp_root *root, int rank)
-{
-	const struct tp_wire_table *head = (const void *)((const char *)root->message + sizeof(struct tp_wire_seat));
-	return (const struct tp_wire_peer *)(const void *)((const char *)(head + 1) + (size_t)head->nhosts * sizeof(struct tp_wire_host)) + rank;
 }
 
 static void seat_rank(struct tp_root *root, int rank)
@@ -100,15 +91,19 @@ static void seat_rank(struct tp_root *root, int rank)
 	*seat = root->seat;
 	seat->host = host;
 	seat->leader_rank = leader;
-	seat->leader_pid = table_peer(root, leader)->pid;
+	seat->leader_pid = tp_wire_table_peers(table_of(root))[leader].pid;
 	if (m->conn) {
 		if (rank == leader) tp_conn_send(m->conn, TP_FRAME_TABLE, root->message, sizeof(*seat) + root->table_bytes);
 		else tp_conn_send(m->conn, TP_FRAME_SEAT, seat, sizeof(*seat));
 	} else if (m->joiner) {
 		struct tp_joiner *j = m->joiner;
-		if (rank == leader && (j->table = malloc(root->table_bytes)) != NULL) {
-			memcpy(j->table, (char *)root->message + sizeof(*seat), root->table_bytes);
-			j->table_bytes = root->table_bytes;
+		if (rank == leader) {
+			j->table = malloc(root->table_bytes);
+			if (!j->table) {
+				tp_join_fail(j, ncclSystemError, "no memory for the table of the communicator's ranks");
+				return;         /* it gives up, and the root with it */
+			}
+			memcpy(j->table, table_of(root), root->table_bytes);
 		}
 		j->seat = *seat;
 		j->seated = true;

@@ -4,26 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct tp_wire_peer *table_peers(const void *table)
+static int count_procs(const struct tp_wire_peer *peers, int nranks, int host, uint64_t *hashes)
 {
-	const struct tp_wire_table *head = table;
-	return (const void *)((const char *)(head + 1) + (size_t)head->nhosts * sizeof(struct tp_wire_host));
-}
-
-/* The processes of a host in order of their first rank; proc_of (may be NULL): of each of its ranks. */
-static int count_procs(const struct tp_wire_peer *peers, int nranks, int host, uint64_t *hashes, int *proc_of)
-{
-	int nprocs = 0, local = 0;
+	int nprocs = 0;
 	for (int r = 0; r < nranks; r++) {
 		if (peers[r].host != host) continue;
 		int p = nprocs - 1;
 		while (p >= 0 && hashes[p] != peers[r].process_hash) p--;
-		if (p < 0) {
-			p = nprocs++;
-			hashes[p] = peers[r].process_hash;
-		}
-		if (proc_of) proc_of[local] = p;
-		local++;
+		if (p < 0) hashes[nprocs++] = peers[r].process_hash;
 	}
 	return nprocs;
 }
@@ -38,7 +26,7 @@ static uint64_t place(uint64_t *at, size_t bytes, size_t unit)
 size_t tp_segment_plan(const void *table, int host, struct tp_segment *out)
 {
 	const struct tp_wire_table *head = table;
-	const struct tp_wire_peer *peers = table_peers(table);
+	const struct tp_wire_peer *peers = tp_wire_table_peers(table);
 	size_t n = (size_t)head->nranks;
 	uint64_t *hashes = tp_alloc(n, sizeof(*hashes), "processes of a host");
 	if (!hashes) return 0;
@@ -46,7 +34,7 @@ size_t tp_segment_plan(const void *table, int host, struct tp_segment *out)
 	out->nranks = head->nranks;
 	out->nhosts = head->nhosts;
 	out->host = host;
-	out->nprocs = count_procs(peers, head->nranks, host, hashes, NULL);
+	out->nprocs = count_procs(peers, head->nranks, host, hashes);
 	free(hashes);
 	for (size_t r = 0; r < n; r++) out->nlocal += peers[r].host == host;
 	size_t local = (size_t)out->nlocal;
@@ -65,44 +53,33 @@ size_t tp_segment_plan(const void *table, int host, struct tp_segment *out)
 	return at;
 }
 
-static void fill_hosts(struct tp_segment *seg, const struct tp_wire_peer *peers)
-{
-	int *first = tp_segment_host_first(seg), *ranks = tp_segment_host_ranks(seg);
-	int *fill = calloc((size_t)seg->nhosts + 1, sizeof(int));
-	if (!fill) return;
-	for (int r = 0; r < seg->nranks; r++) first[peers[r].host + 1]++;
-	for (int h = 0; h < seg->nhosts; h++) first[h + 1] += first[h];
-	for (int r = 0; r < seg->nranks; r++) ranks[first[peers[r].host] + fill[peers[r].host]++] = r;
-	free(fill);
-}
-
+/* In order of their first rank. */
 static void fill_procs(struct tp_segment *seg, const struct tp_wire_peer *peers)
 {
 	struct tp_segment_proc *procs = tp_segment_procs(seg);
 	struct tp_segment_rank *ranks = tp_segment_ranks(seg);
 	const int *local_ranks = tp_segment_local_ranks(seg);
-	uint64_t *hashes = calloc((size_t)seg->nprocs, sizeof(*hashes));
-	int *proc_of = calloc((size_t)seg->nlocal, sizeof(int));
-	if (hashes && proc_of) {
-		count_procs(peers, seg->nranks, seg->host, hashes, proc_of);
-		for (int i = seg->nlocal - 1; i >= 0; i--) {
-			struct tp_segment_proc *proc = &procs[proc_of[i]];
-			ranks[i].proc = proc_of[i];
-			proc->nranks++;
-			proc->first_rank = local_ranks[i];
-			proc->pid = peers[local_ranks[i]].pid;
-			proc->process_hash = hashes[proc_of[i]];
+	int known = 0;
+	for (int i = 0; i < seg->nlocal; i++) {
+		const struct tp_wire_peer *peer = &peers[local_ranks[i]];
+		int p = known - 1;
+		while (p >= 0 && procs[p].process_hash != peer->process_hash) p--;
+		if (p < 0) {
+			p = known++;
+			procs[p].process_hash = peer->process_hash;
+			procs[p].first_rank = local_ranks[i];
+			procs[p].pid = peer->pid;
 		}
+		procs[p].nranks++;
+		ranks[i].proc = p;
 	}
-	free(hashes);
-	free(proc_of);
 }
 
 void tp_segment_fill(struct tp_segment *seg, const struct tp_segment *plan, const void *table)
 {
 	const struct tp_wire_table *head = table;
 	const struct tp_wire_host *hosts = (const void *)(head + 1);
-	const struct tp_wire_peer *wire = table_peers(table);
+	const struct tp_wire_peer *wire = tp_wire_table_peers(table);
 	seg->bytes = plan->bytes;
 	seg->nranks = plan->nranks;
 	seg->nlocal = plan->nlocal;
@@ -119,7 +96,7 @@ void tp_segment_fill(struct tp_segment *seg, const struct tp_segment *plan, cons
 	seg->remote_calls = plan->remote_calls;
 	seg->gather = plan->gather;
 	seg->gather_bytes = plan->gather_bytes;
-	fill_hosts(seg, wire);
+	tp_wire_table_index(table, tp_segment_host_first(seg), tp_segment_host_ranks(seg));
 	struct tp_boot_peer *peers = tp_segment_peers(seg);
 	int *local_ranks = tp_segment_local_ranks(seg);
 	const int *first = tp_segment_host_first(seg), *by_host = tp_segment_host_ranks(seg);

@@ -167,17 +167,22 @@ void tp_service_unlisten(struct tp_listener *listener)
 	tp_service.dead_listeners = listener;
 }
 
-bool tp_service_is_here(const union tp_addr *addr)
+bool tp_service_is_this_machine(const union tp_addr *addr)
 {
 	const union tp_addr *own = &tp_service.addr;
 	if (!tp_service.running || addr->sa.sa_family != own->sa.sa_family) return false;
-	if (addr->sa.sa_family == AF_INET6)
-		return addr->v6.sin6_port == own->v6.sin6_port &&
-			memcmp(&addr->v6.sin6_addr, &own->v6.sin6_addr, sizeof(own->v6.sin6_addr)) == 0;
-	return addr->v4.sin_port == own->v4.sin_port && addr->v4.sin_addr.s_addr == own->v4.sin_addr.s_addr;
+	if (addr->sa.sa_family == AF_INET6) return memcmp(&addr->v6.sin6_addr, &own->v6.sin6_addr, sizeof(own->v6.sin6_addr)) == 0;
+	return addr->v4.sin_addr.s_addr == own->v4.sin_addr.s_addr;
 }
 
-static bool is_loopback(const union tp_addr *addr)
+bool tp_service_is_here(const union tp_addr *addr)
+{
+	const union tp_addr *own = &tp_service.addr;
+	if (!tp_service_is_this_machine(addr)) return false;
+	return addr->sa.sa_family == AF_INET6 ? addr->v6.sin6_port == own->v6.sin6_port : addr->v4.sin_port == own->v4.sin_port;
+}
+
+bool tp_service_is_loopback(const union tp_addr *addr)
 {
 	if (addr->sa.sa_family == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&addr->v6.sin6_addr);
 	return (ntohl(addr->v4.sin_addr.s_addr) >> 24) == 127;
@@ -188,7 +193,7 @@ const union tp_addr *tp_service_from(const union tp_addr *to, union tp_addr *spa
 	struct tp_interface found;
 	struct tp_param *names = tp_param_find("NCCL_SOCKET_IFNAME");
 	if (!names || !tp_param_is_set(names) || tp_socket_interface_for(to, &found) != ncclSuccess) return NULL;
-	if (found.addr.sa.sa_family != to->sa.sa_family || is_loopback(&found.addr) != is_loopback(to)) return NULL;
+	if (found.addr.sa.sa_family != to->sa.sa_family || tp_service_is_loopback(&found.addr) != tp_service_is_loopback(to)) return NULL;
 	*space = found.addr;
 	return space;
 }
@@ -323,7 +328,7 @@ static void *service_main(void *unused)
 	shut();
 	s->running = false;
 	/* Who waits for the end joins it; where nobody does, the next start or the end of the library. */
-	s->finished = true;
+	s->finished = !s->abandoned;
 	pthread_cond_broadcast(&s->stopped);
 	tp_service_unlock();
 	return unused;
@@ -366,6 +371,7 @@ static ncclResult_t start(void)
 {
 	struct tp_service *s = &tp_service;
 	join_finished();
+	s->abandoned = false;
 	s->next_ms = UINT64_MAX;
 	s->epoll = epoll_create1(EPOLL_CLOEXEC);
 	s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -406,11 +412,14 @@ void tp_service_unuse(void)
 	join_finished();
 }
 
-/* Before the library is unloaded, a thread that has ended by itself must be out of it. */
+/* Before the library is unloaded, a thread that has ended by itself must be out of it. One that still has something to say
+ * when the process ends may go on until then; nobody joins it any more. */
 __attribute__((destructor)) static void wait_for_end(void)
 {
+	struct tp_service *s = &tp_service;
 	tp_service_lock();
-	if (!tp_service.running) join_finished();
+	if (!s->running) join_finished();
+	else if (!s->abandoned) s->abandoned = pthread_detach(s->thread) == 0;
 	tp_service_unlock();
 }
 

@@ -9,7 +9,7 @@
 
 #define SHARES_MAX 4096
 #define LINGER_MS 2000
-#define RING_TICK_MS 1000
+#define WATCH_TICK_MS 1000
 
 struct tp_site *tp_site_find(uint64_t name, const uint8_t **secret)
 {
@@ -39,9 +39,7 @@ static void hand_out(struct tp_site *site, struct tp_share *share, struct tp_con
 {
 	uint64_t bytes = share->bytes;
 	if (share->state == TP_SHARE_FAILED) {
-		struct tp_wire_fail fail = { .result = ncclSystemError };
-		snprintf(fail.text, sizeof(fail.text), "%s", share->text);
-		tp_conn_send(conn, TP_FRAME_FAIL, &fail, sizeof(fail));
+		tp_conn_send_fail(conn, ncclSystemError, share->text);
 	} else {
 		tp_conn_send(conn, TP_FRAME_HAVE, &bytes, sizeof(bytes));
 		tp_conn_send_fd(conn, share->fd);
@@ -178,9 +176,7 @@ static const char *ask_frame(struct tp_conn *conn, enum tp_wire_type type, const
 		memcpy(&size, data, sizeof(size));
 		share->bytes = size;
 		conn->want_fd = true;
-	} else if (share && type == TP_FRAME_FAIL && bytes == sizeof(told)) {
-		memcpy(&told, data, sizeof(told));
-		told.text[sizeof(told.text) - 1] = 0;
+	} else if (share && type == TP_FRAME_FAIL && tp_wire_fail_read(&told, data, bytes)) {
 		snprintf(share->text, sizeof(share->text), "%.*s", (int)sizeof(share->text) - 1, told.text);
 		share->conn = NULL;
 		tp_conn_close(conn);
@@ -391,7 +387,7 @@ static void begin_duties(struct tp_site *site)
 	tp_watch_start(site);
 	if (site->leader && site->seg->nhosts > 1) tp_mesh_start(site);
 	if (site->seg->nprocs > 1 && !site->tick_ms) {
-		site->tick_ms = tp_clock_ms() + RING_TICK_MS;
+		site->tick_ms = tp_clock_ms() + WATCH_TICK_MS;
 		tp_service_poke(site->tick_ms);
 	}
 }
@@ -465,7 +461,7 @@ static void tick(struct tp_site *site, uint64_t now_ms)
 	if (site->tick_ms <= now_ms) {
 		tp_watch_look(site);
 		tp_mesh_tick(site, now_ms);
-		site->tick_ms = now_ms + (site->speaker ? 250 : RING_TICK_MS);
+		site->tick_ms = now_ms + (site->speaker ? TP_LIFE_TICK_MS : WATCH_TICK_MS);
 	}
 	tp_service_poke(site->tick_ms);
 }

@@ -215,3 +215,30 @@ const char *tp_wire_table_check(const void *payload, size_t bytes, int nranks)
 	}
 	return seen == head.nhosts ? NULL : "a table with an empty host";
 }
+
+void tp_wire_table_index(const void *table, int *first, int *ranks)
+{
+	const struct tp_wire_table *head = table;
+	const struct tp_wire_peer *peers = tp_wire_table_peers(table);
+	for (int h = 0; h <= head->nhosts; h++) first[h] = 0;
+	for (int r = 0; r < head->nranks; r++) first[peers[r].host]++;
+	for (int h = 1; h <= head->nhosts; h++) first[h] += first[h - 1];
+	/* Each entry is its host's end now, and moves down to its beginning. */
+	for (int r = head->nranks - 1; r >= 0; r--) ranks[--first[peers[r].host]] = r;
+}
+
+void tp_wire_fail_make(struct tp_wire_fail *out, ncclResult_t result, const char *text)
+{
+	memset(out, 0, sizeof(*out));
+	out->result = (int32_t)result;
+	snprintf(out->text, sizeof(out->text), "%s", text);
+}
+
+bool tp_wire_fail_read(struct tp_wire_fail *out, const void *payload, size_t bytes)
+{
+	if (bytes != sizeof(*out)) return false;
+	memcpy(out, payload, sizeof(*out));
+	out->text[sizeof(out->text) - 1] = 0;
+	if (out->result <= ncclSuccess || out->result >= ncclNumResults) out->result = ncclInternalError;
+	return true;
+}

@@ -128,5 +128,16 @@ const char *tp_wire_join_check(struct tp_wire_join *join, size_t bytes);
 /* NULL or what is wrong: sizes, hosts in order of their first rank, addresses. */
 const char *tp_wire_table_check(const void *payload, size_t bytes, int nranks);
 size_t tp_wire_table_bytes(int nhosts, int nranks);
+static inline const struct tp_wire_peer *tp_wire_table_peers(const void *table)
+{
+	const struct tp_wire_table *head = table;
+	return (const void *)((const char *)(head + 1) + (size_t)head->nhosts * sizeof(struct tp_wire_host));
+}
+/* Ranks by host, of a checked table. first: [nhosts + 1], ranks: [nranks]; host h has ranks[first[h]] up to first[h + 1]. */
+void tp_wire_table_index(const void *table, int *first, int *ranks);
+
+void tp_wire_fail_make(struct tp_wire_fail *out, ncclResult_t result, const char *text);
+/* False: of the wrong length. The result is an error and the text ends, whatever was sent. */
+bool tp_wire_fail_read(struct tp_wire_fail *out, const void *payload, size_t bytes);
 
 #endif
