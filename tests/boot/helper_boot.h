@@ -22,19 +22,18 @@
 	} \
 } while (0)
 
-/* Makes the id in a process of its own that also plays rank 0's role where first is 0: returns in each child. */
+/* One child of helper_run. */
 struct helper_job {
 	int nranks, nhosts;             /* ranks are dealt to hosts in blocks */
 	int rank;
-	ncclUniqueId *id;               /* shared by all */
-	int *words;                     /* [64] shared memory for the test's own use */
-	pid_t *pids;
+	ncclUniqueId *id;               /* shared by all; made by rank 0 at its first helper_open, or by the test */
 };
 /* Forks nranks children and runs body in each; returns the number of children that did not exit with `expected` (a status as
  * waitpid gives it, -1: not looked at). expected may be NULL: all 0. */
 int helper_run(int nranks, int nhosts, void (*body)(struct helper_job *job), const int *expected);
 void helper_open(struct helper_job *job, struct tp_boot **boot);
 ncclResult_t helper_try_open(struct helper_job *job, int rank, int nranks, int timeout_ms, struct tp_boot **boot);
+/* 64 words of shared memory for the test's own use; all are 0 at first. */
 void helper_put(struct helper_job *job, int word, int value);
 int helper_get(struct helper_job *job, int word);
 void helper_await(struct helper_job *job, int word, int at_least);
@@ -45,7 +44,7 @@ bool helper_event(struct tp_boot *boot, int ms, struct tp_event *out);
 void helper_check_gather(struct tp_boot *boot, int rounds, size_t bytes_each);
 int helper_count_fds(void);
 int helper_count_threads(void);
-/* nranks threads of this process; body gets the rank and an open boot. */
+/* nranks threads of this process; body gets its open boot. */
 void helper_threads(int nranks, void (*body)(struct tp_boot *boot, void *arg), void *arg);
 
 #endif

@@ -22,6 +22,14 @@ static void die(void)
 	kill(getpid(), SIGKILL);
 }
 
+/* So that the death of a rank that is done isn't another event. */
+static void leave_together(struct helper_job *job, struct tp_boot *boot, int survivors)
+{
+	helper_add(job, SEEN);
+	helper_await(job, SEEN, survivors);
+	tp_boot_close(boot);
+}
+
 static void lose_ranks(struct helper_job *job)
 {
 	struct tp_boot *boot;
@@ -43,10 +51,7 @@ static void lose_ranks(struct helper_job *job)
 	while (atomic_load(boot->alarm) == alarm_before || atomic_load(&boot->bells[boot->local].word) == bell_before) usleep(1000);
 	must(tp_boot_barrier(boot) == ncclRemoteError);
 	must(strstr(tp_log_last_error(), name));
-	/* All leave together, so that the death of a rank that is done isn't another event. */
-	helper_add(job, SEEN);
-	helper_await(job, SEEN, job->nranks - nvictims);
-	tp_boot_close(boot);
+	leave_together(job, boot, job->nranks - nvictims);
 }
 
 static void lose(int nranks, int nhosts, int a, int b)
@@ -109,9 +114,7 @@ static void rank_in_barrier(struct helper_job *job)
 	if (job->rank == 1) die();
 	must(tp_boot_barrier(boot) == ncclRemoteError);
 	must(strstr(tp_log_last_error(), "rank 1 "));
-	helper_add(job, SEEN);
-	helper_await(job, SEEN, job->nranks - 1);
-	tp_boot_close(boot);
+	leave_together(job, boot, job->nranks - 1);
 }
 static void a_barrier_ends_when_a_rank_dies(void **state)
 {
@@ -134,9 +137,7 @@ static void leave_early(struct helper_job *job)
 	}
 	helper_await(job, ALIVE, 2);
 	must(!helper_event(boot, 600, &event));
-	helper_add(job, SEEN);
-	helper_await(job, SEEN, job->nranks - 2);
-	tp_boot_close(boot);
+	leave_together(job, boot, job->nranks - 2);
 }
 static void ranks_that_left_in_good_order_are_not_dead(void **state)
 {
@@ -167,9 +168,7 @@ static void leave_then_die(struct helper_job *job)
 	}
 	must(helper_event(boot, EVENT_MS, &event));
 	must(event.kind == TP_EVENT_DEAD && event.rank == 2);
-	helper_add(job, SEEN);
-	helper_await(job, SEEN, job->nranks - 2);
-	tp_boot_close(boot);
+	leave_together(job, boot, job->nranks - 2);
 }
 static void a_death_is_found_though_its_watcher_has_left(void **state)
 {
@@ -199,9 +198,7 @@ static void speaker_leaves_then_host_dies(struct helper_job *job)
 	}
 	must(helper_event(boot, EVENT_MS, &event));
 	must(event.kind == TP_EVENT_DEAD && event.rank == 3);
-	helper_add(job, SEEN);
-	helper_await(job, SEEN, 2);
-	tp_boot_close(boot);
+	leave_together(job, boot, 2);
 }
 static void the_next_process_speaks_for_a_host_whose_first_has_left(void **state)
 {
@@ -226,9 +223,7 @@ static void hear_of_an_abort(struct helper_job *job)
 	event.kind = TP_EVENT_FAILED;
 	tp_boot_post_event(boot, &event);
 	must(tp_boot_first_event(boot, &seen) && seen.kind == TP_EVENT_ABORTED);
-	helper_add(job, SEEN);
-	helper_await(job, SEEN, job->nranks - 1);
-	tp_boot_close(boot);
+	leave_together(job, boot, job->nranks - 1);
 }
 static void an_abort_reaches_all_ranks_and_the_first_event_stays(void **state)
 {
@@ -250,9 +245,7 @@ static void abort_and_exit(struct helper_job *job)
 	}
 	must(helper_event(boot, EVENT_MS, &seen));
 	must(seen.rank == 1);
-	helper_add(job, SEEN);
-	helper_await(job, SEEN, job->nranks - 1);
-	tp_boot_close(boot);
+	leave_together(job, boot, job->nranks - 1);
 }
 static void a_rank_that_aborts_and_exits_at_once_is_missed(void **state)
 {
@@ -273,9 +266,7 @@ static void *thread_of_rank(void *arg)
 	if (t->rank == 2) kill(getpid(), SIGKILL);
 	must(helper_event(boot, EVENT_MS, &event));
 	must(event.kind == TP_EVENT_DEAD && event.rank == 2);
-	helper_add(t->job, SEEN);
-	helper_await(t->job, SEEN, 2);
-	tp_boot_close(boot);
+	leave_together(t->job, boot, 2);
 	return NULL;
 }
 static void two_ranks_a_process(struct helper_job *job)

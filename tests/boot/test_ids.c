@@ -155,31 +155,29 @@ static void survivors_meet_by_a_derived_id(void **state)
 
 #define ROOTS 3
 static ncclUniqueId *root_ids;
-static void meet_at_several_roots(struct helper_job *job)
+/* Ranks 1, 4 and 6 do; the shared page carries them. */
+static void make_ids(struct helper_job *job)
 {
-	struct tp_boot *boot;
-	ncclUniqueId ids[ROOTS];
-	/* Ranks 1, 4 and 6 make the ids; the shared page carries them. */
 	int maker = job->rank == 1 ? 0 : job->rank == 4 ? 1 : job->rank == 6 ? 2 : -1;
 	if (maker >= 0) {
 		must(tp_boot_unique_id(&root_ids[maker]) == ncclSuccess);
 		helper_add(job, 0);
 	}
 	helper_await(job, 0, ROOTS);
-	memcpy(ids, root_ids, sizeof(ids));
-	open_with(ids, ROOTS, job->rank, job->nranks, &boot);
+}
+
+static void meet_at_several_roots(struct helper_job *job)
+{
+	struct tp_boot *boot;
+	make_ids(job);
+	open_with(root_ids, ROOTS, job->rank, job->nranks, &boot);
 	helper_check_gather(boot, 3, 64);
 	tp_boot_close(boot);
 }
 static void one_is_missing_at_several_roots(struct helper_job *job)
 {
 	struct tp_boot *boot;
-	int maker = job->rank == 1 ? 0 : job->rank == 4 ? 1 : job->rank == 6 ? 2 : -1;
-	if (maker >= 0) {
-		must(tp_boot_unique_id(&root_ids[maker]) == ncclSuccess);
-		helper_add(job, 0);
-	}
-	helper_await(job, 0, ROOTS);
+	make_ids(job);
 	if (job->rank == 5) return;
 	struct tp_boot_args args = { .rank = job->rank, .nranks = job->nranks, .nids = ROOTS, .ids = root_ids, .timeout_ms = 1000 };
 	must(tp_boot_open(&args, &boot) == ncclRemoteError);
