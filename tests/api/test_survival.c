@@ -146,9 +146,10 @@ static int listening_ports(struct ranks *r, struct sockaddr_in *out)
 static void scan(struct ranks *r)
 {
 	static const char zeros[4096];
-	static const char http[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", tls[] = "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", junk[] = "telpher\1\2\3\4\377\377\377\377";
-	const struct { const char *data; size_t bytes; } words[] = { { "", 0 }, { http, sizeof(http) - 1 }, { tls, sizeof(tls) - 1 }, { zeros, sizeof(zeros) },
-		{ junk, sizeof(junk) - 1 } };
+	static const char http[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", tls[] = "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
+	static const char junk[] = "telpher\1\2\3\4\377\377\377\377";
+	const struct { const char *data; size_t bytes; } words[] = { { "", 0 }, { http, sizeof(http) - 1 }, { tls, sizeof(tls) - 1 },
+		{ zeros, sizeof(zeros) }, { junk, sizeof(junk) - 1 } };
 	int kept[PORTS_MAX * SCAN_ROUNDS], nkept = 0, scanned = 0;
 	for (int round = 0; round < SCAN_ROUNDS; round++) {
 		struct sockaddr_in ports[PORTS_MAX];
