@@ -7,6 +7,7 @@
 struct tp_member {
 	struct tp_wire_join join;
 	bool joined, done;
+	bool passed_on;                 /* its join, to the first root */
 	struct tp_conn *conn;           /* one of these two for our own ranks */
 	struct tp_joiner *joiner;
 };

@@ -78,12 +78,14 @@ static void pass_on_joins(struct tp_root *root)
 {
 	struct tp_wire_join *batch = tp_alloc((size_t)(root->hi - root->lo), sizeof(*batch), "joins to pass on");
 	size_t count = 0;
-	if (!batch) return;
+	if (!batch) {
+		tp_root_failf(root, ncclSystemError, "the root has no memory for %d joins", root->hi - root->lo);
+		return;
+	}
 	for (int r = root->lo; r < root->hi; r++) {
-		/* `done` isn't used yet: it marks what has been passed on until the table comes. */
 		struct tp_member *m = &root->members[r];
-		if (!m->joined || m->done) continue;
-		m->done = true;
+		if (!m->joined || m->passed_on) continue;
+		m->passed_on = true;
 		batch[count++] = m->join;
 	}
 	if (count) tp_conn_send(root->parent, TP_FRAME_GROUP, batch, count * sizeof(*batch));
@@ -107,7 +109,6 @@ static const char *parent_table(struct tp_root *root, const void *data, size_t b
 	memcpy(root->message, data, bytes);
 	memcpy(&root->seat, data, sizeof(root->seat));
 	root->table_bytes = bytes - sizeof(seat);
-	for (int r = root->lo; r < root->hi; r++) root->members[r].done = false;
 	tp_root_seat_leaders(root);
 	return NULL;
 }
