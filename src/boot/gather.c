@@ -1,7 +1,8 @@
-/* All-gather and barrier. Inside a host the blocks lie in the segment, in two areas used in turn: who writes an area knows that
- * all have read what was in it two turns before, because all have arrived one turn before. Between hosts the processes of the
- * first ranks exchange blocks in ceil(log2(hosts)) rounds (Bruck): in round k what is known of the last 2^k hosts goes to the
- * host at distance 2^k. The service threads put what arrives straight into the areas. */
+/* What ranks do together: all-gather, barrier, and inside a host new shared memory. Inside a host the blocks of a gather lie in
+ * the segment, in two areas used in turn: who writes an area knows that all have read what was in it two turns before, because
+ * all have arrived one turn before. Between hosts the processes of the first ranks exchange blocks in ceil(log2(hosts)) rounds
+ * (Bruck): in round k what is known of the last 2^k hosts goes to the host at distance 2^k. The service threads put what
+ * arrives straight into the areas. */
 #include "boot/internal.h"
 #include <sched.h>
 #include <stdlib.h>
