@@ -17,6 +17,12 @@ for side in "$a 1" "$b 2"; do
 	ip -n $1 link set lo up
 	ip -n $1 link set v$1 mtu 4200 up
 done
+for side in $a $b; do
+	for _ in $(seq 100); do
+		ip -n $side link show v$side | grep -q 'state UP' && break
+		sleep 0.05
+	done
+done
 at_server="ip netns exec $a" at_client="ip netns exec $b"
 unset TELPHER_VERBS_CARRIER
 for program in write read send; do
