@@ -37,9 +37,10 @@ static bool kicked(void *arg)
 	return atomic_load_explicit(&engine.kick, memory_order_seq_cst) != engine.seen;
 }
 
-/* A list that can't grow leaves the rest in `incoming`; the next round tries again. */
-static void take_incoming(void)
+/* false: the list can't grow, so the rest stays in `incoming`, to be tried again. */
+static bool take_incoming(void)
 {
+	bool all = true;
 	engine.seen = atomic_load_explicit(&engine.kick, memory_order_seq_cst);
 	pthread_mutex_lock(&engine.mutex);
 	while (engine.incoming) {
@@ -49,19 +50,24 @@ static void take_incoming(void)
 			if (list) engine.list = list;
 			bool *idle = realloc(engine.idle, (size_t)room * sizeof(*idle));
 			if (idle) engine.idle = idle;
-			if (!list || !idle) break;
+			all = list && idle;
+			if (!all) break;
 			engine.room = room;
 		}
 		engine.list[engine.count++] = engine.incoming;
 		engine.incoming = engine.incoming->next_queued;
 	}
 	if (engine.forget) {
+		for (struct tp_runnable **at = &engine.incoming; *at;)
+			if (*at == engine.forget) *at = (*at)->next_queued;
+			else at = &(*at)->next_queued;
 		for (int i = 0; i < engine.count; i++)
 			if (engine.list[i] == engine.forget) engine.list[i--] = engine.list[--engine.count];
 		engine.forget = NULL;
 		pthread_cond_broadcast(&engine.let_go);
 	}
 	pthread_mutex_unlock(&engine.mutex);
+	return all;
 }
 
 /* Drops what has nothing left. Its flag goes down first: a submit from now on queues it anew; one from before is seen by
@@ -91,9 +97,9 @@ static void *run_engine(void *arg)
 	(void)arg;
 	struct tp_round round = { 0 };
 	for (;;) {
-		take_incoming();
+		bool all = take_incoming();
 		if (!engine.count) {
-			if (!kicked(NULL)) tp_futex_wait(&engine.kick, engine.seen, 0);
+			if (!kicked(NULL)) tp_futex_wait(&engine.kick, engine.seen, all ? 0 : SLEEP_US);
 			round = (struct tp_round){ 0 };
 			continue;
 		}

@@ -80,7 +80,7 @@ static void sleep_on_words(struct tp_round *round, const uint32_t *armed, _Atomi
 	if (extra) words[n] = extra, seen[n++] = extra_seen;
 	for (int i = 0; i < round->count; i++) {
 		if (!round->set[i]->bell) continue;
-		if (n == MAX_WORDS) {
+		if (n == MAX_WORDS || i >= MAX_WORDS) {
 			limit_us = BLIND_SLEEP_US;
 			break;
 		}
