@@ -10,7 +10,7 @@
  * unchanged. For a sending end the proxy plays the receiver of the ring (it reads slots in order and stores *head once a
  * slot may be used again), for a receiving end it plays the sender (it fills slots, publishes seq with release, loads
  * *head with acquire). All of it runs in tp_links_progress, under the rank's run lock: no other thread touches a ring.
- * Slots travel as {bytes, tag} and data; the kind is always TP_SLOT_INLINE. */
+ * A slot travels as {bytes, tag, kind} and its data; the kind is TP_SLOT_INLINE, but for the goodbye (net_link.h). */
 struct tp_net_links;
 
 struct tp_net_links_options {

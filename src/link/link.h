@@ -44,7 +44,6 @@ struct tp_link {
 	struct tp_link_net *net;            /* the proxy's state; NULL: others */
 };
 
-
 /* Sender: the next slot, or NULL where the ring is full. */
 static inline struct tp_slot *tp_link_claim(struct tp_link *l)
 {
@@ -101,7 +100,6 @@ ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options
  * shm links are ready at once; a net link becomes ready by tp_links_progress. (Both ends of a self link would be ours: see
  * tp_link_self_create.) */
 ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_link **out);
-bool tp_link_is_ready(const struct tp_link *link);
 /* For a receiver that waits where nothing has come: a sender on another host that has left in good order sends nothing more,
  * which is ncclRemoteError; ncclSuccess otherwise. */
 ncclResult_t tp_link_check(const struct tp_link *link);

@@ -144,11 +144,6 @@ ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, i
 	return ncclSuccess;
 }
 
-bool tp_link_is_ready(const struct tp_link *link)
-{
-	return link->kind != TP_LINK_NET || tp_net_link_is_ready(link);
-}
-
 ncclResult_t tp_link_check(const struct tp_link *link)
 {
 	return link->kind == TP_LINK_NET ? tp_net_link_check(link) : ncclSuccess;
