@@ -11,14 +11,7 @@
 #include "exec/helper_reduce.h"
 #include "exec/helper_world.h"
 
-enum { GUARD = 64, GUARD_BYTE = 0xa5, MOST_BYTES = 2 << 20, SHARED_EACH = 64 << 10 };
-
-/* The thread sanitizer is ten times as slow. */
-#if defined(__SANITIZE_THREAD__)
-enum { MOST_WORLDS = 3 };
-#else
-enum { MOST_WORLDS = 5 };
-#endif
+enum { GUARD = 64, GUARD_BYTE = 0xa5, MOST_BYTES = 2 << 20, SHARED_EACH = 64 << 10, MOST_WORLDS = WORLD_KINDS == 1 ? 3 : 5 };
 
 struct round {
 	enum tp_coll coll;
@@ -248,7 +241,7 @@ static int large(struct world *world)
 static void run_everywhere(int (*body)(struct world *world), const int *nranks, int count)
 {
 	for (int i = 0; i < count; i++) {
-		for (int kind = 0; kind < 2; kind++) {
+		for (int kind = 0; kind < WORLD_KINDS; kind++) {
 			for (int by_ref = 0; by_ref < 2; by_ref++) {
 				struct world_options options = { .kind = kind ? WORLD_PROCESSES : WORLD_THREADS, .nranks = nranks[i], .nchannels = 2,
 					.by_ref = by_ref };

@@ -84,7 +84,7 @@ static void matched_groups_deliver_each_message_whole(void **state)
 {
 	(void)state;
 	for (int n = 1; n < 6; n += 1 + n / 2) {
-		for (int k = 0; k < 4; k++) {
+		for (int k = 0; k < 2 * WORLD_KINDS; k++) {
 			struct world_options options = { .kind = k / 2 ? WORLD_PROCESSES : WORLD_THREADS, .nranks = n, .nchannels = 1, .by_ref = k % 2 };
 			assert_int_equal(world_run(&options, random_groups, NULL), 0);
 		}
