@@ -1,7 +1,8 @@
 /* The Socket transport against plain TCP on loopback, in one run: round trips and throughput, with ratios.
  * Usage: net_socket [rounds]. Both sides of each measurement do the same: two processes, non-blocking calls in a loop that
- * yields when nothing moved, one connection for each direction, the same buffers. The first column of numbers is plain TCP, the others the transport. A third table has the
- * processor's time for one message with both ends in one thread: it hardly depends on what else runs on the machine. */
+ * yields when nothing moved, one connection for each direction, the same buffers. The first column of numbers is plain TCP,
+ * the others the transport. A third table has the processor's time for one message with both ends in one thread: it hardly
+ * depends on what else runs on the machine. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
