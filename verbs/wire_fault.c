@@ -25,7 +25,7 @@ struct kept { struct kept *next; uint64_t when_ns; struct tp_endpoint *endpoint;
 
 static struct tp_param params[] = {
 	{ .name = "TELPHER_VERBS_FAULT", .kind = TP_PARAM_STRING,
-		.doc = "Faults of the wire: drop=0.01,duplicate=,reorder=,corrupt=,delay=0.1:2ms,mtu=1500,dscp=26:0.05,dead,unroute=ADDRESS,slow=50us,side=in|out|both,seed=7" },
+		.doc = "faults of the wire, a list: drop=0.01, duplicate=, reorder=, corrupt=, delay=0.1:2ms, mtu=1500, dscp=26:0.05, dead, unroute=ADDRESS, slow=50us, side=in|out|both, seed=7" },
 };
 TP_PARAM_TABLE("verbs", params)
 
