@@ -272,7 +272,7 @@ ncclResult_t tp_comm_poll_wait(void *arg, uint64_t waited_ns)
 void tp_comm_init_runnable(struct ncclComm *comm)
 {
 	comm->runnable = (struct tp_runnable){ .run = run_comm, .stalled = stalled, .bell = &comm->boot->bells[comm->boot->local],
-		.poll_fds = comm->boot->nhosts > 1 ? poll_fds : NULL, .crowded = comm->crowded };
+		.poll_fds = tp_links_have_net(comm->links) ? poll_fds : NULL, .crowded = comm->crowded };
 }
 
 void tp_comm_lock_run(struct ncclComm *comm)
