@@ -148,6 +148,13 @@ static void four_ranks_on_two_hosts(void **state)
 	assert_true(ranks_run(&options, everything, NULL));
 }
 
+static void three_processes_of_one_host_over_the_network(void **state)
+{
+	(void)state;
+	struct ranks_options options = { .nranks = 3, .timeout_s = 100, .env = { "NCCL_SHM_DISABLE=1", "NCCL_SOCKET_IFNAME=lo" } };
+	assert_true(ranks_run(&options, everything, NULL));
+}
+
 static void large_messages(void **state) { (void)state; assert_true(ranks_run_n(4, large, NULL)); }
 
 static void large_messages_between_hosts(void **state)
@@ -208,7 +215,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_rank_is_its_own_group), cmocka_unit_test(two_processes), cmocka_unit_test(three_processes),
-		cmocka_unit_test(five_threads_of_one_process), cmocka_unit_test(four_ranks_on_two_hosts), cmocka_unit_test(large_messages),
+		cmocka_unit_test(five_threads_of_one_process), cmocka_unit_test(four_ranks_on_two_hosts),
+		cmocka_unit_test(three_processes_of_one_host_over_the_network), cmocka_unit_test(large_messages),
 		cmocka_unit_test(large_messages_between_hosts), cmocka_unit_test(each_rank_scales_its_own_input),
 		cmocka_unit_test(results_are_bit_identical_on_all_ranks), cmocka_unit_test(the_same_small_call_again_and_again),
 	};
