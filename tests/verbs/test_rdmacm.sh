@@ -1,0 +1,56 @@
+#!/bin/bash
+# Programs that connect by IP address (librdmacm) between two processes, and the exported names.
+set -u
+. "$SOURCE_DIR/tests/verbs/lib_card.sh"
+[ -z "$card_preload" ] || { echo "not under a sanitizer: every program would need its runtime in front"; exit 77; }
+[ -e "$CARD/librdmacm.so.1" ] || { echo "librdmacm isn't built (Debian: librdmacm-dev)"; exit 77; }
+work=$(mktemp -d) || exit 1
+server=
+trap 'rm -rf "$work"; [ -z "$server" ] || kill $server 2>/dev/null' EXIT
+telpher=$BUILD_DIR/bin/telpher
+address=$("$telpher" verbs gids | awk '$3 == 0 && $4 ~ /:/ && $5 ~ /\./ { print $5; exit }')
+[ -n "$address" ] || { echo "GID 0 has no IPv4 address"; exit 77; }
+port=$((20000 + $$ % 12000))
+run() { timeout 60 "$telpher" verbs run "$@"; }
+holds() { # is the port that ends in $1 held by a listener? Names of the card's own sockets say so.
+	grep -qE "@telpher-verbs/1/$(id -u)/port/[0-9a-f]+/$1$" /proc/net/unix
+}
+pair() { # port, server's arguments -- client's arguments; exchange by TCP: tcp:PORT
+	local arguments=() at=$1
+	shift
+	while [ "$1" != -- ]; do arguments+=("$1"); shift; done
+	shift
+	run "${arguments[@]}" >"$work/server" 2>&1 & server=$!
+	for _ in $(seq 200); do
+		case $at in tcp:*) ss -Hltn 2>/dev/null | grep -q ":${at#tcp:} " && break ;; *) holds "$at" && break ;; esac
+		sleep 0.05
+	done
+	run "$@" >"$work/client" 2>&1 || fail "$*: client ends with $?: $(cat "$work/client" "$work/server")"
+	wait $server || fail "$*: server ends with $?: $(cat "$work/server" "$work/client")"
+	server=
+}
+has() { command -v "$1" >/dev/null; }
+tested=0
+if has rping; then
+	pair $port rping -s -a "$address" -p $port -C 10 -- rping -c -a "$address" -p $port -C 10 -V
+	run rping -c -a "$address" -p $((port + 1)) -C 1 >"$work/out" 2>&1
+	grep -q 'REJECTED, error 8' "$work/out" || fail "a port that nobody listens on is not refused: $(cat "$work/out")"
+	tested=1
+fi
+if has ucmatose; then
+	pair $port ucmatose -p $port -c 20 -- ucmatose -p $port -c 20 -s "$address"
+	pair 7174 udaddy -- udaddy -s "$address"
+	pair $port rdma_server -p $port -- rdma_client -p $port -s "$address"
+fi
+if has ib_send_bw; then pair $port ib_send_bw -R -F -n 100 -s 4096 -p $port -- ib_send_bw -R -F -n 100 -s 4096 -p $port "$address"; fi
+if has fi_pingpong; then
+	pair tcp:$port fi_pingpong -p verbs -e msg -I 20 -B $port -- fi_pingpong -p verbs -e msg -I 20 -P $port "$address"
+fi
+names() { objdump -T "$1" | awk '$4 != "*UND*" && /RDMACM_/ { print $NF, $(NF - 1) }' | sort; }
+real=$(ls /usr/lib/*/librdmacm.so.1 /usr/lib64/librdmacm.so.1 2>/dev/null | head -1)
+if [ -n "$real" ] && has objdump; then
+	missing=$(comm -23 <(names "$real") <(names "$CARD/librdmacm.so.1"))
+	[ -z "$missing" ] || fail "exported by $real but not by ours: $missing"
+fi
+[ $tested = 1 ] || { echo "rdmacm-utils is not installed"; exit 77; }
+echo "connected"

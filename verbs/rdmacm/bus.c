@@ -1,0 +1,183 @@
+/* Messages between the processes of a machine: datagrams over Unix sockets with abstract names, which the kernel keeps apart by
+ * network namespace and takes away with their process. One socket a process, whose 16-bit name is the upper half of all its
+ * connections' numbers, so that every answer finds its way; and one for each port that is held. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+#include "verbs/rdmacm/cm.h"
+
+static int own_fd = -1, epoll_fd = -1, wake_fd = -1;
+static uint16_t own_name, next_number;
+static pid_t owner;                 /* a forked child starts anew */
+
+uint64_t cm_now_ms(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static socklen_t make_name(const struct cm_target *target, struct sockaddr_un *out)
+{
+	memset(out, 0, sizeof(*out));
+	out->sun_family = AF_UNIX;
+	int length = target->port ?
+		snprintf(out->sun_path + 1, sizeof(out->sun_path) - 1, "telpher-verbs/1/%u/port/%x/%u", geteuid(), target->space, target->number) :
+		snprintf(out->sun_path + 1, sizeof(out->sun_path) - 1, "telpher-verbs/1/%u/process/%x", geteuid(), target->number);
+	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+}
+
+static int bind_name(const struct cm_target *target, int *out)
+{
+	struct sockaddr_un name;
+	socklen_t length = make_name(target, &name);
+	int one = 1, fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return errno;
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
+	if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &one, sizeof(one)) || bind(fd, (struct sockaddr *)&name, length) ||
+		epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event)) {
+		int error = errno;
+		close(fd);
+		return error;
+	}
+	*out = fd;
+	return 0;
+}
+
+/* One datagram of our own user's; false: there is none. */
+static bool receive(int fd, uint8_t mad[TP_MAD_BYTES], bool *usable)
+{
+	union { char bytes[CMSG_SPACE(sizeof(struct ucred))]; struct cmsghdr align; } control;
+	struct iovec part = { mad, TP_MAD_BYTES };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	if (got < 0)
+		return errno == EINTR;
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	struct ucred who = { .uid = (uid_t)-1 };
+	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_CREDENTIALS)
+		memcpy(&who, CMSG_DATA(header), sizeof(who));
+	*usable = got == TP_MAD_BYTES && !(message.msg_flags & MSG_TRUNC) && who.uid == geteuid();
+	return true;
+}
+
+static void *run(void *arg)
+{
+	(void)arg;
+	for (uint64_t next_ms = 0;;) {
+		struct epoll_event events[16];
+		uint64_t now_ms = cm_now_ms();
+		int wait_ms = !next_ms ? -1 : next_ms <= now_ms ? 0 : (int)(next_ms - now_ms);
+		int count = epoll_wait(epoll_fd, events, 16, wait_ms);
+		pthread_mutex_lock(&cm_lock);
+		for (int i = 0; i < count; i++) {
+			uint8_t bytes[TP_MAD_BYTES];
+			struct tp_cm_mad mad;
+			bool usable = false;
+			eventfd_t rung;
+			if (events[i].data.fd == wake_fd)
+				eventfd_read(wake_fd, &rung);
+			else
+				while (receive(events[i].data.fd, bytes, &usable))
+					if (usable && tp_cm_parse(bytes, sizeof(bytes), &mad))
+						cm_arrive_locked(&mad, events[i].data.fd);
+		}
+		next_ms = cm_timers_locked(cm_now_ms());
+		pthread_mutex_unlock(&cm_lock);
+	}
+	return NULL;
+}
+
+static int start_thread(void)
+{
+	pthread_t thread;
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	int error = pthread_create(&thread, NULL, run, NULL);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (error)
+		return error;
+	pthread_setname_np(thread, "telpher-cm");
+	pthread_detach(thread);
+	return 0;
+}
+
+static int start_locked(void)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (epoll_fd < 0 || wake_fd < 0)
+		return errno;
+	event.data.fd = wake_fd;
+	if (epoll_ctl(epoll_fd, EPOLL_CTL_ADD, wake_fd, &event))
+		return errno;
+	int error = EADDRINUSE;
+	for (int tries = 0; tries < 1000 && error == EADDRINUSE; tries++) {
+		if (getrandom(&own_name, sizeof(own_name), 0) != sizeof(own_name))
+			return errno;
+		error = bind_name(&(struct cm_target){ .number = own_name }, &own_fd);
+	}
+	if (!error && getrandom(&next_number, sizeof(next_number), 0) != sizeof(next_number))
+		error = errno;
+	return error ? error : start_thread();
+}
+
+int cm_bus_start(void)
+{
+	pthread_mutex_lock(&cm_lock);
+	int error = owner == getpid() ? 0 : start_locked();
+	if (!error)
+		owner = getpid();
+	pthread_mutex_unlock(&cm_lock);
+	return error;
+}
+
+uint32_t cm_bus_number(void)
+{
+	for (;;) {
+		uint32_t number = (uint32_t)own_name << 16 | ++next_number;
+		struct cm_id *id = cm_ids;
+		while (id && id->local_id != number)
+			id = id->next;
+		if (!id)
+			return number;
+	}
+}
+
+struct cm_target cm_bus_owner(uint32_t number) { return (struct cm_target){ .number = (uint16_t)(number >> 16) }; }
+
+int cm_bus_hold(uint16_t space, uint16_t number, int *fd)
+{
+	return bind_name(&(struct cm_target){ .port = true, .space = space, .number = number }, fd);
+}
+
+void cm_bus_release(int fd)
+{
+	if (fd >= 0)
+		close(fd);
+}
+
+int cm_bus_send(const struct cm_target *target, const uint8_t mad[TP_MAD_BYTES])
+{
+	struct sockaddr_un name;
+	socklen_t length = make_name(target, &name);
+	/* A full queue is a lost message: it is sent again. */
+	if (sendto(own_fd, mad, TP_MAD_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&name, length) < 0 && errno == ECONNREFUSED)
+		return ECONNREFUSED;
+	return 0;
+}
+
+void cm_bus_wake(void) { eventfd_write(wake_fd, 1); }

@@ -1,0 +1,86 @@
+/* What the files of librdmacm.so.1 share. One lock guards everything; nothing waits for another process while it is held. */
+#ifndef TP_VERBS_RDMACM_CM_H
+#define TP_VERBS_RDMACM_CM_H
+
+#include <pthread.h>
+#include <rdma/rdma_cma.h>
+#include <stdatomic.h>
+#include "verbs/cm_mad.h"
+
+enum cm_state {
+	CM_IDLE, CM_BOUND, CM_LISTENING, CM_REQUESTED /* REQ sent */, CM_PENDING /* REQ came, not answered */, CM_ANSWERED /* REP sent */,
+	CM_RESPONDED /* REP came, the program has yet to establish */, CM_ESTABLISHED, CM_LEAVING /* DREQ sent */, CM_DONE
+};
+
+/* Where a message goes: the process that owns a connection, or whoever holds a port. */
+struct cm_target { bool port; uint16_t space, number; };
+
+struct cm_id {
+	struct rdma_cm_id pub;
+	struct cm_id *next;
+	enum cm_state state;
+	bool sync;                      /* made without a channel: calls wait for their event */
+	bool ud;
+	uint32_t local_id, remote_id;
+	uint64_t transaction;
+	struct cm_target peer;
+	int port_fd;                    /* holds the port; -1: none */
+	uint8_t sgid_index, tos, mtu, ack_timeout;
+	uint32_t qpn, remote_qpn, psn, remote_psn, qkey;
+	uint8_t responder_resources, initiator_depth, retry_count, rnr_retry_count;
+	struct cm_id *listener;
+	uint8_t message[TP_MAD_BYTES];  /* the last one: sent again where no answer comes */
+	uint64_t resend_ms, give_up_ms; /* 0: not waiting */
+	uint32_t given, acked;          /* events */
+	struct ibv_qp_init_attr *for_requests;      /* an endpoint that listens: what its connections' QPs are made from */
+};
+
+struct cm_event {
+	struct rdma_cm_event pub;
+	struct cm_event *next;
+	struct cm_id *owner;            /* whose count of events it is in */
+	uint8_t private_data[256];
+};
+
+struct cm_channel { struct rdma_event_channel pub; struct cm_event *first, **last; };
+
+extern pthread_mutex_t cm_lock;
+extern struct cm_id *cm_ids;        /* all of them */
+static inline struct cm_id *cm_of(struct rdma_cm_id *id) { return (struct cm_id *)id; }
+static inline int cm_fail(int error) { return errno = error, -1; }
+
+/* bus.c */
+int cm_bus_start(void);             /* the process's socket and thread; 0 or an errno */
+uint32_t cm_bus_number(void);       /* a fresh number of a connection: it leads back to this process */
+struct cm_target cm_bus_owner(uint32_t number);
+int cm_bus_hold(uint16_t space, uint16_t number, int *fd);  /* EADDRINUSE where another holds the port */
+void cm_bus_release(int fd);
+int cm_bus_send(const struct cm_target *target, const uint8_t mad[TP_MAD_BYTES]);    /* ECONNREFUSED: nobody is there */
+void cm_bus_wake(void);             /* a timer was set */
+uint64_t cm_now_ms(void);
+
+/* connect.c, called by the bus with the lock held */
+void cm_arrive_locked(const struct tp_cm_mad *mad, int port_fd);
+/* Sends again, gives up; returns when to call next (0: never). */
+uint64_t cm_timers_locked(uint64_t now_ms);
+void cm_leave_locked(struct cm_id *id);     /* destroyed: the peer is told */
+
+/* id.c */
+struct cm_id *cm_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space space);
+/* Queues an event on the id's channel; private data is copied. */
+void cm_raise_locked(struct cm_id *id, struct cm_id *listener, enum rdma_cm_event_type type, int status, const struct rdma_conn_param *conn,
+	const struct rdma_ud_param *ud);
+/* A sync id: waits for the event that the call led to. */
+int cm_complete(struct cm_id *id);
+int cm_qp_to(struct cm_id *id, enum ibv_qp_state state);
+
+/* device.c */
+/* The device, port and index of a GID (an address's, in the last bytes); NULL, errno. Opened once, for good. */
+struct ibv_context *cm_device_of(const union ibv_gid *gid, uint8_t *port, uint8_t *index);
+/* The first GID there is. */
+struct ibv_context *cm_device_any(union ibv_gid *gid, uint8_t *port, uint8_t *index);
+struct ibv_context **cm_devices(int *count);
+void cm_gid_of(const struct sockaddr *addr, union ibv_gid *gid);
+struct ibv_pd *cm_device_pd(struct ibv_context *verbs);
+
+#endif
