@@ -16,10 +16,9 @@ struct tp_net_links;
 struct tp_net_links_options {
 	const char *net_name;       /* or NULL: NCCL_NET or the best transport */
 	int nchannels;
-	bool all_pairs;             /* local pairs use net links too (NCCL_SHM_DISABLE) */
 };
 /* Collective over the communicator: chooses the transport, listens, gathers the handles. Only called where some pair needs
- * it (several hosts, or all_pairs). An error leaves nothing behind. */
+ * it (several hosts, or NCCL_SHM_DISABLE). An error leaves nothing behind. */
 ncclResult_t tp_net_links_create(struct tp_boot *boot, const struct tp_net_links_options *options, struct tp_net_links **out);
 /* Fills a zeroed link: slots, stride, capacity, mask, head, kind TP_LINK_NET, by_ref 0, same_process 0, peer, peer_pid, peer_bell NULL,
  * net. `from` or `to` is this rank. Starts connecting (or expecting); returns at once. Logs NCCL's line

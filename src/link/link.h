@@ -21,7 +21,7 @@ struct tp_slot {
 	uint32_t bytes;             /* of the chunk */
 	uint32_t tag;               /* hash of the call: a mismatched call is seen at once, not as garbage */
 	uint32_t kind;
-	unsigned char data[];       /* INLINE: the chunk; REF: struct tp_slot_ref */
+	unsigned char data[];       /* INLINE: the chunk; REF: struct tp_slot_ref, the executor's own behind it */
 };
 struct tp_slot_ref { uint64_t addr; };
 

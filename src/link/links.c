@@ -73,8 +73,7 @@ ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options
 		if (result != ncclSuccess) goto destroy;
 	}
 	if (boot->nhosts > 1 || (links->shm_disabled && boot->nranks > 1)) {
-		struct tp_net_links_options net = { .net_name = options->net_name, .nchannels = options->nchannels,
-			.all_pairs = links->shm_disabled };
+		struct tp_net_links_options net = { .net_name = options->net_name, .nchannels = options->nchannels };
 		result = tp_net_links_create(boot, &net, &links->nets);
 		if (result != ncclSuccess) goto destroy;
 	}

@@ -16,7 +16,7 @@ static int rank_runs(int rank, const ncclUniqueId *id, const char *chunk, ncclRe
 {
 	static _Atomic uint32_t abort_flag;
 	struct tp_boot_args args = { .rank = rank, .nranks = 2, .nids = 1, .ids = id, .abort = &abort_flag, .name = "test" };
-	struct tp_net_links_options options = { .nchannels = 1, .all_pairs = true };
+	struct tp_net_links_options options = { .nchannels = 1 };
 	struct tp_net_links *nets = NULL;
 	struct tp_link link = { 0 };
 	struct tp_boot *boot;

@@ -127,6 +127,7 @@ struct tp_exec {
 /* The largest slot of a local ring; what is larger goes through its staging ring. */
 #define TP_LOCAL_BYTES ((size_t)64 << 10)
 
+/* A struct tp_slot_ref and, for send/recv, the total. */
 struct tp_exec_ref { uint64_t addr, total; };
 
 ncclResult_t tp_exec_compile(struct tp_exec *exec, const struct tp_plan *plan, struct tp_exec_plan **out);
