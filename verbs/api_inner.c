@@ -9,3 +9,4 @@
 TP_INNER(bool, sysfs_redirect, (const char *path, char *out, size_t bytes)) { return tp_sysfs_redirect(path, out, bytes); }
 TP_INNER(void, sysfs_restore, (char *path)) { tp_sysfs_restore(path); }
 TP_INNER(bool, sysfs_unreadable, (const char *real)) { return tp_sysfs_unreadable(real); }
+TP_INNER(void, warn, (const char *text)) { TP_WARN("%s", text); }

@@ -32,6 +32,7 @@ struct cm_id {
 	uint8_t message[TP_MAD_BYTES];  /* the last one: sent again where no answer comes */
 	uint64_t resend_ms, give_up_ms; /* 0: not waiting */
 	uint32_t given, acked;          /* events */
+	struct cm_group *groups;        /* group.c: joined */
 	struct ibv_qp_init_attr *for_requests;      /* an endpoint that listens: what its connections' QPs are made from */
 };
 
@@ -48,6 +49,8 @@ extern pthread_mutex_t cm_lock;
 extern struct cm_id *cm_ids;        /* all of them */
 static inline struct cm_id *cm_of(struct rdma_cm_id *id) { return (struct cm_id *)id; }
 static inline int cm_fail(int error) { return errno = error, -1; }
+
+extern void tp_card_inner_warn(const char *text);   /* libibverbs.so.1's */
 
 /* bus.c */
 int cm_bus_start(void);             /* the process's socket and thread; 0 or an errno */
@@ -70,9 +73,14 @@ struct cm_id *cm_new(struct rdma_event_channel *channel, void *context, enum rdm
 /* Queues an event on the id's channel; private data is copied. */
 void cm_raise_locked(struct cm_id *id, struct cm_id *listener, enum rdma_cm_event_type type, int status, const struct rdma_conn_param *conn,
 	const struct rdma_ud_param *ud);
+/* MULTICAST_JOIN, which gives the join's context where others give private data. */
+void cm_raise_joined_locked(struct cm_id *id, const struct rdma_ud_param *ud, void *context);
 /* A sync id: waits for the event that the call led to. */
 int cm_complete(struct cm_id *id);
 int cm_qp_to(struct cm_id *id, enum ibv_qp_state state);
+
+/* group.c */
+void cm_forget_groups(struct cm_id *id);
 
 /* device.c */
 /* The device, port and index of a GID (an address's, in the last bytes); NULL, errno. Opened once, for good. */

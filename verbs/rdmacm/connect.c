@@ -1,6 +1,7 @@
 /* Connections: what is said to the peer, what it says, and what follows. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -58,6 +59,18 @@ static void ip_of(const struct cm_id *id, uint8_t out[TP_MAD_IP_BYTES])
 	tp_cm_build_ip(&ip, out);
 }
 
+/* Messages go by this machine's sockets alone. */
+static void warn_of_address(const struct cm_id *id)
+{
+	char to[INET6_ADDRSTRLEN] = "?", text[200];
+	const struct sockaddr *addr = &id->pub.route.addr.dst_addr;
+	inet_ntop(addr->sa_family, addr->sa_family == AF_INET6 ? (const void *)&id->pub.route.addr.dst_sin6.sin6_addr :
+		(const void *)&id->pub.route.addr.dst_sin.sin_addr, to, sizeof(to));
+	snprintf(text, sizeof(text), "rdma_connect: %s is no address of the software card on this machine, and its connection manager reaches "
+		"only processes of this machine (EHOSTUNREACH)", to);
+	tp_card_inner_warn(text);
+}
+
 static int request_locked(struct cm_id *id, const struct rdma_conn_param *param)
 {
 	uint16_t port = port_of(&id->pub.route.addr.dst_storage);
@@ -72,8 +85,10 @@ static int request_locked(struct cm_id *id, const struct rdma_conn_param *param)
 	if (add_private(&mad, TP_MAD_IP_BYTES, param ? param->private_data : NULL, param ? param->private_data_len : 0))
 		return EINVAL;
 	uint8_t at, index;
-	if (!cm_device_of(&id->pub.route.addr.addr.ibaddr.dgid, &at, &index))
-		return EHOSTUNREACH;        /* another machine's: its QP 1 isn't reached by way of this machine's sockets */
+	if (!cm_device_of(&id->pub.route.addr.addr.ibaddr.dgid, &at, &index)) {
+		warn_of_address(id);
+		return EHOSTUNREACH;
+	}
 	id->local_id = cm_bus_number();
 	id->peer = (struct cm_target){ .port = true, .space = (uint16_t)id->pub.ps, .number = port };
 	id->state = CM_REQUESTED;

@@ -73,6 +73,15 @@ void cm_raise_locked(struct cm_id *id, struct cm_id *listener, enum rdma_cm_even
 	eventfd_write(channel->pub.fd, 1);
 }
 
+void cm_raise_joined_locked(struct cm_id *id, const struct rdma_ud_param *ud, void *context)
+{
+	struct cm_channel *channel = (struct cm_channel *)id->pub.channel;
+	struct cm_event **place = channel->last;
+	cm_raise_locked(id, NULL, RDMA_CM_EVENT_MULTICAST_JOIN, 0, NULL, ud);
+	if (*place)
+		(*place)->pub.param.ud.private_data = context;
+}
+
 int rdma_get_cm_event(struct rdma_event_channel *pub, struct rdma_cm_event **out)
 {
 	struct cm_channel *channel = (struct cm_channel *)pub;
@@ -205,6 +214,7 @@ int rdma_destroy_id(struct rdma_cm_id *pub)
 		rdma_ack_cm_event(pub->event);
 		pub->event = NULL;
 	}
+	cm_forget_groups(id);
 	pthread_mutex_lock(&cm_lock);
 	cm_leave_locked(id);
 	cm_bus_release(id->port_fd);

@@ -1,4 +1,4 @@
-/* Calls that this library has by name only: sockets over RDMA, and groups by rdma_join_multicast. They fail with ENOTSUP. */
+/* Calls that this library has by name only: sockets over RDMA. They fail with ENOTSUP. */
 #include <errno.h>
 #include "verbs/rdmacm/missing.h"
 
