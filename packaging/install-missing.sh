@@ -19,6 +19,7 @@ need_file libsodium.a libsodium-dev
 need_file popt.h libpopt-dev
 need_file cjson/cJSON.h libcjson-dev
 need_file infiniband/verbs.h libibverbs-dev
+need_file rdma/rdma_cma.h librdmacm-dev
 if [ "${1:-build}" = check ]; then
 	need_file cmocka.h libcmocka-dev
 	need_command ip iproute2
@@ -27,6 +28,9 @@ if [ "${1:-build}" = check ]; then
 	# Unmodified RDMA programs that the software card must run.
 	need_command ibv_devinfo ibverbs-utils
 	need_command ib_write_bw perftest
+	need_command rping rdmacm-utils
+	need_command ucx_info ucx-utils
+	need_command fi_pingpong libfabric-bin
 	need_file pyverbs/__init__.py python3-pyverbs
 	[ -d /usr/share/doc/rdma-core ] || missing+=(rdma-core)    # its documentation holds its tests
 fi
