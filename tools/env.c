@@ -250,11 +250,14 @@ int tool_env(int argc, char **argv)
 		POPT_AUTOHELP POPT_TABLEEND
 	};
 	poptContext context = poptGetContext("telpher env", argc, (const char **)argv, options, 0);
-	int rc = poptGetNextOpt(context);
-	if (rc < -1) return tool_usage_error("env", "%s: %s", poptBadOption(context, 0), poptStrerror(rc));
-	if (poptPeekArg(context)) return tool_usage_error("env", "takes no '%s'", poptPeekArg(context));
+	int rc = poptGetNextOpt(context), status = 0;
+	if (rc < -1) status = tool_usage_error("env", "%s: %s", poptBadOption(context, 0), poptStrerror(rc));
+	else if (poptPeekArg(context)) status = tool_usage_error("env", "takes no '%s'", poptPeekArg(context));
 	poptFreeContext(context);
-	int status = 0;
+	if (status) {
+		free(date);
+		return status;
+	}
 	if (manual) {
 		status = print_manual(date ? date : "");
 	} else {
