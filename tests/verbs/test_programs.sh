@@ -20,5 +20,6 @@ for program in ib_write_bw ib_send_lat ib_read_bw ib_atomic_bw fi_info ucx_info 
 	[ -z "$bad" ] || fail "$program: $bad"
 done
 if command -v fi_info >/dev/null; then on_card fi_info -l >/dev/null || fail "fi_info -l ends with $?"; fi
-if command -v ucx_info >/dev/null; then on_card ucx_info -d >/dev/null || fail "ucx_info -d ends with $?"; fi
+# UCX hooks memory calls, and so does the thread sanitizer's runtime: they don't bear each other.
+if command -v ucx_info >/dev/null && [[ $card_preload != *libtsan* ]]; then on_card ucx_info -d >/dev/null || fail "ucx_info -d ends with $?"; fi
 echo "programs run"
