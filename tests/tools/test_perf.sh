@@ -37,7 +37,7 @@ if python3 -c 'import json,sys; d=json.load(open(sys.argv[1])); assert d["vary"]
 rm -f "$json"
 "$telpher" perf all_reduce -b 8 -e 8 -n 2 -J /nonexistent/file >/dev/null 2>&1
 expect "a JSON file that can't be written is a failure" 1 $?
-timeout 60 "$telpher" perf all_reduce -t 2 -b 4000000G -e 4000000G >/dev/null 2>&1
+ASAN_OPTIONS="${ASAN_OPTIONS:-} allocator_may_return_null=1" TSAN_OPTIONS="${TSAN_OPTIONS:-} allocator_may_return_null=1" timeout 60 "$telpher" perf all_reduce -t 2 -b 4000000G -e 4000000G >/dev/null 2>&1
 expect "a thread without memory ends the process" 1 $?
 "$telpher" perf all_reduce --np 2 -b 8 -e 8 -n 2 -w 1 --vary NCCL_ALGO=RING,NONSENSE >/dev/null 2>&1
 expect "a failed run of --vary is a failure" 1 $?
