@@ -23,6 +23,7 @@ need_file rdma/rdma_cma.h librdmacm-dev
 if [ "${1:-build}" = check ]; then
 	need_file cmocka.h libcmocka-dev
 	need_command ip iproute2
+	need_command ethtool ethtool
 	need_command python3 python3
 	need_command pkg-config pkg-config
 	# Unmodified RDMA programs that the software card must run.

@@ -5,10 +5,12 @@ set -u
 need ib_write_bw perftest
 [ "$(id -u)" = 0 ] || { echo "needs root for network namespaces"; exit 77; }
 need ip iproute2
+need ethtool ethtool
 a=tpa$$ b=tpb$$
 cleanup() { ip netns del $a 2>/dev/null; ip netns del $b 2>/dev/null; finish_wire; }
 trap cleanup EXIT
 ip netns add $a 2>/dev/null && ip netns add $b || { echo "can't make network namespaces"; exit 77; }
+ip netns exec $a true 2>/dev/null || { echo "can't run programs in a network namespace (a chroot?)"; exit 77; }
 ip link add v$a netns $a type veth peer name v$b netns $b || { echo "can't make a veth pair"; exit 77; }
 for side in "$a 1" "$b 2"; do
 	set -- $side
