@@ -9,6 +9,15 @@
 #define GENERATIONS (0x7fffff00u / TP_REDOPS)
 static _Atomic uint32_t last_generation;
 
+/* Not ldexp, which would have the library need libm. exponent: that of a normal double. */
+static double power_of_two(int exponent)
+{
+	uint64_t bits = (uint64_t)(exponent + 1023) << 52;
+	double value;
+	memcpy(&value, &bits, sizeof(value));
+	return value;
+}
+
 static double small_float(uint32_t bits, int exponent_bits, int mantissa_bits, bool has_infinity)
 {
 	uint32_t sign = bits >> (exponent_bits + mantissa_bits) & 1;
@@ -18,8 +27,8 @@ static double small_float(uint32_t bits, int exponent_bits, int mantissa_bits, b
 	double value;
 	if (exponent == top && has_infinity) value = mantissa ? NAN : INFINITY;
 	else if (exponent == top && mantissa == (1u << mantissa_bits) - 1 && !has_infinity) value = NAN;
-	else if (exponent == 0) value = ldexp(mantissa, 1 - bias - mantissa_bits);
-	else value = ldexp(mantissa + (1u << mantissa_bits), (int)exponent - bias - mantissa_bits);
+	else if (exponent == 0) value = mantissa * power_of_two(1 - bias - mantissa_bits);
+	else value = (mantissa + (1u << mantissa_bits)) * power_of_two((int)exponent - bias - mantissa_bits);
 	return sign ? -value : value;
 }
 

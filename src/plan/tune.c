@@ -84,7 +84,7 @@ static void set(struct tp_cost_model *model, const struct value *v, double numbe
 
 static bool in_range(const struct value *v, double number)
 {
-	return isfinite(number) && number >= v->min && number <= v->max && (v->kind == REAL || number == floor(number));
+	return isfinite(number) && number >= v->min && number <= v->max && (v->kind == REAL || number == (double)(int64_t)number);
 }
 
 /* One line, without its end: nothing, a comment, or a name and a number. */
