@@ -38,6 +38,7 @@ struct tp_exec_call {
 	size_t line_bytes;
 	size_t ref_bytes;                   /* chunks of at least so much travel by reference, where they may; 0: the executor's own limit */
 	struct tp_reduce reduce;            /* type always valid; op where the plan reduces */
+	const void *device_scalar;          /* CUDA executor: PreMulSum's scalar (of reduce.type), read by the kernel; NULL: reduce.pre_* */
 	uint32_t tag;                       /* of the call, in every slot */
 	const struct tp_exec_transfer *transfers;   /* TP_SEND_RECV: [ntransfers], kept by the caller until the end */
 	int ntransfers;

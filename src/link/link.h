@@ -2,7 +2,8 @@
  *   shm  the ring lies in the segment that the ranks of a host share, at a place that both compute: no connection phase;
  *        chunks above inline_bytes may travel by reference, read with process_vm_readv (or plainly within a process);
  *   net  two private rings, moved by the proxy (net.c) through a network transport;
- *   self a private ring between two lanes of one rank.
+ *   self a private ring between two lanes of one rank;
+ *   p2p  between GPUs: the ring lies in the receiver's device memory, which the sender's kernel has mapped.
  * A slot is published by storing its sequence number last (release), which the receiver's poll acquires: for small chunks
  * header and data are one cache line, one transfer. The receiver gives slots back by storing `head` (release), which the
  * sender loads (acquire) only when its cached copy says that the ring is full. */
@@ -25,7 +26,7 @@ struct tp_slot {
 };
 struct tp_slot_ref { uint64_t addr; };
 
-enum tp_link_kind { TP_LINK_SHM, TP_LINK_NET, TP_LINK_SELF };
+enum tp_link_kind { TP_LINK_SHM, TP_LINK_NET, TP_LINK_SELF, TP_LINK_P2P_DEVICE };
 
 /* One end of a link. The same struct serves sender and receiver; each uses its own fields and none of the other's. */
 struct tp_link {
@@ -89,10 +90,13 @@ ncclResult_t tp_link_read(const struct tp_link *link, void *dst, uint64_t addr, 
 
 /* All links of one rank of one communicator. */
 struct tp_links;
+struct tp_gpu;
 struct tp_links_options {
 	int nchannels;
 	bool allow_by_ref;                  /* process_vm_readv may be used where it works; agreed at init inside create */
 	const char *net_name;               /* or NULL */
+	const struct tp_gpu *gpu;           /* GPU ranks: the links' memory is for its kernels; NULL: host ranks */
+	size_t region_bytes;                /* GPU ranks: see tp_links_region; equal on all ranks */
 };
 /* Collective over the communicator: shares the host's segment, agrees on references, gathers net handles. */
 ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options *options, struct tp_links **out);
@@ -100,6 +104,19 @@ ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options
  * shm links are ready at once; a net link becomes ready by tp_links_progress. (Both ends of a self link would be ours: see
  * tp_link_self_create.) */
 ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_link **out);
+/* GPU ranks: the same end as a kernel sees it; addresses are those of this rank's context. The slots are struct tp_slot, 128-byte
+ * aligned, data behind the header. A sender polls head in memory near it (its own device's, or pinned host memory) and
+ * stores to slots, which lie near the receiver; a receiver polls slots near it and stores head. The kernel keeps `next` and
+ * the head seen last itself, in device memory.
+ *   P2P  between GPUs of a host that reach each other (or one GPU): device memory, mapped by fd, IPC, or as it is
+ *   SHM  between others of a host: pinned host memory in the shared segment
+ *   NET  pinned host memory, moved by the proxy: tp_links_progress */
+struct tp_device_link { uint64_t slots, head; uint32_t stride, mask, capacity, kind; int32_t peer; };
+ncclResult_t tp_links_get_device(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_device_link *out);
+/* GPU ranks: region_bytes of zeros near each rank of this host, for the executor's fused kernels: where this rank's kernels
+ * see the one of `rank` (its own too). NULL: another host's. Device memory where all pairs of the host reach each other,
+ * pinned host memory otherwise. 128-byte aligned. */
+void *tp_links_region(struct tp_links *links, int rank);
 /* For a receiver that waits where nothing has come: a sender on another host that has left in good order sends nothing more,
  * which is ncclRemoteError; ncclSuccess otherwise. */
 ncclResult_t tp_link_check(const struct tp_link *link);

@@ -1,0 +1,57 @@
+/* The CUDA executor: runs a rank's programs as kernels. One kernel a collective (several of a group in one kernel), one
+ * block a channel; a plan whose shape is well known runs as a fused kernel.
+ *
+ * Nothing but kernel arguments is made at call time: programs lie in device memory since their plan was first seen, the
+ * counters of links and the epochs of fused kernels live on the device, so a captured graph replays any number of times,
+ * mixed with eager calls. Launches of one executor must be ordered, on the device, in the order of their calls: that is the
+ * caller's task (comm/). Kernels of co-operating ranks wait for each other, so all of them must be resident: the caller
+ * keeps to tp_cuda_kernels_resident. */
+#ifndef TP_EXEC_CUDA_H
+#define TP_EXEC_CUDA_H
+
+#include "exec/exec.h"
+#include "gpu/gpu.h"
+
+/* All kernels, loaded into gpu's context; once a context, kept until the process ends. Loads everything: a lazy load may wait
+ * for a kernel that spins. An error where this build has no kernels or none for this GPU. */
+struct tp_cuda_kernels;
+ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kernels **out);
+bool tp_cuda_kernels_built(void);                       /* was nvcc there when this library was built? */
+/* Blocks of any of our kernels that fit the device at once (from registers, shared memory, threads; the least over kernels). */
+int tp_cuda_kernels_resident(const struct tp_cuda_kernels *kernels);
+
+struct tp_cuda_exec;
+struct tp_cuda_options {
+	const struct tp_gpu *gpu;
+	int nchannels;                  /* blocks at most; the links' number of channels; agreed */
+	bool shared_gpu;                /* several ranks of the communicator on one GPU: waits give way to each other */
+	bool counts;                    /* the engine needs to know when kernels are done (net links): tp_cuda_status.completed */
+};
+/* Bytes of the region (tp_links_options.region_bytes) for so many ranks of the largest host and channels. */
+size_t tp_cuda_region_bytes(int nlocal_max, int nchannels);
+/* Collective over the communicator. */
+ncclResult_t tp_cuda_exec_create(struct tp_boot *boot, struct tp_links *links, const struct tp_cuda_options *options, struct tp_cuda_exec **out);
+void tp_cuda_exec_destroy(struct tp_cuda_exec *exec);   /* no kernel of it may be running */
+
+/* Gets a plan's programs to the device; no-op for one that was seen. May be called while the calling thread captures. */
+ncclResult_t tp_cuda_exec_prepare(struct tp_cuda_exec *exec, const struct tp_plan *plan);
+/* Kernels of these calls on a stream, in as few launches as possible, in this order. All calls but TP_SEND_RECV have a plan that
+ * was prepared; TP_SEND_RECV has transfers and no plan: call->plan is NULL, call->ntransfers > 0. The current context is gpu's.
+ * calls are not kept. Aborted or failed executors launch nothing: the status' error. */
+ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *calls, int ncalls);
+/* The algorithm and protocol that a call will run as ("TWO_SHOT/LL128", 32 blocks), for logs and bench. */
+const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec_call *call, int *blocks);
+
+/* What kernels say. */
+enum tp_cuda_fault { TP_CUDA_FINE, TP_CUDA_ABORTED, TP_CUDA_TAG, TP_CUDA_SIZE };
+struct tp_cuda_status {
+	enum tp_cuda_fault fault;       /* TAG, SIZE: peer's chunk on channel belongs to another call: found, expected */
+	int peer, channel;
+	uint32_t found, expected;
+	uint64_t launched, completed;   /* kernels; completed: where options.counts */
+};
+void tp_cuda_exec_status(struct tp_cuda_exec *exec, struct tp_cuda_status *out);
+/* Kernels that run or are still to start end at once, without their result. From any thread, no CUDA call. For good. */
+void tp_cuda_exec_abort(struct tp_cuda_exec *exec);
+
+#endif

@@ -1,0 +1,72 @@
+/* What kernels are written with: CUDA's words for threads, memory order and shared memory under names of ours, so that the
+ * same sources also compile as C++ for the emulator in tests/cuda, which runs them on machines without a GPU.
+ *
+ * In the emulator a warp has one thread (TP_WARP is 1), a block of N threads is N / 32 coroutines, and whoever waits must call
+ * tp_nap in its loop, or nobody else runs. So kernels never assume a number of threads: they loop from tp_thread() in steps
+ * of tp_threads() (or a group's), and code that needs a warp's lock-step goes by TP_WARP. */
+#ifndef TP_EXEC_CUDA_SHIM_H
+#define TP_EXEC_CUDA_SHIM_H
+
+#include "exec/cuda/device.h"
+
+#ifdef TP_EMULATE
+#include "emulator.h"           /* tests/cuda/emulator.h: the same names */
+#else
+
+#define TP_WARP 32
+#define TP_DEVICE static __device__ __forceinline__
+/* A kernel: one argument, a struct by value. TP_KERNEL(name, struct args) { … args … } */
+#define TP_KERNEL(name, type) extern "C" __global__ void __launch_bounds__(TP_DEV_THREADS) name(const __grid_constant__ type args)
+#define TP_SHARED(type, name) __shared__ type name      /* one object a block; at the top of a kernel only */
+
+TP_DEVICE int tp_thread() { return threadIdx.x; }
+TP_DEVICE int tp_threads() { return blockDim.x; }
+TP_DEVICE int tp_block() { return blockIdx.x; }
+TP_DEVICE int tp_blocks() { return gridDim.x; }
+TP_DEVICE void tp_block_sync() { __syncthreads(); }
+/* Some warps of a block: barrier number 1 … 15, `threads` of them take part (a multiple of a warp). */
+TP_DEVICE void tp_group_sync(int barrier, int threads) { asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory"); }
+TP_DEVICE void tp_warp_sync() { __syncwarp(); }
+TP_DEVICE bool tp_warp_any(bool x) { return __any_sync(0xffffffffu, x); }
+TP_DEVICE bool tp_warp_all(bool x) { return __all_sync(0xffffffffu, x); }
+/* In a loop that waits; turn counts its turns. gives_way: peers may need this very multiprocessor. */
+TP_DEVICE void tp_nap(unsigned turn, bool gives_way) { if (gives_way && turn > 64) __nanosleep(turn > 4096 ? 1000 : 40); }
+
+/* Order, over all of the machine (other GPUs, the host). */
+TP_DEVICE uint32_t tp_load_acquire(const uint32_t *p)
+{ uint32_t v; asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+TP_DEVICE uint32_t tp_load_relaxed(const uint32_t *p)
+{ uint32_t v; asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+TP_DEVICE void tp_store_release(uint32_t *p, uint32_t v)
+{ asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+TP_DEVICE void tp_store_relaxed(uint32_t *p, uint32_t v)
+{ asm volatile("st.relaxed.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+TP_DEVICE uint64_t tp_load_acquire64(const uint64_t *p)
+{ uint64_t v; asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
+TP_DEVICE void tp_store_release64(uint64_t *p, uint64_t v)
+{ asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
+TP_DEVICE void tp_fence() { __threadfence_system(); }
+TP_DEVICE uint32_t tp_add_device(uint32_t *p, uint32_t v) { return atomicAdd(p, v); }   /* the rank's own device memory */
+
+/* 16 bytes at once, whole; for lines with flags in them. Volatile: not cached, not torn. */
+struct alignas(16) tp_four { uint32_t x, y, z, w; };
+TP_DEVICE tp_four tp_load_line(const void *p)
+{
+	tp_four v;
+	asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+	return v;
+}
+TP_DEVICE void tp_store_line(void *p, tp_four v)
+{ asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory"); }
+/* Bulk data: 16 bytes, aligned; ordered by the flags around it only. */
+TP_DEVICE tp_four tp_load16(const void *p)
+{
+	tp_four v;
+	asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+	return v;
+}
+TP_DEVICE void tp_store16(void *p, tp_four v)
+{ asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory"); }
+
+#endif
+#endif

@@ -1,0 +1,100 @@
+/* GPUs: CUDA's driver and NVML, opened at run time, so that one library serves machines with and without them.
+ *
+ * `tp_cuda` is the table of the driver's functions, under their names without "cu". Nothing here uses the CUDA runtime: a
+ * program's own runtime shares the primary context with us. All of it may be called from any thread, with any context
+ * current; what needs one takes it from the struct tp_gpu and puts the caller's back. */
+#ifndef TP_GPU_GPU_H
+#define TP_GPU_GPU_H
+
+#include "base/base.h"
+#include "gpu/driver.h"         /* the driver's types, constants and struct tp_cuda: our own text, no CUDA headers needed */
+
+/* Opens libcuda.so.1 (or TELPHER_CUDA_LIBRARY) once. ncclSuccess with *has: devices there and working. No driver at all, or
+ * no device: success, !*has. A driver that is there and doesn't work: an error that says what and what to do. */
+ncclResult_t tp_gpu_open(bool *has);
+extern const struct tp_cuda *tp_cuda;           /* NULL until tp_gpu_open found devices */
+/* An error of the driver as a message: the call, the error by name, number and text, the device. ncclUnhandledCudaError. */
+#define TP_CUDA_TRY(gpu, call) \
+	do { \
+		CUresult cuda_result_ = tp_cuda->call; \
+		if (__builtin_expect(cuda_result_ != CUDA_SUCCESS, 0)) \
+			return tp_gpu_fail(__FILE__, __LINE__, __func__, gpu, #call, cuda_result_); \
+	} while (0)
+
+/* One device in one context. Kept for the process's life, one per context that a communicator was made in. */
+struct tp_gpu {
+	CUcontext context;
+	CUdevice device;
+	int ordinal;                    /* as the program counts (CUDA_VISIBLE_DEVICES applied) */
+	int nvml;                       /* as the machine counts; -1: NVML isn't there */
+	uint8_t uuid[16];
+	char bus_id[32];                /* "0000:1b:00.0" */
+	int64_t bus;                    /* the same as a number, as NCCL logs it */
+	char name[64];
+	int major, minor;               /* compute capability */
+	int sms;
+	int driver_version;             /* 13000 */
+	size_t memory_bytes;
+	bool vmm;                       /* virtual memory management with file-descriptor export works here (probed) */
+	bool ipc;                       /* cuIpcGetMemHandle works here (probed) */
+	bool dma_buf;
+	bool mps;                       /* an MPS client */
+};
+ncclResult_t tp_gpu_fail(const char *file, int line, const char *function, const struct tp_gpu *gpu, const char *call, CUresult error);
+/* The device of the calling thread's current context; the primary context of device 0 where there is none. */
+ncclResult_t tp_gpu_current(struct tp_gpu **out);
+ncclResult_t tp_gpu_of_ordinal(int ordinal, struct tp_gpu **out);       /* its primary context */
+ncclResult_t tp_gpu_count(int *out);
+/* Makes gpu's context current, if it isn't; *pushed says what tp_gpu_leave has to undo. */
+ncclResult_t tp_gpu_enter(const struct tp_gpu *gpu, bool *pushed);
+void tp_gpu_leave(bool pushed);
+/* Around calls that a stream capture of the calling thread in global mode would forbid (allocation, synchronisation on our
+ * own streams). Nests. */
+void tp_gpu_relax(int *mode);
+void tp_gpu_unrelax(int mode);
+
+/* Memory. */
+enum tp_gpu_memory_kind { TP_GPU_VMM, TP_GPU_PLAIN, TP_GPU_HOST, TP_GPU_HOST_REGISTERED, TP_GPU_IMPORTED_VMM, TP_GPU_IMPORTED_IPC };
+struct tp_gpu_memory {
+	const struct tp_gpu *gpu;
+	enum tp_gpu_memory_kind kind;
+	void *ptr;                      /* device address (host memory: the device's address for it) */
+	void *host;                     /* TP_GPU_HOST*: the host's address */
+	size_t bytes;                   /* as asked; mapped is what was rounded up to */
+	size_t mapped;
+	CUmemGenericAllocationHandle handle;
+};
+/* Device memory, zeroed. shareable: VMM with export where gpu->vmm, else plain (exported by IPC). what: for messages. */
+ncclResult_t tp_gpu_alloc(const struct tp_gpu *gpu, size_t bytes, bool shareable, const char *what, struct tp_gpu_memory *out);
+/* Pinned host memory that all devices see, zeroed. */
+ncclResult_t tp_gpu_alloc_host(const struct tp_gpu *gpu, size_t bytes, const char *what, struct tp_gpu_memory *out);
+/* Pins memory of ours (a shared segment, say): [host, host + bytes), page aligned. Undone by tp_gpu_free. */
+ncclResult_t tp_gpu_register_host(const struct tp_gpu *gpu, void *host, size_t bytes, const char *what, struct tp_gpu_memory *out);
+/* Never waits for kernels that spin, where CUDA can avoid it; not in error paths of other calls: failures are logged. */
+void tp_gpu_free(struct tp_gpu_memory *memory);
+
+/* To another process of this machine. The record travels as bytes; a VMM export has a descriptor besides (SCM_RIGHTS). */
+struct tp_gpu_export { uint32_t kind, version; uint64_t bytes, mapped, offset; int32_t pid; uint8_t uuid[16]; uint8_t ipc[64]; };
+/* *fd: -1 where none is needed; the caller closes it. */
+ncclResult_t tp_gpu_export(const struct tp_gpu_memory *memory, struct tp_gpu_export *out, int *fd);
+/* Maps it for gpu, read and write. fd stays the caller's. */
+ncclResult_t tp_gpu_import(const struct tp_gpu *gpu, const struct tp_gpu_export *from, int fd, struct tp_gpu_memory *out);
+
+/* What a pointer is. */
+struct tp_gpu_pointer {
+	bool device;                    /* device memory; false: host memory, pinned or not */
+	bool pinned, managed;
+	int ordinal;                    /* of the device that has it */
+	void *base;                     /* of its allocation */
+	size_t bytes;
+	uint64_t buffer_id;             /* unique in the process's life: an address used again has another */
+};
+ncclResult_t tp_gpu_pointer(const void *ptr, struct tp_gpu_pointer *out);
+/* Can kernels of gpu load and store memory of the device with this uuid / bus id? why: the reason against, for reports. In the
+ * process: enables peer access to peer's context (NULL: another process's). */
+bool tp_gpu_reaches(const struct tp_gpu *gpu, const uint8_t peer_uuid[16], const char *peer_bus_id, char *why, size_t why_bytes);
+ncclResult_t tp_gpu_enable_peer(const struct tp_gpu *gpu, const struct tp_gpu *peer);
+/* NVLinks between two devices and their kind, by NVML: for the path report ("NV18", "PIX", "SYS"). */
+void tp_gpu_path_name(const struct tp_gpu *gpu, const char *peer_bus_id, char *text, size_t bytes);
+
+#endif
