@@ -1,0 +1,91 @@
+#!/bin/bash
+# Runs GPU programs that know nothing of us on our libnccl.so.2, several ranks on one GPU and one rank a GPU.
+#
+# Usage: on_gpus.sh LIBRARY_DIR [NCCL_TESTS_DIR]
+#   LIBRARY_DIR     holds libnccl.so.2 (…/lib/telpher)
+#   NCCL_TESTS_DIR  holds all_reduce_perf and the others, built with MPI=1
+# What to run: PARTS="nccl_tests torch cupy jax mpi4py" (default: all), RANKS="2 4" on one GPU. MPS is used where it can be started:
+# without it, kernels of different processes take turns in slices of milliseconds. Each part prints one line: ok, FAILED or skipped.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+lib=$(cd "$1" && pwd)
+nccl_tests=${2:-}
+parts=${PARTS:-nccl_tests torch cupy jax mpi4py}
+ranks=${RANKS:-2 4}
+logs=${LOGS:-$(mktemp -d)}
+mkdir -p "$logs"
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
+[ "$gpus" -gt 0 ] || { echo "on_gpus: this machine has no NVIDIA GPU"; exit 77; }
+export CUDA_DEVICE_MAX_CONNECTIONS=32
+failed=0
+
+with_ours() { LD_PRELOAD="$lib/libnccl.so.2" LD_LIBRARY_PATH="$lib:${LD_LIBRARY_PATH:-}" "$@"; }
+
+# part NAME SECONDS COMMAND…
+part() {
+	local name=$1 limit=$2 start=$SECONDS
+	shift 2
+	if with_ours timeout -k 5 "$limit" "$@" >"$logs/$name.log" 2>&1; then
+		echo "ok      $name ($((SECONDS - start)) s)  $(tail -1 "$logs/$name.log" | cut -c1-110)"
+	else
+		echo "FAILED  $name, exit code $? ($((SECONDS - start)) s):"
+		tail -n "${TAIL:-12}" "$logs/$name.log" | cut -c1-240 | sed 's/^/        /'
+		failed=$((failed + 1))
+	fi
+}
+
+start_mps() {
+	export CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
+	if nvidia-cuda-mps-control -d >/dev/null 2>&1; then
+		trap 'echo quit | nvidia-cuda-mps-control >/dev/null 2>&1' EXIT
+	else
+		unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+		echo "no MPS here: ranks that share a GPU take turns"
+	fi
+}
+
+mpi() { # mpi RANKS COMMAND…
+	local n=$1
+	shift
+	mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$n" -x LD_PRELOAD -x LD_LIBRARY_PATH -x CUDA_DEVICE_MAX_CONNECTIONS "$@"
+}
+
+run_nccl_tests() { # RANKS, "NCCL_TESTS_DEVICE=0" or nothing, name of the run
+	local n=$1 device=$2 tag=$3 program
+	for program in all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv hypercube; do
+		[ -x "$nccl_tests/${program}_perf" ] || continue
+		[ "$program" = hypercube ] && [ $((n & (n - 1))) -ne 0 ] && continue
+		part "nccl-tests-$program-$tag" 100 env $device bash -c "$(declare -f mpi); mpi $n $nccl_tests/${program}_perf -b 8 -e ${LARGEST:-128M} -f ${FACTOR:-8} -c 1 -n 5 -w 2 -g 1"
+	done
+	part "nccl-tests-types-$tag" 200 env $device bash -c "$(declare -f mpi); mpi $n $nccl_tests/all_reduce_perf -b 4 -e 4M -f 64 -c 1 -n 3 -w 1 -d all -o all"
+	part "nccl-tests-reduce-scatter-types-$tag" 200 env $device bash -c "$(declare -f mpi); mpi $n $nccl_tests/reduce_scatter_perf -b 4 -e 4M -f 64 -c 1 -n 3 -w 1 -d all -o all"
+	part "nccl-tests-graphs-$tag" 100 env $device bash -c "$(declare -f mpi); mpi $n $nccl_tests/all_reduce_perf -b 8 -e 16M -f 8 -c 1 -n 5 -w 2 -G 3"
+}
+
+start_mps
+for what in $parts; do
+	case $what in
+	nccl_tests)
+		[ -n "$nccl_tests" ] || { echo "skipped nccl-tests: no folder given"; continue; }
+		for n in $ranks; do run_nccl_tests "$n" NCCL_TESTS_DEVICE=0 "${n}on1"; done
+		[ "$gpus" -gt 1 ] && run_nccl_tests "$gpus" "" "${gpus}gpus" ;;
+	torch)
+		for n in $ranks; do
+			part "torch-calls-${n}on1" 300 python3 "$here/torch_calls.py" "$n" 1
+			part "torch-train-${n}on1" 300 python3 "$here/torch_train.py" "$n" 1
+		done
+		[ "$gpus" -gt 1 ] && part "torch-calls-${gpus}gpus" 300 python3 "$here/torch_calls.py" "$gpus" "$gpus"
+		[ "$gpus" -gt 1 ] && part "torch-train-${gpus}gpus" 300 python3 "$here/torch_train.py" "$gpus" "$gpus"
+		TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1 part "torch-train-registered" 300 python3 "$here/torch_train.py" 2 "$([ "$gpus" -gt 1 ] && echo 2 || echo 1)" ;;
+	cupy)
+		for n in $ranks; do part "cupy-${n}on1" 120 python3 "$here/cupy_nccl.py" "$n" 1; done
+		[ "$gpus" -gt 1 ] && part "cupy-${gpus}gpus" 120 python3 "$here/cupy_nccl.py" "$gpus" "$gpus" ;;
+	mpi4py) part "cupy-mpi4py" 120 bash -c "$(declare -f mpi); mpi 2 python3 $here/cupy_nccl.py --mpi $([ "$gpus" -gt 1 ] && echo 2 || echo 1)" ;;
+	jax)
+		part "jax-2on1" 200 python3 "$here/jax_psum.py" 2 1
+		[ "$gpus" -gt 1 ] && part "jax-${gpus}gpus" 200 python3 "$here/jax_psum.py" "$gpus" "$gpus" ;;
+	*) echo "on_gpus: '$what' is not a part; parts are nccl_tests torch cupy jax mpi4py"; exit 2 ;;
+	esac
+done
+echo "logs in $logs; $failed failed"
+[ "$failed" -eq 0 ]
