@@ -1,6 +1,6 @@
 /* What the host passes to kernels: read by C and by CUDA C, so fixed-size types only. Device addresses are uint64_t.
  *
- * Three kinds of memory: struct tp_dev_comm and the programs in the rank's device memory; struct tp_dev_status in pinned host
+ * Three kinds of memory: struct tp_dev_comm, programs and links in the rank's device memory; struct tp_dev_status in pinned host
  * memory; arguments of a launch. */
 #ifndef TP_EXEC_CUDA_DEVICE_H
 #define TP_EXEC_CUDA_DEVICE_H
@@ -35,6 +35,8 @@ struct tp_dev_comm {
 	uint32_t blocks_done;                       /* of the running kernel: the last one counts the kernel as completed */
 	uint32_t shared_gpu;                        /* peers run on the same GPU: waits give way */
 	uint64_t completed;
+	uint32_t counts;                            /* somebody reads status.completed: see tp_kernel_end */
+	uint32_t stop;                              /* a kernel found a fault: all of this rank's end; near, so cheap to look at */
 };
 
 /* The reduction, as struct tp_reduce (exec.h) says it; type and op are the kernel's. */
@@ -45,12 +47,75 @@ struct tp_dev_reduce {
 	uint64_t device_scalar;                     /* PreMulSum's scalar in device memory, of the element type; 0: pre_scale, pre_integer */
 };
 
-/* A collective. programs: struct tp_dev_program of channel 0, the others follow. */
+/* How one channel's part of a message is cut (plan/geometry.h); of two kinds, as the first part_more channels have one line more. */
+struct tp_dev_part { uint64_t chunk_bytes, last_chunk_bytes; uint32_t nrounds, pad; };
+
+/* A collective. programs: struct tp_dev_program of channel 0, the others follow at a stride. */
 struct tp_dev_call {
 	uint64_t programs, input, output;
 	uint64_t block_bytes, chunk_bytes;          /* chunk_bytes: the limit; each block fits its own geometry */
 	uint32_t line_bytes, tag;
 	struct tp_dev_reduce reduce;
+	/* Steps kernels: what needs divisions is computed by the host. Channel c's part has part_lines lines, and one more where
+	 * c < part_more; parts[0] is how those with one more are cut, parts[1] the others. */
+	uint32_t nchannels, program_stride;
+	uint64_t part_lines;
+	uint32_t part_more, pad;
+	struct tp_dev_part parts[2];
 };
+
+/* Arguments of steps kernels: the calls one after the other. */
+struct tp_dev_steps {
+	uint64_t comm;
+	uint32_t ncalls, pad;
+	struct tp_dev_call calls[TP_DEV_MAX_CALLS];
+};
+
+/* A rank's program on one channel, as the kernel reads it: this, then lanes, steps, operands and the addresses of links' ends, each array
+ * aligned to 8 bytes; the whole to 16. */
+struct tp_dev_program {
+	uint32_t bytes;                             /* of all of it */
+	uint16_t nlanes, ngroups;                   /* ngroups: groups of warps that the lanes are spread over */
+	uint32_t nsteps, noperands;
+	uint32_t nlinks, room;                      /* room: operands of the largest step */
+	uint32_t pieces, flags;                     /* TP_DEV_PROGRAM_* */
+	uint64_t scratch;                           /* this channel's: scratch_chunks sizes (uint32_t), then, 128-byte aligned, the chunks */
+	uint32_t scratch_chunks, scratch_at;
+};
+enum { TP_DEV_PROGRAM_REDUCES = 1 };
+
+struct tp_dev_lane { uint32_t first_step, nsteps; };
+
+/* Operands sorted by what is done with them: nsrc sources in the plan's order, ntake tokens to take, nbuf buffers to write,
+ * nout links to give to, ngive tokens to give. */
+struct tp_dev_step {
+	uint32_t first;
+	uint16_t nsrc, ntake, nbuf, nout, ngive;
+	uint8_t flags, size_from;                   /* enum tp_step_flag; enum tp_dev_size: of the operand number size_operand */
+	uint16_t size_operand, pad;
+};
+enum tp_dev_size { TP_DEV_SIZE_CHUNK, TP_DEV_SIZE_SCRATCH, TP_DEV_SIZE_SLOT, TP_DEV_SIZE_NONE };
+
+struct tp_dev_operand {
+	uint16_t where, piece;                      /* enum tp_where */
+	uint32_t block;                             /* the link's number in the program; SCRATCH: the chunk */
+};
+
+/* A send or receive, or (from != 0) a copy from one's own send to one's own receive. Parts: what channels
+ * base, base + 1 … base + nparts - 1 (modulo all) move of it, in whole lines of 128 bytes; a function of its bytes and of the
+ * two ranks, so both ends agree. Links: struct tp_dev_link of channel 0, the other channels' follow. */
+struct tp_dev_transfer {
+	uint64_t buf, bytes, from, links;
+	uint32_t chunk_bytes;
+	uint16_t base, nparts;
+	uint16_t next;                              /* number + 1 of the next transfer on the same links; 0: the last */
+	uint8_t is_send, is_first;                  /* is_first: no other is before it on its links */
+	uint32_t pad;
+};
+/* Two sizes of arguments: what fits into 4 KB, as is usual, and what fits into 32 KB. */
+enum { TP_DEV_TRANSFERS = 80, TP_DEV_TRANSFERS_MORE = 640, TP_DEV_TRANSFER_LANES = 128 };
+struct tp_dev_transfers_head { uint64_t comm; uint32_t ntransfers, nchannels; };
+struct tp_dev_transfers { struct tp_dev_transfers_head head; struct tp_dev_transfer transfers[TP_DEV_TRANSFERS]; };
+struct tp_dev_transfers_more { struct tp_dev_transfers_head head; struct tp_dev_transfer transfers[TP_DEV_TRANSFERS_MORE]; };
 
 #endif
