@@ -27,11 +27,19 @@ struct tp_dev_status {
 	uint64_t completed;
 };
 
+/* A block's time in fused kernels (lines.h): read and written at once, 16 bytes. */
+struct tp_dev_epoch {
+	uint32_t now;                               /* rounds that the block has ended; their numbers are flags in lines */
+	uint32_t heard;                             /* the last one in which it heard from all ranks */
+	uint32_t gates;                             /* barriers that it has been through */
+	uint32_t pad;
+};
+
 struct tp_dev_comm {
 	int32_t rank, nranks, local, nlocal;
 	uint64_t status;                            /* device's address of struct tp_dev_status */
 	uint64_t region[TP_DEV_MAX_LOCAL];          /* of each rank of this host (tp_links_region), by place */
-	uint32_t epoch[TP_DEV_MAX_CHANNELS];        /* of fused kernels, one a block: launches that used the block */
+	struct tp_dev_epoch epoch[TP_DEV_MAX_CHANNELS] __attribute__((aligned(16)));   /* one a block */
 	uint32_t blocks_done;                       /* of the running kernel: the last one counts the kernel as completed */
 	uint32_t shared_gpu;                        /* peers run on the same GPU: waits give way */
 	uint64_t completed;
