@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include "verbs/gsi.h"
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 
@@ -78,6 +79,10 @@ void tp_ud_arrive(const struct tp_ingress *in, const struct tp_packet *packet)
 {
 	struct tp_icrc icrc;
 	uint8_t grh[40];
+	if (packet->qpn == TP_GSI_QPN) {
+		tp_gsi_route(in, true);     /* where no keeper does it */
+		return;
+	}
 	if ((packet->pkey & 0x7fff) != (TP_CARD_PKEY & 0x7fff) || (packet->qpn == 0xffffff) != in->endpoint->multicast)
 		return;
 	tp_icrc_prepare(&in->from, &in->to, &icrc);

@@ -168,7 +168,7 @@ void tp_ud_init(void);
 /* ---- carrier.c ---- */
 /* The progress thread serves the endpoint from now on. */
 int tp_wire_watch(struct tp_endpoint *endpoint);
-/* Is the ICRC of a packet that came in right, for its addresses? */
+/* icrc_check.c: is the ICRC of a packet that came in right, for its addresses? */
 bool tp_wire_icrc_fits(const struct tp_icrc *icrc, const struct tp_ingress *in);
 /* One packet that came in. */
 void tp_wire_take(const struct tp_ingress *in);

@@ -1,5 +1,5 @@
 /* The keeper of UDP port 4791 (share.h): one a user and network namespace. It gives slots and sockets to the processes that use
- * the software card, holds the sockets, and ends 5 s after the last of them. */
+ * the software card, holds the sockets, hands on what comes for QP 1, and ends 5 s after the last of them. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <poll.h>
@@ -10,13 +10,17 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "verbs/gsi.h"
 #include "verbs/port.h"
 #include "verbs/share.h"
 
 #ifndef SO_ATTACH_REUSEPORT_CBPF
 #define SO_ATTACH_REUSEPORT_CBPF 51
 #endif
-enum { BOX_FD = 3, GROUPS = 64, RETURN_MS = 500 };
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
+enum { BOX_FD = 3, GROUPS = 64, RETURN_MS = 500, ROUTE_AT_ONCE = 64 };
 
 struct group { union tp_addr addr; int fds[TP_SHARE_SLOTS]; uint32_t count; };
 struct member { int fd; int slot; };
@@ -43,6 +47,14 @@ static struct group *find_group(const union tp_addr *addr, bool make)
 	return &groups[group_count++];
 }
 
+/* Messages of QP 1 must come one by one. */
+static void uncoalesce(const struct group *group)
+{
+	int off = 0;
+	if (group->count)
+		setsockopt(group->fds[0], IPPROTO_UDP, UDP_GRO, &off, sizeof(off));
+}
+
 static void adopt(const struct tp_share_boxed *what, const int *fds, void *arg)
 {
 	(void)arg;
@@ -53,6 +65,8 @@ static void adopt(const struct tp_share_boxed *what, const int *fds, void *arg)
 		else
 			close(fds[i]);
 	}
+	if (group && what->first == 0)
+		uncoalesce(group);
 }
 
 /* The box of those who were here before this keeper. Their slots rest, unless their owners come back for them. */
@@ -95,7 +109,8 @@ static int grow(struct group *group)
 		error = tp_endpoint_bind(&group->addr, true, &fds[what.count]);
 		what.count += error == 0;
 	}
-	if (!error && group->count == 0)
+	bool first = group->count == 0;
+	if (!error && first)
 		error = steer(fds[0]);
 	if (!error)
 		error = tp_box_put(box, &what, fds);
@@ -105,6 +120,8 @@ static int grow(struct group *group)
 		else
 			group->fds[group->count++] = fds[i];
 	}
+	if (first)
+		uncoalesce(group);
 	return error;
 }
 
@@ -208,13 +225,31 @@ static void welcome(int listener)
 	members[member_count++] = (struct member){ .fd = fd, .slot = -1 };
 }
 
-/* Packets for slot 0 (QPN 1, the connection manager's) and stray ones must not fill its sockets. */
-static void drain(void)
+/* Slot 0 is QP 1's: messages of the connection manager go on to whom they are for; what else comes there is dropped. */
+static void route(const struct group *group)
 {
-	uint8_t waste[2048];
-	for (int i = 0; i < group_count; i++)
-		while (groups[i].count && recv(groups[i].fds[0], waste, sizeof(waste), MSG_DONTWAIT | MSG_TRUNC) >= 0)
-			;
+	for (int i = 0; i < ROUTE_AT_ONCE; i++) {
+		uint8_t data[2048];
+		_Alignas(struct cmsghdr) uint8_t control[128];
+		struct tp_ingress in = { .to = group->addr, .data = data };
+		struct iovec vector = { .iov_base = data, .iov_len = sizeof(data) };
+		struct msghdr message = { .msg_name = &in.from, .msg_namelen = sizeof(in.from), .msg_iov = &vector, .msg_iovlen = 1,
+			.msg_control = control, .msg_controllen = sizeof(control) };
+		ssize_t n = recvmsg(group->fds[0], &message, MSG_DONTWAIT);
+		if (n < 0)
+			return;
+		for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
+			int value = 0;
+			memcpy(&value, CMSG_DATA(c), TP_MIN(sizeof(value), c->cmsg_len - CMSG_LEN(0)));
+			if (c->cmsg_type == (c->cmsg_level == IPPROTO_IPV6 ? IPV6_TCLASS : IP_TOS))
+				in.tos = (uint8_t)value;
+			if (c->cmsg_type == (c->cmsg_level == IPPROTO_IPV6 ? IPV6_HOPLIMIT : IP_TTL))
+				in.ttl = (uint8_t)value;
+		}
+		in.bytes = (uint32_t)n;
+		if (!(message.msg_flags & MSG_TRUNC))
+			tp_gsi_route(&in, false);
+	}
 }
 
 static void run(int listener)
@@ -236,7 +271,9 @@ static void run(int listener)
 				drop(i);
 		if (polls[0].revents)
 			welcome(listener);
-		drain();
+		for (int i = 0; i < group_count; i++)
+			if (groups[i].count)
+				route(&groups[i]);
 		if (served || member_count)
 			last_ms = tp_clock_ms();
 	}

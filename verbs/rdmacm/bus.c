@@ -1,6 +1,7 @@
 /* Messages between the processes of a machine: datagrams over Unix sockets with abstract names, which the kernel keeps apart by
  * network namespace and takes away with their process. One socket a process, whose 16-bit name is the upper half of all its
- * connections' numbers, so that every answer finds its way; and one for each port that is held. */
+ * connections' numbers, so that every answer finds its way; and one for each port that is held. What came by the wire comes
+ * here too, from the keeper, in a longer datagram (gsi.h). */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -16,6 +17,8 @@
 #include <unistd.h>
 #include "verbs/rdmacm/cm.h"
 
+enum { PARCEL_MAX = 1024, LAST_WORDS_MS = 500 };
+
 static int own_fd = -1, epoll_fd = -1, wake_fd = -1;
 static uint16_t own_name, next_number;
 static pid_t owner;                 /* a forked child starts anew */
@@ -27,20 +30,10 @@ uint64_t cm_now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-static socklen_t make_name(const struct cm_target *target, struct sockaddr_un *out)
-{
-	memset(out, 0, sizeof(*out));
-	out->sun_family = AF_UNIX;
-	int length = target->port ?
-		snprintf(out->sun_path + 1, sizeof(out->sun_path) - 1, "telpher-verbs/1/%u/port/%x/%u", geteuid(), target->space, target->number) :
-		snprintf(out->sun_path + 1, sizeof(out->sun_path) - 1, "telpher-verbs/1/%u/process/%x", geteuid(), target->number);
-	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
-}
-
-static int bind_name(const struct cm_target *target, int *out)
+static int bind_name(const struct tp_cm_name *what, int *out)
 {
 	struct sockaddr_un name;
-	socklen_t length = make_name(target, &name);
+	socklen_t length = tp_cm_name_address(what, &name);
 	int one = 1, fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return errno;
@@ -55,21 +48,39 @@ static int bind_name(const struct cm_target *target, int *out)
 	return 0;
 }
 
-/* One datagram of our own user's; false: there is none. */
-static bool receive(int fd, uint8_t mad[TP_MAD_BYTES], bool *usable)
+/* One datagram of our own user's, and how many bytes of use it has; false: there is none. */
+static bool receive(int fd, uint8_t *data, size_t room, size_t *bytes)
 {
 	union { char bytes[CMSG_SPACE(sizeof(struct ucred))]; struct cmsghdr align; } control;
-	struct iovec part = { mad, TP_MAD_BYTES };
+	struct iovec part = { data, room };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
 	ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	*bytes = 0;
 	if (got < 0)
 		return errno == EINTR;
 	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
 	struct ucred who = { .uid = (uid_t)-1 };
 	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_CREDENTIALS)
 		memcpy(&who, CMSG_DATA(header), sizeof(who));
-	*usable = got == TP_MAD_BYTES && !(message.msg_flags & MSG_TRUNC) && who.uid == geteuid();
+	if (!(message.msg_flags & MSG_TRUNC) && who.uid == geteuid())
+		*bytes = (size_t)got;
 	return true;
+}
+
+static void take_locked(int fd)
+{
+	uint8_t data[PARCEL_MAX], bytes[TP_MAD_BYTES];
+	size_t got;
+	while (receive(fd, data, sizeof(data), &got)) {
+		struct tp_cm_mad mad;
+		struct cm_target from = { .wire = got != TP_MAD_BYTES };
+		int copies = from.wire ? tp_card_inner_gsi_take(data, got, bytes, &from.peer, &from.own) : 1;
+		if (!copies || !tp_cm_parse(from.wire ? bytes : data, TP_MAD_BYTES, &mad))
+			continue;
+		from.name = tp_cm_name_of_number(mad.local_id);
+		for (; copies > 0; copies--)
+			cm_arrive_locked(&mad, fd, &from);
+	}
 }
 
 static void *run(void *arg)
@@ -82,18 +93,14 @@ static void *run(void *arg)
 		int count = epoll_wait(epoll_fd, events, 16, wait_ms);
 		pthread_mutex_lock(&cm_lock);
 		for (int i = 0; i < count; i++) {
-			uint8_t bytes[TP_MAD_BYTES];
-			struct tp_cm_mad mad;
-			bool usable = false;
 			eventfd_t rung;
 			if (events[i].data.fd == wake_fd)
 				eventfd_read(wake_fd, &rung);
 			else
-				while (receive(events[i].data.fd, bytes, &usable))
-					if (usable && tp_cm_parse(bytes, sizeof(bytes), &mad))
-						cm_arrive_locked(&mad, events[i].data.fd);
+				take_locked(events[i].data.fd);
 		}
 		next_ms = cm_timers_locked(cm_now_ms());
+		cm_reap_locked();
 		pthread_mutex_unlock(&cm_lock);
 	}
 	return NULL;
@@ -128,7 +135,7 @@ static int start_locked(void)
 	for (int tries = 0; tries < 1000 && error == EADDRINUSE; tries++) {
 		if (getrandom(&own_name, sizeof(own_name), 0) != sizeof(own_name))
 			return errno;
-		error = bind_name(&(struct cm_target){ .number = own_name }, &own_fd);
+		error = bind_name(&(struct tp_cm_name){ .number = own_name }, &own_fd);
 	}
 	if (!error && getrandom(&next_number, sizeof(next_number), 0) != sizeof(next_number))
 		error = errno;
@@ -157,11 +164,9 @@ uint32_t cm_bus_number(void)
 	}
 }
 
-struct cm_target cm_bus_owner(uint32_t number) { return (struct cm_target){ .number = (uint16_t)(number >> 16) }; }
-
 int cm_bus_hold(uint16_t space, uint16_t number, int *fd)
 {
-	return bind_name(&(struct cm_target){ .port = true, .space = space, .number = number }, fd);
+	return bind_name(&(struct tp_cm_name){ .port = true, .space = space, .number = number }, fd);
 }
 
 void cm_bus_release(int fd)
@@ -172,8 +177,13 @@ void cm_bus_release(int fd)
 
 int cm_bus_send(const struct cm_target *target, const uint8_t mad[TP_MAD_BYTES])
 {
+	if (target->wire) {
+		/* What can't be sent now is sent again. */
+		tp_card_inner_gsi_send(&target->own, &target->peer, target->tos, mad);
+		return 0;
+	}
 	struct sockaddr_un name;
-	socklen_t length = make_name(target, &name);
+	socklen_t length = tp_cm_name_address(&target->name, &name);
 	/* A full queue is a lost message: it is sent again. */
 	if (sendto(own_fd, mad, TP_MAD_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&name, length) < 0 && errno == ECONNREFUSED)
 		return ECONNREFUSED;
@@ -181,3 +191,19 @@ int cm_bus_send(const struct cm_target *target, const uint8_t mad[TP_MAD_BYTES])
 }
 
 void cm_bus_wake(void) { eventfd_write(wake_fd, 1); }
+
+/* A process often ends just after it let go of its connections. Peers on other machines should hear of it, which the kernel
+ * would see to if it were the manager: so wait for their answers, for a moment. */
+__attribute__((destructor)) static void last_words(void)
+{
+	if (owner != getpid())
+		return;
+	for (uint64_t end_ms = cm_now_ms() + LAST_WORDS_MS; cm_now_ms() < end_ms; poll(NULL, 0, 1)) {
+		if (pthread_mutex_trylock(&cm_lock))
+			continue;
+		bool any = cm_parting_locked();
+		pthread_mutex_unlock(&cm_lock);
+		if (!any)
+			return;
+	}
+}

@@ -5,15 +5,20 @@
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <stdatomic.h>
-#include "verbs/cm_mad.h"
+#include "verbs/cm_name.h"
 
 enum cm_state {
 	CM_IDLE, CM_BOUND, CM_LISTENING, CM_REQUESTED /* REQ sent */, CM_PENDING /* REQ came, not answered */, CM_ANSWERED /* REP sent */,
 	CM_RESPONDED /* REP came, the program has yet to establish */, CM_ESTABLISHED, CM_LEAVING /* DREQ sent */, CM_DONE
 };
 
-/* Where a message goes: the process that owns a connection, or whoever holds a port. */
-struct cm_target { bool port; uint16_t space, number; };
+/* Where a message goes: over the machine's bus to a process or whoever holds a port, or by the wire to a host's QP 1. */
+struct cm_target {
+	bool wire;
+	struct tp_cm_name name;         /* bus */
+	union ibv_gid own, peer;        /* wire */
+	uint8_t tos;
+};
 
 struct cm_id {
 	struct rdma_cm_id pub;
@@ -31,7 +36,10 @@ struct cm_id {
 	struct cm_id *listener;
 	uint8_t message[TP_MAD_BYTES];  /* the last one: sent again where no answer comes */
 	uint64_t resend_ms, give_up_ms; /* 0: not waiting */
+	uint64_t patience_ms;           /* until then a port that nobody listens on is asked again */
 	uint32_t given, acked;          /* events */
+	int backlog;                    /* of a listener: requests that wait to be fetched, at most */
+	bool parting;                   /* a copy of one that the program has destroyed: its peer has yet to hear of it */
 	struct cm_group *groups;        /* group.c: joined */
 	struct ibv_qp_init_attr *for_requests;      /* an endpoint that listens: what its connections' QPs are made from */
 };
@@ -50,23 +58,31 @@ extern struct cm_id *cm_ids;        /* all of them */
 static inline struct cm_id *cm_of(struct rdma_cm_id *id) { return (struct cm_id *)id; }
 static inline int cm_fail(int error) { return errno = error, -1; }
 
-extern void tp_card_inner_warn(const char *text);   /* libibverbs.so.1's */
+/* libibverbs.so.1's (gsi.h, log.h) */
+extern void tp_card_inner_warn(const char *text);
+extern bool tp_card_inner_wire_always(void);
+extern int tp_card_inner_gsi_listen(const union ibv_gid *own);
+extern int tp_card_inner_gsi_send(const union ibv_gid *from, const union ibv_gid *to, uint8_t tos, const uint8_t *mad);
+extern int tp_card_inner_gsi_take(const void *parcel, size_t bytes, uint8_t *mad, union ibv_gid *from, union ibv_gid *to);
 
 /* bus.c */
 int cm_bus_start(void);             /* the process's socket and thread; 0 or an errno */
 uint32_t cm_bus_number(void);       /* a fresh number of a connection: it leads back to this process */
-struct cm_target cm_bus_owner(uint32_t number);
 int cm_bus_hold(uint16_t space, uint16_t number, int *fd);  /* EADDRINUSE where another holds the port */
 void cm_bus_release(int fd);
-int cm_bus_send(const struct cm_target *target, const uint8_t mad[TP_MAD_BYTES]);    /* ECONNREFUSED: nobody is there */
+/* Bus or wire. ECONNREFUSED: nobody is there (bus). */
+int cm_bus_send(const struct cm_target *target, const uint8_t mad[TP_MAD_BYTES]);
 void cm_bus_wake(void);             /* a timer was set */
 uint64_t cm_now_ms(void);
 
 /* connect.c, called by the bus with the lock held */
-void cm_arrive_locked(const struct tp_cm_mad *mad, int port_fd);
+void cm_arrive_locked(const struct tp_cm_mad *mad, int port_fd, const struct cm_target *from);
+void cm_established_locked(struct cm_id *id);      /* the peer took our answer: its RTU came, or its data */
 /* Sends again, gives up; returns when to call next (0: never). */
 uint64_t cm_timers_locked(uint64_t now_ms);
 void cm_leave_locked(struct cm_id *id);     /* destroyed: the peer is told */
+void cm_reap_locked(void);          /* frees parting ones that have ended */
+bool cm_parting_locked(void);       /* are there any? */
 
 /* id.c */
 struct cm_id *cm_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space space);

@@ -1,5 +1,6 @@
 /* Connections: what is said to the peer, what it says, and what follows. */
 #include <arpa/inet.h>
+#include <endian.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +9,13 @@
 #include "verbs/rdmacm/cm.h"
 
 #define RESEND_MS 100
+/* Programs (perftest) close a listener, open it again and expect a peer that they let go of a moment before to come after that.
+ * So who finds nobody listening tries again for as long before it says so. */
+#define PATIENCE_MS 100
+#define AGAIN_MS 10
 #define GIVE_UP_MS 60000
 #define MAX_RESEND_MS 4000
+#define PART_MS 10000               /* a parting connection waits for an answer so long */
 #define UDP_QKEY 0x01234567u        /* RDMA_UDP_QKEY */
 
 static uint16_t port_of(const struct sockaddr_storage *addr) { return ntohs(((const struct sockaddr_in *)(const void *)addr)->sin_port); }
@@ -59,16 +65,16 @@ static void ip_of(const struct cm_id *id, uint8_t out[TP_MAD_IP_BYTES])
 	tp_cm_build_ip(&ip, out);
 }
 
-/* Messages go by this machine's sockets alone. */
-static void warn_of_address(const struct cm_id *id)
+static uint64_t guid_of(const struct cm_id *id) { return id->pub.verbs ? be64toh(ibv_get_device_guid(id->pub.verbs->device)) : 0; }
+
+/* The way to the address that the id was resolved to: the bus for the card's own, the wire for all others. */
+static struct cm_target way_to(const struct cm_id *id, uint16_t port)
 {
-	char to[INET6_ADDRSTRLEN] = "?", text[200];
-	const struct sockaddr *addr = &id->pub.route.addr.dst_addr;
-	inet_ntop(addr->sa_family, addr->sa_family == AF_INET6 ? (const void *)&id->pub.route.addr.dst_sin6.sin6_addr :
-		(const void *)&id->pub.route.addr.dst_sin.sin_addr, to, sizeof(to));
-	snprintf(text, sizeof(text), "rdma_connect: %s is no address of the software card on this machine, and its connection manager reaches "
-		"only processes of this machine (EHOSTUNREACH)", to);
-	tp_card_inner_warn(text);
+	uint8_t number, index;
+	const union ibv_gid *own = &id->pub.route.addr.addr.ibaddr.sgid, *peer = &id->pub.route.addr.addr.ibaddr.dgid;
+	bool local = cm_device_of(peer, &number, &index) != NULL;
+	return (struct cm_target){ .wire = !local || tp_card_inner_wire_always(), .name = { .port = true, .space = (uint16_t)id->pub.ps, .number = port },
+		.own = *own, .peer = *peer, .tos = id->tos };
 }
 
 static int request_locked(struct cm_id *id, const struct rdma_conn_param *param)
@@ -78,23 +84,19 @@ static int request_locked(struct cm_id *id, const struct rdma_conn_param *param)
 		.qpn = id->qpn, .psn = id->psn, .responder_resources = id->responder_resources, .initiator_depth = id->initiator_depth,
 		.retry_count = id->retry_count, .rnr_retry_count = id->rnr_retry_count, .local_timeout = 20, .remote_timeout = 20, .max_cm_retries = 15,
 		.mtu = id->mtu, .pkey = 0xffff, .ack_timeout = id->ack_timeout, .hop_limit = 64, .traffic_class = id->tos, .packet_rate = 2,
-		.srq = param && param->srq };
+		.srq = param && param->srq, .ca_guid = guid_of(id) };
 	memcpy(mad.local_gid, id->pub.route.addr.addr.ibaddr.sgid.raw, 16);
 	memcpy(mad.remote_gid, id->pub.route.addr.addr.ibaddr.dgid.raw, 16);
 	ip_of(id, mad.private_data);
 	if (add_private(&mad, TP_MAD_IP_BYTES, param ? param->private_data : NULL, param ? param->private_data_len : 0))
 		return EINVAL;
-	uint8_t at, index;
-	if (!cm_device_of(&id->pub.route.addr.addr.ibaddr.dgid, &at, &index)) {
-		warn_of_address(id);
-		return EHOSTUNREACH;
-	}
 	id->local_id = cm_bus_number();
-	id->peer = (struct cm_target){ .port = true, .space = (uint16_t)id->pub.ps, .number = port };
+	id->peer = way_to(id, port);
 	id->state = CM_REQUESTED;
 	say_locked(id, &mad, true);
+	id->patience_ms = cm_now_ms() + PATIENCE_MS;
 	if (cm_bus_send(&id->peer, id->message) == ECONNREFUSED)
-		gone_locked(id, RDMA_CM_EVENT_REJECTED, TP_REJ_INVALID_SERVICE);
+		id->resend_ms = cm_now_ms() + AGAIN_MS;
 	return 0;
 }
 
@@ -114,6 +116,12 @@ int rdma_connect(struct rdma_cm_id *pub, struct rdma_conn_param *param)
 	struct cm_id *id = cm_of(pub);
 	if (!pub->verbs || id->state == CM_LISTENING || !pub->route.num_paths)
 		return cm_fail(EINVAL);
+	if (way_to(id, 0).wire) {
+		/* So that answers are heard; it may wait for the keeper. */
+		int error = tp_card_inner_gsi_listen(&pub->route.addr.addr.ibaddr.sgid);
+		if (error)
+			return cm_fail(error);
+	}
 	pthread_mutex_lock(&cm_lock);
 	take_param(id, param);
 	id->retry_count = param && param->retry_count < 7 ? param->retry_count : 7;
@@ -126,7 +134,7 @@ static int answer_locked(struct cm_id *id, const struct rdma_conn_param *param)
 {
 	struct tp_cm_mad mad = { .kind = id->ud ? TP_CM_SIDR_REP : TP_CM_REP, .qpn = id->qpn, .psn = id->psn, .target_ack_delay = 15,
 		.responder_resources = id->responder_resources, .initiator_depth = id->initiator_depth, .rnr_retry_count = id->rnr_retry_count,
-		.srq = param && param->srq, .qkey = id->ud ? UDP_QKEY : 0 };
+		.srq = param && param->srq, .qkey = id->ud ? UDP_QKEY : 0, .ca_guid = guid_of(id) };
 	if (add_private(&mad, 0, param ? param->private_data : NULL, param ? param->private_data_len : 0))
 		return EINVAL;
 	if (id->ud) {
@@ -221,26 +229,86 @@ int rdma_disconnect(struct rdma_cm_id *pub)
 	return error ? cm_fail(error) : cm_complete(id);
 }
 
+/* Says the last word and waits for nothing. */
+static void say_last_locked(struct cm_id *id, struct tp_cm_mad *mad)
+{
+	say_locked(id, mad, false);
+	cm_bus_send(&id->peer, id->message);
+}
+
+/* On the wire the last message may be lost: a copy of the connection goes on until the peer has answered. */
+static void go_on_parting_locked(const struct cm_id *id)
+{
+	struct cm_id *copy = malloc(sizeof(*copy));
+	if (!copy)
+		return;
+	*copy = *id;
+	copy->pub = (struct rdma_cm_id){ 0 };
+	copy->listener = NULL;
+	copy->groups = NULL;
+	copy->for_requests = NULL;
+	copy->port_fd = -1;
+	copy->state = CM_LEAVING;
+	copy->give_up_ms = cm_now_ms() + PART_MS;
+	copy->parting = true;
+	copy->next = cm_ids;
+	cm_ids = copy;
+	cm_bus_wake();
+}
+
 void cm_leave_locked(struct cm_id *id)
 {
 	struct tp_cm_mad mad = { .kind = TP_CM_DREQ, .qpn = id->remote_qpn };
 	switch (id->state) {
 	case CM_PENDING: refuse_locked(id, TP_REJ_CONSUMER, NULL, 0); break;
 	case CM_REQUESTED:
-		mad = (struct tp_cm_mad){ .kind = TP_CM_REJ, .about = TP_CM_ABOUT_OTHER, .reason = TP_REJ_TIMEOUT };
+		if (id->ud || (!id->peer.wire && id->peer.name.port))
+			break;
+		/* The peer's number isn't known yet: who we are is said by the card's number. */
+		mad = (struct tp_cm_mad){ .kind = TP_CM_REJ, .about = TP_CM_ABOUT_OTHER, .reason = TP_REJ_TIMEOUT, .ari_bytes = 8 };
+		uint64_t guid = htobe64(guid_of(id));
+		memcpy(mad.ari, &guid, sizeof(guid));
+		say_last_locked(id, &mad);
+		break;
+	case CM_ANSWERED: case CM_RESPONDED: case CM_ESTABLISHED: case CM_LEAVING:
 		if (id->ud)
 			break;
-		/* fall through */
-	case CM_ANSWERED: case CM_RESPONDED: case CM_ESTABLISHED:
-		if (!id->ud && !id->peer.port) {
-			say_locked(id, &mad, false);
+		if (!id->peer.wire) {
+			if (id->state != CM_LEAVING)
+				say_last_locked(id, &mad);
+			break;
+		}
+		if (id->state != CM_LEAVING) {
+			say_locked(id, &mad, true);
 			cm_bus_send(&id->peer, id->message);
 		}
+		go_on_parting_locked(id);
 		break;
 	default: break;
 	}
 	id->state = CM_DONE;
 	id->resend_ms = id->give_up_ms = 0;
+}
+
+void cm_reap_locked(void)
+{
+	for (struct cm_id **at = &cm_ids; *at;) {
+		struct cm_id *id = *at;
+		if (id->parting && id->state == CM_DONE) {
+			*at = id->next;
+			free(id);
+		} else {
+			at = &id->next;
+		}
+	}
+}
+
+bool cm_parting_locked(void)
+{
+	for (struct cm_id *id = cm_ids; id; id = id->next)
+		if (id->parting && id->state != CM_DONE)
+			return true;
+	return false;
 }
 
 /* ---- what the peer says ---- */
@@ -253,23 +321,28 @@ static struct cm_id *find_listener(int port_fd)
 	return NULL;
 }
 
-static struct cm_id *find_request(const struct tp_cm_mad *mad)
+/* Could a message that came from there be of the one whom id speaks with? A stranger on the wire must not be heard. */
+static bool comes_from_peer(const struct cm_id *id, const struct cm_target *from)
+{
+	return id->peer.wire == from->wire && (!from->wire || !memcmp(&id->peer.peer, &from->peer, sizeof(from->peer)));
+}
+
+static struct cm_id *find_request(const struct tp_cm_mad *mad, const struct cm_target *from)
 {
 	for (struct cm_id *id = cm_ids; id; id = id->next)
-		if (id->listener && id->remote_id == mad->local_id && id->transaction == mad->transaction)
+		if (id->listener && id->remote_id == mad->local_id && id->transaction == mad->transaction && comes_from_peer(id, from))
 			return id;
 	return NULL;
 }
 
-static void refuse_stranger(const struct tp_cm_mad *request, uint16_t reason)
+static void refuse_stranger(const struct tp_cm_mad *request, uint16_t reason, const struct cm_target *to)
 {
 	struct tp_cm_mad mad = { .kind = request->kind == TP_CM_SIDR_REQ ? TP_CM_SIDR_REP : TP_CM_REJ, .transaction = request->transaction,
 		.local_id = request->kind == TP_CM_SIDR_REQ ? request->local_id : 0, .remote_id = request->local_id, .reason = reason,
 		.status = 1, .service_id = request->service_id };
-	struct cm_target to = cm_bus_owner(request->local_id);
 	uint8_t bytes[TP_MAD_BYTES];
 	tp_cm_build(&mad, bytes);
-	cm_bus_send(&to, bytes);
+	cm_bus_send(to, bytes);
 }
 
 static void set_addr(struct sockaddr_storage *out, bool v6, const uint8_t raw[16], uint16_t port)
@@ -285,52 +358,77 @@ static void set_addr(struct sockaddr_storage *out, bool v6, const uint8_t raw[16
 		memcpy(&v4_addr->sin_addr, raw + 12, 4);
 }
 
-static void on_request_locked(const struct tp_cm_mad *mad, int port_fd)
+/* A request of a new peer becomes an id; NULL: refused. */
+static struct cm_id *admit_locked(const struct tp_cm_mad *mad, struct cm_id *listener, const struct cm_target *from)
 {
-	struct cm_id *listener = find_listener(port_fd), *known = find_request(mad);
 	struct tp_cm_ip ip;
-	if (known) {
-		if (known->state != CM_PENDING)
-			cm_bus_send(&known->peer, known->message);
-		return;
-	}
 	if (!listener || !tp_cm_parse_ip(mad->private_data, mad->private_bytes, &ip)) {
-		refuse_stranger(mad, listener ? TP_REJ_UNSUPPORTED : TP_REJ_INVALID_SERVICE);
-		return;
+		refuse_stranger(mad, listener ? TP_REJ_UNSUPPORTED : TP_REJ_INVALID_SERVICE, from);
+		return NULL;
 	}
-	union ibv_gid own, peer;
-	struct sockaddr_storage from, to;
-	set_addr(&from, ip.v6, ip.from, ip.port);
+	union ibv_gid own = from->own, peer = from->peer;
+	struct sockaddr_storage source, to;
+	set_addr(&source, ip.v6, ip.from, ip.port);
 	set_addr(&to, ip.v6, ip.to, port_of(&listener->pub.route.addr.src_storage));
-	cm_gid_of((struct sockaddr *)&to, &own);
-	cm_gid_of((struct sockaddr *)&from, &peer);
+	if (!from->wire) {
+		cm_gid_of((struct sockaddr *)&to, &own);
+		cm_gid_of((struct sockaddr *)&source, &peer);
+	}
 	uint8_t port, index;
 	struct ibv_context *verbs = cm_device_of(&own, &port, &index);
-	struct cm_id *id = verbs ? cm_new(listener->pub.channel, listener->pub.context, listener->pub.ps) : NULL;
+	bool elsewhere = verbs && listener->pub.verbs && memcmp(&listener->pub.route.addr.addr.ibaddr.sgid, &own, sizeof(own));
+	struct cm_id *id = verbs && !elsewhere ? cm_new(listener->pub.channel, listener->pub.context, listener->pub.ps) : NULL;
 	if (!id) {
-		refuse_stranger(mad, verbs ? TP_REJ_NO_QP : TP_REJ_INVALID_GID);
-		return;
+		refuse_stranger(mad, elsewhere ? TP_REJ_INVALID_SERVICE : verbs ? TP_REJ_NO_QP : TP_REJ_INVALID_GID, from);
+		return NULL;
 	}
-	id->next = cm_ids;
-	cm_ids = id;
 	id->pub.verbs = verbs;
 	id->pub.pd = listener->pub.pd && listener->pub.pd->context == verbs ? listener->pub.pd : cm_device_pd(verbs);
 	id->pub.port_num = port;
 	id->sgid_index = index;
 	id->pub.route.addr.src_storage = to;
-	id->pub.route.addr.dst_storage = from;
+	id->pub.route.addr.dst_storage = source;
 	id->pub.route.addr.addr.ibaddr.sgid = own;
 	id->pub.route.addr.addr.ibaddr.dgid = peer;
 	id->pub.route.addr.addr.ibaddr.pkey = htons(0xffff);
+	return id;
+}
+
+/* Requests that came and that the program hasn't fetched yet. */
+static int waiting_locked(const struct cm_id *listener)
+{
+	int count = 0;
+	for (struct cm_event *event = ((struct cm_channel *)listener->pub.channel)->first; event; event = event->next)
+		count += event->owner == listener;
+	return count;
+}
+
+static void on_request_locked(const struct tp_cm_mad *mad, int port_fd, const struct cm_target *from)
+{
+	struct cm_id *listener = find_listener(port_fd), *known = find_request(mad, from);
+	if (known) {
+		if (known->state != CM_PENDING)
+			cm_bus_send(&known->peer, known->message);
+		return;
+	}
+	/* As with TCP: it comes again. */
+	if (listener && waiting_locked(listener) >= listener->backlog)
+		return;
+	struct cm_id *id = admit_locked(mad, listener, from);
+	if (!id)
+		return;
+	id->next = cm_ids;
+	cm_ids = id;
 	id->listener = listener;
 	id->local_id = cm_bus_number();
 	id->remote_id = mad->local_id;
 	id->transaction = mad->transaction;
-	id->peer = cm_bus_owner(mad->local_id);
+	id->tos = mad->traffic_class;
+	id->peer = *from;
+	id->peer.tos = id->tos;
 	id->remote_qpn = mad->qpn;
 	id->remote_psn = mad->psn;
 	id->mtu = mad->mtu >= IBV_MTU_256 && mad->mtu <= IBV_MTU_4096 ? mad->mtu : IBV_MTU_1024;
-	id->tos = mad->traffic_class;
 	id->ack_timeout = mad->ack_timeout;
 	id->retry_count = mad->retry_count;
 	id->rnr_retry_count = mad->rnr_retry_count;
@@ -354,14 +452,15 @@ static void send_rtu_locked(struct cm_id *id)
 	cm_bus_send(&id->peer, id->message);
 }
 
-static void on_reply_locked(struct cm_id *id, const struct tp_cm_mad *mad)
+static void on_reply_locked(struct cm_id *id, const struct tp_cm_mad *mad, const struct cm_target *from)
 {
 	if (id->state == CM_ESTABLISHED)
 		cm_bus_send(&id->peer, id->message);        /* our RTU was lost */
 	if (id->state != CM_REQUESTED)
 		return;
 	id->remote_id = mad->local_id;
-	id->peer = cm_bus_owner(mad->local_id);
+	if (!from->wire)
+		id->peer = *from;
 	id->remote_qpn = mad->qpn;
 	id->remote_psn = mad->psn;
 	id->rnr_retry_count = mad->rnr_retry_count;
@@ -389,9 +488,21 @@ static void on_reply_locked(struct cm_id *id, const struct tp_cm_mad *mad)
 	cm_raise_locked(id, NULL, RDMA_CM_EVENT_ESTABLISHED, 0, &conn, NULL);
 }
 
+/* Nobody listens (yet): true where that is to be tried again. */
+static bool tries_again_locked(struct cm_id *id)
+{
+	uint64_t now_ms = cm_now_ms();
+	if (id->state != CM_REQUESTED || now_ms >= id->patience_ms)
+		return false;
+	id->resend_ms = now_ms + AGAIN_MS;
+	return true;
+}
+
 static void on_refusal_locked(struct cm_id *id, const struct tp_cm_mad *mad)
 {
 	if (id->state != CM_REQUESTED && id->state != CM_ANSWERED && id->state != CM_PENDING)
+		return;
+	if (mad->reason == TP_REJ_INVALID_SERVICE && tries_again_locked(id))
 		return;
 	struct rdma_conn_param conn = { .private_data = mad->private_data, .private_data_len = mad->private_bytes };
 	id->resend_ms = id->give_up_ms = 0;
@@ -402,20 +513,19 @@ static void on_refusal_locked(struct cm_id *id, const struct tp_cm_mad *mad)
 	cm_raise_locked(id, NULL, asked || mad->reason != TP_REJ_TIMEOUT ? RDMA_CM_EVENT_REJECTED : RDMA_CM_EVENT_UNREACHABLE, mad->reason, &conn, NULL);
 }
 
-static void on_parting_locked(struct cm_id *id, const struct tp_cm_mad *mad)
+static void on_parting_locked(struct cm_id *id, const struct tp_cm_mad *mad, const struct cm_target *from)
 {
 	struct tp_cm_mad reply = { .kind = TP_CM_DREP, .transaction = mad->transaction, .local_id = mad->remote_id, .remote_id = mad->local_id };
-	struct cm_target to = cm_bus_owner(mad->local_id);
 	uint8_t bytes[TP_MAD_BYTES];
 	tp_cm_build(&reply, bytes);
-	cm_bus_send(&to, bytes);
+	cm_bus_send(from, bytes);
 	if (id && id->state != CM_DONE && id->state >= CM_REQUESTED)
 		gone_locked(id, RDMA_CM_EVENT_DISCONNECTED, 0);
 }
 
 static void on_sidr_reply_locked(struct cm_id *id, const struct tp_cm_mad *mad)
 {
-	if (id->state != CM_REQUESTED || !id->ud)
+	if (id->state != CM_REQUESTED || !id->ud || (mad->status == 1 && tries_again_locked(id)))
 		return;
 	id->resend_ms = id->give_up_ms = 0;
 	id->state = mad->status ? CM_DONE : CM_ESTABLISHED;
@@ -425,35 +535,54 @@ static void on_sidr_reply_locked(struct cm_id *id, const struct tp_cm_mad *mad)
 	cm_raise_locked(id, NULL, mad->status ? RDMA_CM_EVENT_UNREACHABLE : RDMA_CM_EVENT_ESTABLISHED, mad->status, NULL, &ud);
 }
 
-void cm_arrive_locked(const struct tp_cm_mad *mad, int port_fd)
+void cm_established_locked(struct cm_id *id)
+{
+	if (id->state != CM_ANSWERED)
+		return;
+	id->resend_ms = id->give_up_ms = 0;
+	id->state = CM_ESTABLISHED;
+	cm_raise_locked(id, NULL, RDMA_CM_EVENT_ESTABLISHED, 0, NULL, NULL);
+}
+
+/* The connection that a message is of; a stranger's has none. */
+static struct cm_id *find_connection(const struct tp_cm_mad *mad, const struct cm_target *from)
+{
+	uint32_t number = mad->kind == TP_CM_SIDR_REP ? mad->local_id : mad->remote_id;
+	/* A peer that gave up before it knew our number. */
+	bool early = mad->kind == TP_CM_REJ && mad->reason == TP_REJ_TIMEOUT && !number;
+	for (struct cm_id *id = cm_ids; id; id = id->next) {
+		if (early ? !id->listener || id->remote_id != mad->local_id : id->local_id != number)
+			continue;
+		/* The number may be that of an earlier connection's peer. */
+		bool other = id->remote_id && mad->kind != TP_CM_SIDR_REP && mad->local_id && id->remote_id != mad->local_id;
+		return other || !comes_from_peer(id, from) ? NULL : id;
+	}
+	return NULL;
+}
+
+void cm_arrive_locked(const struct tp_cm_mad *mad, int port_fd, const struct cm_target *from)
 {
 	if (mad->kind == TP_CM_REQ || mad->kind == TP_CM_SIDR_REQ) {
-		on_request_locked(mad, port_fd);
+		on_request_locked(mad, port_fd, from);
 		return;
 	}
-	uint32_t number = mad->kind == TP_CM_SIDR_REP ? mad->local_id : mad->remote_id;
-	struct cm_id *id = cm_ids;
-	while (id && id->local_id != number)
-		id = id->next;
-	if (id && id->remote_id && mad->kind != TP_CM_SIDR_REP && mad->local_id && id->remote_id != mad->local_id)
-		id = NULL;                          /* of an earlier connection with this number */
+	struct cm_id *id = find_connection(mad, from);
 	if (mad->kind == TP_CM_DREQ)
-		on_parting_locked(id, mad);
+		on_parting_locked(id, mad, from);
 	if (!id)
 		return;
 	switch (mad->kind) {
-	case TP_CM_REP: on_reply_locked(id, mad); break;
+	case TP_CM_REP: on_reply_locked(id, mad, from); break;
 	case TP_CM_RTU:
-		if (id->state == CM_ANSWERED) {
-			id->resend_ms = id->give_up_ms = 0;
-			id->state = CM_ESTABLISHED;
-			cm_raise_locked(id, NULL, RDMA_CM_EVENT_ESTABLISHED, 0, NULL, NULL);
-		}
+		cm_established_locked(id);
 		break;
 	case TP_CM_REJ: on_refusal_locked(id, mad); break;
 	case TP_CM_MRA:
-		if (id->give_up_ms)
+		/* It was heard; the answer takes time. */
+		if (id->give_up_ms) {
 			id->give_up_ms = cm_now_ms() + GIVE_UP_MS;
+			id->resend_ms = cm_now_ms() + MAX_RESEND_MS;
+		}
 		break;
 	case TP_CM_DREP:
 		if (id->state == CM_LEAVING)
@@ -478,11 +607,14 @@ uint64_t cm_timers_locked(uint64_t now_ms)
 			continue;
 		}
 		if (now_ms >= id->resend_ms) {
-			uint64_t since_ms = now_ms - (id->give_up_ms - GIVE_UP_MS);
+			uint64_t whole_ms = id->parting ? PART_MS : GIVE_UP_MS, since_ms = now_ms - (id->give_up_ms - whole_ms);
 			id->resend_ms = now_ms + (since_ms < RESEND_MS ? RESEND_MS : since_ms > MAX_RESEND_MS ? MAX_RESEND_MS : since_ms);
-			if (cm_bus_send(&id->peer, id->message) == ECONNREFUSED) {
-				/* The peer's process is gone. */
-				gone_locked(id, id->state == CM_LEAVING ? RDMA_CM_EVENT_DISCONNECTED : RDMA_CM_EVENT_UNREACHABLE,
+			if (cm_bus_send(&id->peer, id->message) == ECONNREFUSED && !tries_again_locked(id)) {
+				/* Nobody listens, or the peer's process is gone. */
+				if (id->state == CM_REQUESTED && id->peer.name.port)
+					gone_locked(id, RDMA_CM_EVENT_REJECTED, TP_REJ_INVALID_SERVICE);
+				else
+					gone_locked(id, id->state == CM_LEAVING ? RDMA_CM_EVENT_DISCONNECTED : RDMA_CM_EVENT_UNREACHABLE,
 					id->state == CM_LEAVING ? 0 : -ECONNREFUSED);
 				continue;
 			}

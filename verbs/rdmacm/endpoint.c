@@ -207,11 +207,15 @@ int rdma_set_option(struct rdma_cm_id *pub, int level, int option, void *value, 
 	}
 }
 
-/* A QP's COMM_EST before the RTU came: the RTU is sent again until it does. */
+/* The peer's data came before its RTU, which may be lost. */
 int rdma_notify(struct rdma_cm_id *id, enum ibv_event_type event)
 {
-	(void)id;
-	return event == IBV_EVENT_COMM_EST ? 0 : cm_fail(EINVAL);
+	if (event != IBV_EVENT_COMM_EST)
+		return cm_fail(EINVAL);
+	pthread_mutex_lock(&cm_lock);
+	cm_established_locked(cm_of(id));
+	pthread_mutex_unlock(&cm_lock);
+	return 0;
 }
 
 /* Enhanced connection establishment negotiates vendors' features: there are none. */

@@ -1,6 +1,7 @@
 /* Identifiers, event channels, addresses. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -8,6 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include "verbs/rdmacm/cm.h"
+
+enum { MAX_BACKLOG = 1024 };
 
 pthread_mutex_t cm_lock = PTHREAD_MUTEX_INITIALIZER;
 struct cm_id *cm_ids;
@@ -290,6 +293,16 @@ static bool is_loopback(const struct sockaddr *addr)
 	return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)addr)->sin6_addr);
 }
 
+static void warn_of_source(const struct sockaddr *addr)
+{
+	char name[INET6_ADDRSTRLEN] = "?", text[200];
+	inet_ntop(addr->sa_family, addr->sa_family == AF_INET6 ? (const void *)&((const struct sockaddr_in6 *)(const void *)addr)->sin6_addr :
+		(const void *)&((const struct sockaddr_in *)(const void *)addr)->sin_addr, name, sizeof(name));
+	snprintf(text, sizeof(text), "no GID of the software card has the address %s: `telpher verbs gids` shows those it has; TELPHER_VERBS_GIDS=all "
+		"gives each address one, TELPHER_VERBS_IFNAME chooses interfaces", name);
+	tp_card_inner_warn(text);
+}
+
 /* The device of the source address. Loopback addresses that no GID has stand for the first GID. */
 static int bind_device(struct cm_id *id, const struct sockaddr *addr)
 {
@@ -300,8 +313,10 @@ static int bind_device(struct cm_id *id, const struct sockaddr *addr)
 	struct ibv_context *verbs = cm_device_of(&gid, &pub->port_num, &id->sgid_index);
 	if (!verbs && is_loopback(addr))
 		verbs = cm_device_any(&gid, &pub->port_num, &id->sgid_index);
-	if (!verbs)
+	if (!verbs) {
+		warn_of_source(addr);
 		return ENODEV;
+	}
 	if (ibv_query_port(verbs, pub->port_num, &port))
 		return errno;
 	pub->verbs = verbs;
@@ -359,14 +374,16 @@ int rdma_bind_addr(struct rdma_cm_id *pub, struct sockaddr *addr)
 int rdma_listen(struct rdma_cm_id *pub, int backlog)
 {
 	struct cm_id *id = cm_of(pub);
-	(void)backlog;
 	struct sockaddr_in any = { .sin_family = AF_INET };
 	int error = id->state == CM_IDLE ? bind_addr(id, (struct sockaddr *)&any) : id->state == CM_BOUND ? hold_port(id) : EINVAL;
 	if (error)
 		return cm_fail(error);
 	pthread_mutex_lock(&cm_lock);
+	id->backlog = backlog > 0 && backlog < MAX_BACKLOG ? backlog : MAX_BACKLOG;
 	id->state = CM_LISTENING;
 	pthread_mutex_unlock(&cm_lock);
+	/* Where the wire can't be heard (that was logged, with its cure) this machine's processes still can. */
+	tp_card_inner_gsi_listen(pub->verbs ? &pub->route.addr.addr.ibaddr.sgid : NULL);
 	return 0;
 }
 

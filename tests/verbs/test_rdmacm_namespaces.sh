@@ -1,0 +1,44 @@
+#!/bin/bash
+# Connections by IP address between two network namespaces as two hosts: the connection manager's messages go by the wire.
+set -u
+. "$SOURCE_DIR/tests/verbs/lib_card.sh"
+[ -z "$card_preload" ] || { echo "not under a sanitizer: every program would need its runtime in front"; exit 77; }
+[ -e "$CARD/librdmacm.so.1" ] || { echo "librdmacm isn't built (Debian: librdmacm-dev)"; exit 77; }
+need rping rdmacm-utils
+. "$SOURCE_DIR/tests/verbs/lib_namespaces.sh"
+work=$(mktemp -d) || exit 1
+server=
+trap '[ -z "$server" ] || kill $server 2>/dev/null; cleanup_namespaces; rm -rf "$work"' EXIT
+make_namespaces
+run() { timeout 60 "$BUILD_DIR/bin/telpher" verbs run "$@"; }
+# Is the port held by a listener of A?
+holds() { at_a grep -qE "@telpher-verbs/1/$(id -u)/port/[0-9a-f]+/$1$" /proc/net/unix; }
+port=7200
+pair() { # server's arguments (at A) -- client's (at B)
+	local arguments=() at=$port
+	while [ "$1" != -- ]; do arguments+=("$1"); shift; done
+	shift
+	at_a timeout 60 "$BUILD_DIR/bin/telpher" verbs run "${arguments[@]}" >"$work/server" 2>&1 & server=$!
+	for _ in $(seq 200); do holds "$at" && break; sleep 0.05; done
+	at_b timeout 60 "$BUILD_DIR/bin/telpher" verbs run "$@" >"$work/client" 2>&1 ||
+		fail "$*: client ends with $? [${TELPHER_VERBS_FAULT:-no faults}]: $(cat "$work/client" "$work/server")"
+	wait $server || fail "$*: server ends with $? [${TELPHER_VERBS_FAULT:-no faults}]: $(cat "$work/server" "$work/client")"
+	server=
+	port=$((port + 1))
+}
+pair rping -s -a 10.99.7.1 -p $port -C 10 -- rping -c -a 10.99.7.1 -p $port -C 10 -V
+pair ucmatose -p $port -c 20 -- ucmatose -p $port -c 20 -s 10.99.7.1
+at=$port; port=7174; pair udaddy -- udaddy -s 10.99.7.1; port=$at
+if command -v ib_send_bw >/dev/null; then pair ib_send_bw -R -F -n 100 -s 4096 -p $port -- ib_send_bw -R -F -n 100 -s 4096 -p $port 10.99.7.1; fi
+# Nobody listens: A's keeper says so, if A has one, and the client hears it at once.
+pair ucmatose -p $port -c 1 -- ucmatose -p $port -c 1 -s 10.99.7.1
+at_b timeout 20 "$BUILD_DIR/bin/telpher" verbs run rping -c -a 10.99.7.1 -p $port -C 1 >"$work/out" 2>&1
+grep -q 'REJECTED, error 8' "$work/out" || fail "a port that nobody listens on isn't refused over the wire: $(cat "$work/out")"
+# Messages are lost, doubled and late, on both sides.
+export TELPHER_VERBS_FAULT=drop=0.1,duplicate=0.05,delay=0.05:5ms,seed=5
+pair ucmatose -p $port -c 10 -- ucmatose -p $port -c 10 -s 10.99.7.1
+TELPHER_VERBS_FAULT=drop=0.03,seed=6 pair rping -s -a 10.99.7.1 -p $port -C 5 -- rping -c -a 10.99.7.1 -p $port -C 5 -V
+unset TELPHER_VERBS_FAULT
+export TELPHER_VERBS_GIDS=all
+pair rping -s -a fd00:99:7::1 -p $port -C 5 -- rping -c -a fd00:99:7::1 -p $port -C 5 -V
+echo "connected over the wire"

@@ -1,0 +1,127 @@
+/* Packets for QP 1 find their process (gsi.h); the keeper's part, which needs nothing of the card. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "verbs/card.h"
+#include "verbs/cm_name.h"
+#include "verbs/gsi.h"
+#include "verbs/rc.h"
+
+enum { SOURCE_FIRST = 49152, SOURCE_COUNT = 16384, SOURCE_TRIES = 64 };
+
+bool tp_gsi_parse(const struct tp_ingress *in, struct tp_cm_mad *mad)
+{
+	struct tp_packet packet;
+	struct tp_icrc icrc;
+	if (in->bytes != TP_GSI_PACKET_BYTES || !tp_wire_parse(in->data, in->bytes, &packet) ||
+		packet.opcode != (TP_WIRE_UD << 5 | TP_OP_SEND_ONLY) || packet.qpn != TP_GSI_QPN || packet.qkey != TP_CARD_QKEY_GSI ||
+		(packet.pkey & 0x7fff) != (TP_CARD_PKEY & 0x7fff) || packet.bytes != TP_MAD_BYTES)
+		return false;
+	tp_icrc_prepare(&in->from, &in->to, &icrc);
+	return tp_wire_icrc_fits(&icrc, in) && tp_cm_parse(packet.payload, packet.bytes, mad);
+}
+
+/* ---- answers for nobody ---- */
+
+/* What the manager itself says of connections and services that aren't there; false: nothing. */
+static bool make_answer(const struct tp_cm_mad *mad, struct tp_cm_mad *out)
+{
+	*out = (struct tp_cm_mad){ .transaction = mad->transaction, .remote_id = mad->local_id, .service_id = mad->service_id };
+	switch (mad->kind) {
+	case TP_CM_REQ:
+		out->kind = TP_CM_REJ;
+		out->about = TP_CM_ABOUT_REQ;
+		out->reason = TP_REJ_INVALID_SERVICE;
+		return true;
+	case TP_CM_REP:
+		out->kind = TP_CM_REJ;
+		out->local_id = mad->remote_id;
+		out->about = TP_CM_ABOUT_REP;
+		out->reason = TP_REJ_INVALID_COMM_ID;
+		return true;
+	case TP_CM_DREQ:
+		out->kind = TP_CM_DREP;
+		out->local_id = mad->remote_id;
+		return true;
+	case TP_CM_SIDR_REQ:
+		out->kind = TP_CM_SIDR_REP;
+		out->local_id = mad->local_id;
+		out->status = 1;        /* unsupported service */
+		return true;
+	default: return false;
+	}
+}
+
+/* An unconnected socket with DF, for the identification 0 (port.h). */
+static int open_sender(const union tp_addr *addr, union tp_addr *local)
+{
+	bool v6 = addr->sa.sa_family == AF_INET6;
+	int always = v6 ? IPV6_PMTUDISC_DO : IP_PMTUDISC_DO, error = EADDRINUSE;
+	int s = socket(addr->sa.sa_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (s < 0)
+		return -1;
+	setsockopt(s, v6 ? IPPROTO_IPV6 : IPPROTO_IP, v6 ? IPV6_MTU_DISCOVER : IP_MTU_DISCOVER, &always, sizeof(always));
+	*local = *addr;
+	for (int i = 0; i < SOURCE_TRIES && error == EADDRINUSE; i++) {
+		uint16_t random;
+		tp_secret_random(&random, sizeof(random));
+		local->v4.sin_port = htons((uint16_t)(SOURCE_FIRST + random % SOURCE_COUNT));
+		error = bind(s, &local->sa, tp_addr_len(local)) < 0 ? errno : 0;
+	}
+	if (!error)
+		return s;
+	close(s);
+	return -1;
+}
+
+static void answer(const struct tp_ingress *in, const struct tp_cm_mad *mad)
+{
+	struct tp_cm_mad reply;
+	union tp_addr from, to = in->from;
+	struct tp_icrc icrc;
+	uint8_t data[TP_WIRE_HEADERS_MAX + TP_MAD_BYTES + TP_WIRE_ICRC_BYTES];
+	int s = make_answer(mad, &reply) ? open_sender(&in->to, &from) : -1;
+	if (s < 0)
+		return;
+	to.v4.sin_port = htons(TP_WIRE_UDP_PORT);
+	struct tp_packet packet = { .opcode = TP_WIRE_UD << 5 | TP_OP_SEND_ONLY, .pkey = TP_CARD_PKEY, .qpn = TP_GSI_QPN, .src_qpn = TP_GSI_QPN,
+		.qkey = TP_CARD_QKEY_GSI, .bytes = TP_MAD_BYTES };
+	size_t bytes = tp_wire_build(&packet, data);
+	tp_cm_build(&reply, data + bytes);
+	bytes += TP_MAD_BYTES;
+	tp_icrc_prepare(&from, &to, &icrc);
+	tp_icrc_store(data + bytes, tp_icrc_of(&icrc, 0, data, bytes));
+	sendto(s, data, bytes + TP_WIRE_ICRC_BYTES, MSG_DONTWAIT, &to.sa, tp_addr_len(&to));
+	close(s);
+}
+
+/* ---- on to the process ---- */
+
+void tp_gsi_route(const struct tp_ingress *in, bool struck)
+{
+	static _Atomic int unix_fd = -1;
+	static _Atomic int owner;       /* a forked child has its own credentials */
+	struct tp_cm_mad mad;
+	struct tp_cm_name name;
+	struct sockaddr_un address;
+	if (!tp_gsi_parse(in, &mad))
+		return;
+	if (!tp_cm_name_of_mad(&mad, &name)) {
+		answer(in, &mad);
+		return;
+	}
+	int fd = atomic_load_explicit(&unix_fd, memory_order_relaxed);
+	if (fd < 0 || atomic_load_explicit(&owner, memory_order_relaxed) != getpid()) {
+		fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		atomic_store_explicit(&unix_fd, fd, memory_order_relaxed);
+		atomic_store_explicit(&owner, getpid(), memory_order_relaxed);
+	}
+	struct tp_gsi_parcel parcel = { .magic = TP_GSI_MAGIC, .tos = in->tos, .ttl = in->ttl, .struck = struck, .from = in->from, .to = in->to };
+	memcpy(parcel.packet, in->data, sizeof(parcel.packet));
+	socklen_t length = tp_cm_name_address(&name, &address);
+	/* A full queue is a lost message: it is sent again. */
+	if (sendto(fd, &parcel, sizeof(parcel), MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&address, length) < 0 && errno == ECONNREFUSED)
+		answer(in, &mad);
+}
