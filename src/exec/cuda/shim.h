@@ -11,13 +11,24 @@
 
 #ifdef TP_EMULATE
 #include "emulator.h"           /* tests/cuda/emulator.h: the same names */
+/* Coroutines of one block run on one thread, in turns. */
+TP_DEVICE void tp_block_add(uint32_t *p, uint32_t v) { *p += v; }
+TP_DEVICE uint32_t tp_block_load(const uint32_t *p) { return *p; }
+#define TP_UNROLL
+#define TP_NO_UNROLL
+#define TP_KERNEL_BLOCKS(name, type, blocks) TP_KERNEL(name, type)
 #else
 
 #define TP_WARP 32
 #define TP_DEVICE static __device__ __forceinline__
 /* A kernel: one argument, a struct by value. TP_KERNEL(name, struct args) { … args … } */
 #define TP_KERNEL(name, type) extern "C" __global__ void __launch_bounds__(TP_DEV_THREADS) name(const __grid_constant__ type args)
+/* The same with registers few enough for so many blocks of TP_DEV_THREADS on a multiprocessor. */
+#define TP_KERNEL_BLOCKS(name, type, blocks) \
+	extern "C" __global__ void __launch_bounds__(TP_DEV_THREADS, blocks) name(const __grid_constant__ type args)
 #define TP_SHARED(type, name) __shared__ type name      /* one object a block; at the top of a kernel only */
+#define TP_UNROLL _Pragma("unroll")
+#define TP_NO_UNROLL _Pragma("unroll 1")
 
 TP_DEVICE int tp_thread() { return threadIdx.x; }
 TP_DEVICE int tp_threads() { return blockDim.x; }
@@ -31,6 +42,10 @@ TP_DEVICE bool tp_warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 TP_DEVICE bool tp_warp_all(bool x) { return __all_sync(0xffffffffu, x); }
 /* In a loop that waits; turn counts its turns. gives_way: peers may need this very multiprocessor. */
 TP_DEVICE void tp_nap(unsigned turn, bool gives_way) { if (gives_way && turn > 64) __nanosleep(turn > 4096 ? 1000 : 40); }
+
+/* A counter in shared memory: what a thread did before it added is seen by whoever has seen the sum. */
+TP_DEVICE void tp_block_add(uint32_t *p, uint32_t v) { __threadfence_block(); atomicAdd(p, v); }
+TP_DEVICE uint32_t tp_block_load(const uint32_t *p) { uint32_t v = *(const volatile uint32_t *)p; __threadfence_block(); return v; }
 
 /* Order, over all of the machine (other GPUs, the host). */
 TP_DEVICE uint32_t tp_load_acquire(const uint32_t *p)
