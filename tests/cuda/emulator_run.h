@@ -1,0 +1,20 @@
+/* The emulator as its users see it: the fake driver, and tests of kernels alone. */
+#ifndef TP_TESTS_CUDA_EMULATOR_RUN_H
+#define TP_TESTS_CUDA_EMULATOR_RUN_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct tp_emulated_kernel { const char *name; void (*run)(const void *args); size_t args_bytes; };
+const struct tp_emulated_kernel *tp_emulator_find(const char *name);            /* NULL: no such kernel */
+size_t tp_emulator_kernels(const struct tp_emulated_kernel **out);              /* all of them, in no order */
+/* Runs a kernel on the calling thread, to its end. threads: as a GPU counts, a multiple of 32. args are copied. */
+void tp_emulator_launch(const struct tp_emulated_kernel *kernel, int blocks, int threads, const void *args);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
