@@ -70,15 +70,21 @@ ncclResult_t tp_gpu_alloc(const struct tp_gpu *gpu, size_t bytes, bool shareable
 ncclResult_t tp_gpu_alloc_host(const struct tp_gpu *gpu, size_t bytes, const char *what, struct tp_gpu_memory *out);
 /* Pins memory of ours (a shared segment, say): [host, host + bytes), page aligned. Undone by tp_gpu_free. */
 ncclResult_t tp_gpu_register_host(const struct tp_gpu *gpu, void *host, size_t bytes, const char *what, struct tp_gpu_memory *out);
+/* bytes between any two of: gpu's memory, memory mapped for it, host memory. On a stream of our own, and waits for it: no
+ * kernel or stream of the program is waited for, and captures of the calling thread don't forbid it. */
+ncclResult_t tp_gpu_copy(const struct tp_gpu *gpu, void *to, const void *from, size_t bytes);
 /* Never waits for kernels that spin, where CUDA can avoid it; not in error paths of other calls: failures are logged. */
 void tp_gpu_free(struct tp_gpu_memory *memory);
 
 /* To another process of this machine. The record travels as bytes; a VMM export has a descriptor besides (SCM_RIGHTS). */
+#define TP_GPU_EXPORT_VERSION 1
 struct tp_gpu_export { uint32_t kind, version; uint64_t bytes, mapped, offset; int32_t pid; uint8_t uuid[16]; uint8_t ipc[64]; };
 /* *fd: -1 where none is needed; the caller closes it. */
 ncclResult_t tp_gpu_export(const struct tp_gpu_memory *memory, struct tp_gpu_export *out, int *fd);
 /* Maps it for gpu, read and write. fd stays the caller's. */
 ncclResult_t tp_gpu_import(const struct tp_gpu *gpu, const struct tp_gpu_export *from, int fd, struct tp_gpu_memory *out);
+/* In the process: kernels of peer may load and store this memory (allocated, not imported), at the same address. */
+ncclResult_t tp_gpu_allow(const struct tp_gpu_memory *memory, const struct tp_gpu *peer);
 
 /* What a pointer is. */
 struct tp_gpu_pointer {
@@ -90,11 +96,15 @@ struct tp_gpu_pointer {
 	uint64_t buffer_id;             /* unique in the process's life: an address used again has another */
 };
 ncclResult_t tp_gpu_pointer(const void *ptr, struct tp_gpu_pointer *out);
+ncclResult_t tp_gpu_buffer_id(const void *ptr, uint64_t *out);  /* 0: CUDA doesn't know the address */
 /* Can kernels of gpu load and store memory of the device with this uuid / bus id? why: the reason against, for reports. In the
  * process: enables peer access to peer's context (NULL: another process's). */
 bool tp_gpu_reaches(const struct tp_gpu *gpu, const uint8_t peer_uuid[16], const char *peer_bus_id, char *why, size_t why_bytes);
 ncclResult_t tp_gpu_enable_peer(const struct tp_gpu *gpu, const struct tp_gpu *peer);
 /* NVLinks between two devices and their kind, by NVML: for the path report ("NV18", "PIX", "SYS"). */
 void tp_gpu_path_name(const struct tp_gpu *gpu, const char *peer_bus_id, char *text, size_t bytes);
+/* NCCL's levels, nearest first; UNKNOWN: no NVML, or it can't tell. */
+enum tp_gpu_distance { TP_GPU_LOC, TP_GPU_NVL, TP_GPU_PIX, TP_GPU_PXB, TP_GPU_PHB, TP_GPU_SYS, TP_GPU_UNKNOWN };
+enum tp_gpu_distance tp_gpu_distance(const struct tp_gpu *gpu, const char *peer_bus_id);
 
 #endif
