@@ -1,0 +1,73 @@
+/* Memory that programs give us for good: ncclMemAlloc, ncclCommRegister, ncclCommWindowRegister.
+ *
+ * Registration offers the communicator a shorter way: kernels of peers on this host load and store the buffer where it lies,
+ * through a mapping of their own. It never changes the plan. Two kinds:
+ *   local    (register) each rank for itself, at any time. The service threads of the peers map it in the background and say so; only
+ *            when all of them have it does tp_mem_find tell the caller, who then may offer {index, offset} to its peers in band. A peer's
+ *            kernel finds the address in its own table [local rank][index].
+ *   windows  collective: when the call returns every rank of the host that reaches the others has all buffers mapped.
+ * cudaFree tells nobody: each look-up compares the allocation's buffer id with that of its registration. Imports are kept once a
+ * process and context, by (process, buffer id), counted.
+ *
+ * Memory of other processes comes by file descriptor (VMM: ncclMemAlloc, PyTorch's expandable segments made with handles) or
+ * by CUDA IPC (cudaMalloc). Memory of neither kind (pools of cudaMallocAsync, managed) can't be shared: it registers without effect, and
+ * as a window it is an error that says why. */
+#ifndef TP_MEM_MEM_H
+#define TP_MEM_MEM_H
+
+#include "boot/boot.h"
+#include "gpu/gpu.h"
+
+/* ncclMemAlloc: device memory of gpu that can be exported, mapped for every device of this process that reaches it. */
+ncclResult_t tp_mem_alloc(const struct tp_gpu *gpu, size_t bytes, void **out);
+/* ncclMemFree; also takes what cuMemAlloc gave. NULL: nothing. */
+ncclResult_t tp_mem_free(void *ptr);
+
+#define TP_MEM_BUFFERS 1024             /* local registrations of a rank in a communicator that peers can have mapped */
+
+struct tp_mem;
+struct tp_mem_options {
+	const struct tp_gpu *gpu;
+	const bool *reaches;                /* [nlocal] by place: this rank's GPU and that one's reach each other; agreed (tp_links_reaches) */
+};
+/* Collective over the communicator; any number of hosts. */
+ncclResult_t tp_mem_create(struct tp_boot *boot, const struct tp_mem_options *options, struct tp_mem **out);
+/* No kernel that uses it may be running, here or on peers. Not collective. */
+void tp_mem_destroy(struct tp_mem *mem);
+
+/* ncclCommRegister: [ptr, ptr + bytes). Ranges may overlap and repeat: each has its handle. Memory of the host, and what can't be
+ * shared, registers without effect. From any thread; makes no kernel wait and waits for none. */
+ncclResult_t tp_mem_register(struct tp_mem *mem, void *ptr, size_t bytes, void **handle);
+/* ncclCommDeregister: nothing that uses the range may be outstanding. A handle that isn't one is ncclInvalidArgument. */
+ncclResult_t tp_mem_deregister(struct tp_mem *mem, void *handle);
+
+struct tp_mem_place { uint32_t index; uint64_t offset; };
+/* True where [ptr, ptr + bytes) lies in a registered range, still the same allocation, that all ranks of this host have mapped. Cheap: a few
+ * compares where nothing is registered, else one question to the driver. */
+bool tp_mem_find(struct tp_mem *mem, const void *ptr, size_t bytes, struct tp_mem_place *out);
+/* Device memory: uint64_t [nlocal][TP_MEM_BUFFERS], where this rank's kernels see the buffers of each local rank (its own too),
+ * 0 where it has none. Entries change while kernels run, whole, and only where no offer is outstanding. */
+const uint64_t *tp_mem_table(const struct tp_mem *mem);
+/* The same table for the host. */
+uint64_t tp_mem_lookup(const struct tp_mem *mem, int local, uint32_t index);
+
+/* ncclCommWindowRegister, collective over the communicator. All ranks must say the same bytes. */
+struct tp_mem_window {
+	uint32_t id;                        /* 0, 1, … the same on all ranks */
+	int flags;                          /* NCCL_WIN_* */
+	void *base;                         /* this rank's */
+	size_t bytes;
+	bool mapped;                        /* agreed over the communicator's ranks: each has all those of its host */
+	const uint64_t *peers;              /* host memory, [nlocal]: where this rank's kernels see each local rank's; 0: not mapped */
+	const uint64_t *device_peers;       /* the same in device memory */
+};
+/* Where a pair of the host doesn't reach each other the window is not mapped, which is no error. Memory that can't be shared is one, on
+ * all ranks. */
+ncclResult_t tp_mem_window_create(struct tp_mem *mem, void *ptr, size_t bytes, int flags, struct tp_mem_window **out);
+/* Not collective; no kernel that uses it may be running, here or on peers. */
+ncclResult_t tp_mem_window_destroy(struct tp_mem *mem, struct tp_mem_window *window);
+/* The mapped window that holds [ptr, ptr + bytes), the allocation unchanged, or NULL. With NCCL_WIN_COLL_SYMMETRIC the program promises
+ * the same window and offset on all ranks of a call: then, and only then, the choice of a plan may depend on it. */
+const struct tp_mem_window *tp_mem_window_find(struct tp_mem *mem, const void *ptr, size_t bytes, uint64_t *offset);
+
+#endif
