@@ -47,7 +47,9 @@ struct tp_dev_comm {
 	uint32_t stop;                              /* a kernel found a fault: all of this rank's end; near, so cheap to look at */
 };
 
-/* The reduction, as struct tp_reduce (exec.h) says it; type and op are the kernel's. */
+/* The reduction, as struct tp_reduce (exec.h) says it; type and op are the kernel's. post: 0, 1, or TP_DEV_POST_SIGNED: the
+ * average of signed integers, whose sums the kernels of unsigned ones make. */
+enum { TP_DEV_POST_SIGNED = 2 };
 struct tp_dev_reduce {
 	uint32_t pre, post;
 	double pre_scale, post_scale;
@@ -85,10 +87,11 @@ struct tp_dev_program {
 	uint32_t bytes;                             /* of all of it */
 	uint16_t nlanes, ngroups;                   /* ngroups: groups of warps that the lanes are spread over */
 	uint32_t nsteps, noperands;
-	uint32_t nlinks, room;                      /* room: operands of the largest step */
+	uint32_t nlinks, room;                      /* nlinks: ends; room: operands of the largest step */
 	uint32_t pieces, flags;                     /* TP_DEV_PROGRAM_* */
+	uint32_t lanes_at, steps_at, operands_at, links_at;     /* from the beginning of this */
 	uint64_t scratch;                           /* this channel's: scratch_chunks sizes (uint32_t), then, 128-byte aligned, the chunks */
-	uint32_t scratch_chunks, scratch_at;
+	uint32_t scratch_at, pad;
 };
 enum { TP_DEV_PROGRAM_REDUCES = 1 };
 
@@ -106,7 +109,7 @@ enum tp_dev_size { TP_DEV_SIZE_CHUNK, TP_DEV_SIZE_SCRATCH, TP_DEV_SIZE_SLOT, TP_
 
 struct tp_dev_operand {
 	uint16_t where, piece;                      /* enum tp_where */
-	uint32_t block;                             /* the link's number in the program; SCRATCH: the chunk */
+	uint32_t block;                             /* LINK: the end's number in the program; SCRATCH: the chunk */
 };
 
 /* A send or receive, or (from != 0) a copy from one's own send to one's own receive. Parts: what channels

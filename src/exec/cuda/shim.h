@@ -16,6 +16,9 @@ TP_DEVICE void tp_block_add(uint32_t *p, uint32_t v) { *p += v; }
 TP_DEVICE uint32_t tp_block_load(const uint32_t *p) { return *p; }
 #define TP_UNROLL
 #define TP_NO_UNROLL
+#define TP_HIDE(number)
+#define TP_METHOD static inline
+#define TP_FAR [[maybe_unused]] static
 #define TP_KERNEL_BLOCKS(name, type, blocks) TP_KERNEL(name, type)
 #else
 
@@ -27,8 +30,12 @@ TP_DEVICE uint32_t tp_block_load(const uint32_t *p) { return *p; }
 #define TP_KERNEL_BLOCKS(name, type, blocks) \
 	extern "C" __global__ void __launch_bounds__(TP_DEV_THREADS, blocks) name(const __grid_constant__ type args)
 #define TP_SHARED(type, name) __shared__ type name      /* one object a block; at the top of a kernel only */
+#define TP_FAR static __device__ __noinline__           /* called, not inlined: what is rare, or needs many registers for a short time */
+#define TP_METHOD static __device__ __forceinline__     /* of a struct without data */
 #define TP_UNROLL _Pragma("unroll")
 #define TP_NO_UNROLL _Pragma("unroll 1")
+/* What is computed from this number is computed here, not before some loop around, where it would occupy registers. */
+#define TP_HIDE(number) asm volatile("" : "+r"(number))
 
 TP_DEVICE int tp_thread() { return threadIdx.x; }
 TP_DEVICE int tp_threads() { return blockDim.x; }
