@@ -70,4 +70,16 @@ ncclResult_t tp_mem_window_destroy(struct tp_mem *mem, struct tp_mem_window *win
  * the same window and offset on all ranks of a call: then, and only then, the choice of a plan may depend on it. */
 const struct tp_mem_window *tp_mem_window_find(struct tp_mem *mem, const void *ptr, size_t bytes, uint64_t *offset);
 
+/* For the folders above: collective over the communicator, each rank shows its memory to others of its host. */
+struct tp_mem_map {
+	void *ptr;                          /* where this rank's kernels see it; NULL: not mapped */
+	struct tp_gpu_memory imported;      /* ptr NULL where it is this process's own */
+	char why[96];                       /* not mapped: why */
+};
+/* own: allocated by tp_gpu_alloc (or described likewise), NULL: nothing to show. wanted: [nlocal] by place, where both sides want; the own place
+ * is ignored. maps: [nlocal], zeroed; whoever can't be mapped is no error. */
+ncclResult_t tp_mem_exchange(struct tp_boot *boot, const struct tp_gpu *gpu, const struct tp_gpu_memory *own, const bool *wanted,
+	struct tp_mem_map *maps);
+void tp_mem_unmap(struct tp_mem_map *maps, int nlocal);
+
 #endif
