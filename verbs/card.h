@@ -188,10 +188,11 @@ struct tp_key {
 	uint32_t qpn;                   /* MW2: bound to this QP */
 	uint32_t parent;                /* MW: place of its MR */
 	uint32_t flags;
-	uint32_t pad;
+	uint32_t region;                /* SHARED: its place in what this process shows of its memory (path.h) */
 };
 #define TP_KEY_NULL 1u              /* reads give zeros, writes vanish */
 #define TP_KEY_CHECKED 2u           /* on demand: pages may be missing, copy by way of the kernel */
+#define TP_KEY_SHARED 4u            /* born shared: peers of this machine may map it */
 
 struct tp_grip { struct tp_key *key; uint8_t *addr; uint32_t flags; };
 
@@ -208,6 +209,8 @@ struct tp_key *tp_key_alloc(enum tp_key_kind kind, uint32_t *value);
 void tp_key_publish(struct tp_key *key, uint32_t value);
 /* Makes it invalid and waits until nobody is inside. */
 void tp_key_revoke(struct tp_key *key);
+/* Waits until no other process is inside the region at a place either; set by tp_path. May be NULL. */
+extern void (*tp_key_peers_hook)(uint32_t place);
 void tp_key_free(struct tp_key *key);
 struct tp_key *tp_key_at(uint32_t value);       /* the place alone; NULL where the number can't be one */
 int tp_key_fd(size_t *bytes);

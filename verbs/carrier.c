@@ -12,8 +12,9 @@
 #include "verbs/wire_fault.h"
 
 static struct tp_param params[] = {
-	{ .name = "TELPHER_VERBS_CARRIER", .kind = TP_PARAM_ENUM, .fallback = "auto", .choices = "auto|wire",
-		.doc = "wire: everything goes as packets, between QPs of one machine and process too; auto: the shortest way" },
+	{ .name = "TELPHER_VERBS_CARRIER", .kind = TP_PARAM_ENUM, .fallback = "auto", .choices = "auto|wire|path",
+		.doc = "wire: everything goes as packets, between QPs of one machine and process too; auto: the shortest way; "
+			"path: as auto, but QPs of one process as if they were of two" },
 };
 TP_PARAM_TABLE("verbs", params)
 
@@ -197,7 +198,8 @@ static void from_environment(void)
 {
 	tp_capture_from_environment();
 	tp_fault_wire_from_environment();
-	tp_engine_wire_always = tp_param_int(&params[0]) != 0;
+	tp_engine_wire_always = tp_param_int(&params[0]) == 1;
+	tp_engine_path_always = tp_param_int(&params[0]) == 2;
 }
 
 /* At the first QP. */

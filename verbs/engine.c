@@ -2,11 +2,12 @@
 #include <errno.h>
 #include <string.h>
 #include "verbs/internal.h"
+#include "verbs/path.h"
 
 const struct tp_carrier *tp_engine_wire;
 
 int (*tp_engine_wire_slot)(void);
-bool tp_engine_wire_always;
+bool tp_engine_wire_always, tp_engine_path_always;
 
 int tp_engine_slot(void) { return tp_engine_wire_slot ? tp_engine_wire_slot() : 1; }
 
@@ -27,11 +28,18 @@ const struct tp_carrier *tp_engine_choose(struct tp_qp *qp)
 {
 	if (qp->ibv.qp_type == IBV_QPT_UD)
 		return &tp_datagrams;
-	bool local = tp_engine_is_local(&qp->av, qp->attr.dest_qp_num);
-	const struct tp_carrier *carrier = local || !tp_engine_wire ? &tp_self : tp_engine_wire;
+	bool local = tp_engine_is_local(&qp->av, qp->attr.dest_qp_num) && !tp_engine_path_always;
+	const struct tp_carrier *carrier = &tp_self;
+	enum tp_path_reason reason = TP_PATH_TAKEN;
+	struct tp_path_link *link = NULL;
+	if (!local && tp_engine_wire) {
+		reason = tp_path_reach(qp, &link);
+		carrier = reason == TP_PATH_TAKEN ? &tp_path : tp_engine_wire;
+		qp->carrier_data = link;        /* for attach */
+	}
 	char text[TP_ADDR_TEXT];
 	TP_INFO(TP_NET, "QP 0x%06x to QP 0x%06x at %s: carried by %s (%s)", qp->ibv.qp_num, qp->attr.dest_qp_num, tp_addr_format(&qp->av.to, text),
-		carrier->name, local ? "both are in this process" : tp_engine_wire_always ? "TELPHER_VERBS_CARRIER is wire" : "the address isn't this process's");
+		carrier->name, local ? "both are in this process" : tp_path_reason_text(reason));
 	return carrier;
 }
 

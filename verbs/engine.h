@@ -27,6 +27,7 @@ struct tp_carrier {
 	/* Work of the carrier's own that a poller can do: incoming packets. Returns how much was done. May be NULL. */
 	int (*progress)(void);
 	bool loopback;                  /* reaches this process only */
+	void (*changed)(struct tp_qp *qp);  /* its attributes or state were modified, lock held. May be NULL */
 };
 /* Who carries this QP (lock held, at RTR): this process, the short way, or the wire; why goes to the log (INFO, NET). */
 const struct tp_carrier *tp_engine_choose(struct tp_qp *qp);
@@ -41,6 +42,7 @@ extern const struct tp_carrier *tp_engine_wire;
 extern int (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count);
 /* A UD QP leaves INIT: datagrams to its port's addresses are heard from now on. 0 or an errno, logged. May be NULL. */
 extern int (*tp_engine_wire_listen)(struct tp_port *port);
+extern bool tp_engine_path_always;          /* QPs of this process reach each other by tp_path (tests) */
 extern bool tp_engine_wire_always;          /* nothing is local: QPs of this process too reach each other by the wire */
 /* The wire's answer to tp_engine_slot; NULL: 1. */
 extern int (*tp_engine_wire_slot)(void);

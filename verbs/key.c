@@ -16,6 +16,8 @@
 #define TABLE_BYTES (PLACES * sizeof(struct tp_key))
 _Static_assert(sizeof(struct tp_key) == 64, "a key is a cache line");
 
+void (*tp_key_peers_hook)(uint32_t place);
+
 static struct tp_key *_Atomic table;
 static int table_fd = -1;
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -94,6 +96,8 @@ void tp_key_revoke(struct tp_key *key)
 		else
 			sched_yield();
 	}
+	if (tp_key_peers_hook)
+		tp_key_peers_hook((uint32_t)(key - atomic_load_explicit(&table, memory_order_relaxed)));
 }
 
 void tp_key_free(struct tp_key *key)

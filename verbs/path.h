@@ -1,15 +1,260 @@
-/* The short way between processes of one machine and user: what both ends agree on.
- * The carrier itself (tp_path in engine.h) chooses, probes and moves; this header holds what lies in shared memory. */
+/* The short way between processes of one machine and user: what both ends agree on, and the parts of the carrier (tp_path).
+ *
+ *   path_link.c    who is reached: links, their beginning and end        path_meet.c   listener, handshake, probes
+ *   path_bell.c    who looks into the rings: pollers under a lease, else this process's thread, which peers wake
+ *   path_ring.c    requests and answers in shared memory
+ *   path.c         the initiator: takes requests from the send queue, chooses a mechanism for each
+ *   path_direct.c  the initiator: straight into and out of the target's memory
+ *   path_map.c     memory that was born shared: found when registered, mapped by peers
+ *   path_serve.c   the target: requests that came by the ring
+ *   path_doors.c   what a QP shows to its peer, and how both keep out of each other's memory once it was closed
+ *
+ * Every process has a *yard*, a segment that its peers map: for each of its QPs a *door* with what an initiator must know to act
+ * on its own, and the words in which the QP says whose memory it is in now. A peer checks rights in the table of keys (key.c),
+ * which it maps too. What it can't decide or do alone goes as a request through the ring: the target then finds the error, or
+ * does the work, by the functions that all carriers use. A *link* joins two processes: a segment with a ring each way.
+ *
+ * Peers are of one user and trusted not to be malicious, but never not to err. */
 #ifndef TP_VERBS_PATH_H
 #define TP_VERBS_PATH_H
 
-#include "verbs/card.h"
+#include <sys/uio.h>
+#include "verbs/engine.h"
+#include "verbs/port.h"
 
-/* Why a pair of processes goes by the wire, or which mechanism it uses: shown by `telpher verbs`. */
+#define TP_PATH_MAGIC 0x54505031u
+#define TP_PATH_VERSION 1u
+#define TP_PATH_RING_BYTES (128u << 10)
+#define TP_PATH_ANSWERS 2048u       /* as many as requests can be in a ring */
+#define TP_PATH_INLINE 8192u        /* data that goes through the ring; more is copied once, from memory to memory */
+#define TP_PATH_KEYS 16             /* regions of the peer that a QP can be in at a time */
+#define TP_PATH_REGIONS 1024        /* shared ones that a process shows */
+#define TP_PATH_SLOTS 256           /* processes that share a port (share.h) */
+#define TP_PATH_PLACE(qpn) ((qpn) & ((1u << TP_CARD_QP_SLOTS_LOG) - 1))
+
+/* Why a pair of processes goes by the wire: shown in the log and by `telpher verbs pairs`. */
 enum tp_path_reason {
 	TP_PATH_TAKEN, TP_PATH_OTHER_HOST, TP_PATH_OTHER_NETNS, TP_PATH_OTHER_UID, TP_PATH_NOT_DUMPABLE, TP_PATH_CMA_REFUSED,
-	TP_PATH_SWITCHED_OFF, TP_PATH_OTHER_VERSION
+	TP_PATH_SWITCHED_OFF, TP_PATH_OTHER_VERSION, TP_PATH_NOBODY, TP_PATH_NO_ANSWER, TP_PATH_OTHER_PIDNS, TP_PATH_NO_MEMORY, TP_PATH_FAULTS,
+	TP_PATH_REASONS
 };
 const char *tp_path_reason_text(enum tp_path_reason reason);
+
+/* ---- the yard ---- */
+
+/* A QP's door. Its owner writes all but recv_psn. */
+struct tp_path_door {
+	_Atomic uint32_t open;          /* 0: closed; else the owner's epoch: requests of another one are void. Set last, cleared first */
+	_Atomic uint32_t qpn;           /* from the QP's making on */
+	_Atomic uint32_t peer_qpn, pd, access;      /* access: qp_access_flags */
+	_Atomic uint8_t type, mtu, rd_atomic;       /* rd_atomic: max_dest_rd_atomic */
+	_Atomic uint8_t direct;         /* the peer may act alone: RC or UC, and the connection is established */
+	_Atomic uint8_t device, port;
+	_Atomic uint64_t ends;          /* of the two GIDs and the RoCE version: tp_path_ends */
+	_Alignas(64) _Atomic uint32_t recv_psn;     /* expected next; the peer, or the owner for it, moves it on */
+	_Alignas(64) _Atomic uint32_t keys[TP_PATH_KEYS];   /* the peer's regions that the owner, as initiator, is in now */
+	_Alignas(64) _Atomic uint32_t serving;      /* the owner, as target, is in the peer's memory for its request of that epoch */
+};
+struct tp_path_region {
+	_Atomic uint64_t dev, ino;      /* ino 0: free. Set last */
+	uint64_t start, offset, length; /* start: the mapping's address; offset: of start, in the file */
+	char path[216];                 /* a name under which the peer can open it */
+};
+struct tp_path_yard {
+	uint32_t magic, version;
+	_Alignas(64) _Atomic uint32_t bell;         /* 1: the owner's thread sleeps, whoever puts something into a ring wakes it */
+	_Alignas(64) _Atomic uint32_t watched;      /* the owner captures or has faults: all goes through the ring */
+	_Alignas(64) struct tp_path_region regions[TP_PATH_REGIONS];
+	struct tp_path_door doors[1u << TP_CARD_QP_SLOTS_LOG];
+};
+
+/* ---- a link's segment ---- */
+
+enum tp_path_form {
+	TP_PATH_NO_DATA,
+	TP_PATH_HERE,                   /* the data follow the request */
+	TP_PATH_THERE                   /* spans follow: the target copies from (READ: to) the initiator's memory */
+};
+struct tp_path_request {
+	uint32_t bytes;                 /* with what follows, a multiple of 64; 0: the rest of the ring is unused */
+	uint8_t opcode, form, type, mtu;
+	uint32_t dest_qpn, src_qpn;
+	uint32_t epoch, seq;            /* of the initiator; seq: the request's count in its send queue */
+	uint32_t psn, imm, length;
+	uint32_t srqn, rkey;
+	uint8_t flags;                  /* TP_PATH_SOLICITED, TP_PATH_PLACED */
+	uint8_t pad;
+	uint16_t spans;
+	uint64_t addr;
+};
+#define TP_PATH_SOLICITED 1u
+#define TP_PATH_PLACED 2u           /* WRITE_WITH_IMM: the data are there already */
+_Static_assert(sizeof(struct tp_path_request) == 56, "a request");
+#define TP_PATH_HEAD_BYTES 64u
+struct tp_path_operands { uint64_t compare_add, swap; };        /* follow an atomic */
+struct tp_path_span { uint64_t addr, bytes; };
+
+/* Ends `covers` requests of one QP, up to and with seq. */
+enum tp_path_verdict { TP_PATH_REPLY_LOCAL = 16 };              /* beside tp_reply: the initiator's memory is missing */
+struct tp_path_answer {
+	uint32_t qpn, epoch, seq, covers;
+	uint8_t reply, rnr_timer;
+	uint8_t single;                 /* it has a value, or data: the next success doesn't join it */
+	uint8_t pad[5];
+	uint64_t value;
+};
+
+struct tp_path_lane {               /* from one side to the other */
+	_Alignas(64) _Atomic uint64_t tail;         /* bytes of requests written */
+	_Atomic uint64_t answers_tail;
+	_Alignas(64) _Atomic uint64_t head;         /* the reader's */
+	_Alignas(64) uint8_t data[TP_PATH_RING_BYTES];
+	struct tp_path_answer answers[TP_PATH_ANSWERS];
+};
+struct tp_path_segment {
+	uint32_t magic, version;
+	_Atomic uint32_t verdict;       /* 0: not yet; 1: taken; 1 + reason: the wire. Whoever decides first decides for both */
+	struct tp_path_lane lanes[2];   /* [0]: from the one that connected */
+};
+
+/* ---- links (path_link.c) ---- */
+
+struct tp_path;
+struct tp_path_mapping;
+struct tp_path_link {
+	struct tp_path_link *_Atomic next;
+	int slot;
+	pid_t pid;
+	uint64_t process;               /* its tp_process_hash */
+	int socket, pidfd;              /* -1: none (a link to this process itself) */
+	_Atomic bool dead, registered, unwatched;   /* its descriptors are watched; no more */
+	bool buried;                    /* the reader's: its QPs' requests have ended */
+	_Atomic int users;              /* QPs */
+	int error;                      /* errno of a probe that failed */
+	uint32_t dumpable;
+	struct tp_path_segment *segment;
+	struct tp_path_lane *out, *in;
+	struct tp_path_yard *yard;      /* the peer's, as is */
+	struct tp_key *keys;
+	struct tp_path *first;          /* QPs attached; under the links' lock */
+	pthread_mutex_t lock;           /* of what follows: requests going out */
+	uint64_t tail, head_seen;
+	_Atomic uint32_t unanswered;
+	struct tp_path *waiting;        /* QPs that found no room; waiting_count of them */
+	_Atomic uint32_t waiting_count;
+	/* The reader's alone. */
+	uint64_t head, answers_head, answers_tail;
+	pthread_mutex_t map_lock;
+	struct tp_path_mapping *mappings;
+	_Atomic uint64_t direct_ops, ring_ops, mapped_ops;
+};
+
+/* At the first QP of a process: others find it from now on. */
+void tp_path_start(int slot);
+/* Is the short way taken to the QP that qp is about to be connected to? The link then has one user more. */
+enum tp_path_reason tp_path_reach(struct tp_qp *qp, struct tp_path_link **link);
+void tp_path_release(struct tp_path_link *link);
+/* Under the reader's lock (path_bell.c): the first of all links, and those that are over freed. */
+struct tp_path_link *tp_path_first_link(void);
+void tp_path_sweep(void);
+bool tp_path_any(void);
+/* The peer is taken for gone. */
+void tp_path_lose(struct tp_path_link *link);
+/* The addresses that this process lends to probes. */
+extern struct tp_path_yard *tp_path_own_yard;      /* NULL: not started */
+void tp_path_add_user(struct tp_path_link *link, struct tp_path *path);
+void tp_path_drop_user(struct tp_path_link *link, struct tp_path *path);
+/* The process that is inside the region at a place of the key table now; 0: none. */
+pid_t tp_path_find_inside(uint32_t place);
+/* Numbers of a link's QPs, from the count-th on. */
+int tp_path_users(struct tp_path_link *link, uint32_t after, uint32_t *qpns, int max);
+/* For `telpher verbs pairs`: asks the process of a slot for its links; writes lines to out. */
+struct tp_path_pair { int32_t slot, pid, peer_slot, peer_pid, reason, qps; uint64_t direct, ring, mapped; };
+int tp_path_ask(int slot, struct tp_path_pair *pairs, int max);
+
+/* ---- the attachment of a QP ---- */
+
+struct tp_path {
+	struct tp_qp *qp;
+	uint32_t qpn;
+	struct tp_path_link *link;
+	struct tp_path_door *own, *peer;
+	struct tp_timer *timer;
+	struct tp_path *next, *next_waiting;    /* of the link's lists */
+	bool is_waiting;                        /* under link->lock */
+	uint64_t ends;
+	uint32_t epoch;
+	uint32_t in_flight;             /* requests in the ring, not answered */
+	uint32_t answered;              /* counts answers: has anything happened? */
+	uint32_t answered_seen;
+	bool back;                      /* go back to back_to when nothing is in flight */
+	uint32_t back_to;
+	uint32_t back_psn;
+	uint64_t wait_until_ns;
+	uint64_t give_up_ns;
+	uint64_t limit_at_ns;           /* timed: by when something in flight must have been answered */
+	bool silent, timed;
+	uint8_t rnr_tried;
+	uint8_t *bounce;                /* one request's data while it is in flight */
+	bool bounce_read;
+	_Atomic uint64_t *peer_counters;        /* of the port that its packets would come in at; NULL: not known */
+	struct tp_path_view { uint32_t index; uint64_t ino, start, length; uint8_t *base; } view;  /* the peer's shared region used last */
+};
+static inline struct tp_path *tp_path_of(struct tp_qp *qp) { return qp->carrier_data; }
+
+/* ---- path_ring.c ---- */
+/* Room for a request of bytes (head and what follows) in the ring, link->lock held until tp_path_commit; NULL: none now. */
+struct tp_path_request *tp_path_reserve(struct tp_path_link *link, uint32_t bytes);
+void tp_path_commit(struct tp_path_link *link, uint32_t bytes);
+void tp_path_abandon(struct tp_path_link *link);
+/* The QP is run again when there is room for a request of bytes; true: there is. */
+bool tp_path_await_room(struct tp_path *path, uint32_t bytes);
+void tp_path_forget_room(struct tp_path *path);
+/* Reads what has come; returns how much was done. Reader's lock held. */
+int tp_path_read(struct tp_path_link *link);
+bool tp_path_has_input(struct tp_path_link *link);
+
+/* ---- path_bell.c ---- */
+int tp_path_poll(void);             /* a poller found nothing */
+void tp_path_arm(void);             /* a program is about to sleep */
+void tp_path_ring_bell(struct tp_path_link *link);
+int tp_path_start_thread(void);
+void tp_path_kick(void);
+void tp_path_bell_forget(void);
+void tp_path_lock_reader(void);
+void tp_path_unlock_reader(void);
+
+/* ---- path_doors.c ---- */
+/* Equal on both sides. */
+uint64_t tp_path_ends(const union ibv_gid *own, const union ibv_gid *peer, int type);
+void tp_path_named(struct tp_qp *qp);       /* a QP was made (or goes: number 0) */
+void tp_path_unnamed(struct tp_qp *qp);
+void tp_path_open_door(struct tp_path *path);
+void tp_path_show_door(struct tp_path *path);       /* attributes changed */
+/* No request of before is served any more, nobody is in our memory for it; shut: nor comes in directly. */
+void tp_path_new_epoch(struct tp_path *path, bool shut);
+/* Has a peer this region in use? Waits until none has. (key.c calls it.) */
+void tp_path_keep_out(uint32_t place);
+
+/* ---- path_direct.c ---- */
+/* Does what can be done without the target from sq.exec on; returns how many requests ended. Lets go of the lock for much data. */
+uint32_t tp_path_direct(struct tp_qp *qp);
+/* Data of a WRITE_WITH_IMM, ahead of its request; false: they go with it. */
+bool tp_path_place(struct tp_qp *qp, struct tp_wqe *wqe);
+/* All of it between this process (local) and another (from address remote on); 0 or an errno. */
+int tp_path_copy(pid_t pid, bool write, const struct iovec *local, int locals, const struct iovec *remote, int remotes);
+
+/* ---- path_map.c ---- */
+/* The peer's memory at addr, mapped here; NULL: it isn't shared, or can't be mapped. key: checked, and entered. */
+uint8_t *tp_path_map(struct tp_path *path, const struct tp_key *key, uint64_t addr, uint64_t bytes);
+void tp_path_unmap_all(struct tp_path_link *link);
+
+/* ---- path_serve.c ---- */
+void tp_path_serve(struct tp_path_link *link, const struct tp_path_request *request, const uint8_t *data, struct tp_path_answer *answer);
+
+/* ---- path.c ---- */
+void tp_path_answered(struct tp_path_link *link, const struct tp_path_answer *answer);
+void tp_path_peer_died(struct tp_path_link *link);
+void tp_path_run_again(uint32_t qpn);
 
 #endif

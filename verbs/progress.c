@@ -18,6 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "verbs/internal.h"
+#include "verbs/path.h"
 
 enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 1000000, READY_MAX = 32, WATCHES_MAX = 512 };
 
@@ -397,6 +398,7 @@ void tp_progress_poll(void)
 	uint64_t due = atomic_load_explicit(&next_due_ns, memory_order_relaxed);
 	if (due && due <= tp_clock_ns())
 		run_timers(false);
+	tp_path_poll();
 	if (!atomic_load_explicit(&any_watch, memory_order_relaxed))
 		return;
 	tp_wire.progress();
@@ -406,6 +408,7 @@ void tp_progress_poll(void)
 
 void tp_progress_arm(void)
 {
+	tp_path_arm();
 	if (!atomic_load_explicit(&lease_ns, memory_order_relaxed) || !atomic_load_explicit(&polled_ns, memory_order_relaxed))
 		return;
 	atomic_store_explicit(&polled_ns, 0, memory_order_relaxed);

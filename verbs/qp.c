@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "verbs/internal.h"
+#include "verbs/path.h"
 
 static struct tp_index qps = { .lock = PTHREAD_MUTEX_INITIALIZER, .mask = (1u << TP_CARD_QP_SLOTS_LOG) - 1 };
 #define QP_PLACE(qpn) ((qpn) & ((1u << TP_CARD_QP_SLOTS_LOG) - 1))
@@ -142,7 +143,10 @@ static int number(struct tp_qp *qp)
 	if (slot < 0)
 		return -slot;
 	int error = tp_index_add(&qps, FIRST_PLACE, qp, (uint32_t)slot << TP_CARD_QP_SLOTS_LOG, &qp->ibv.qp_num);
-	return error ? TP_CARD_FAIL(error, "no queue pair number is left") : 0;
+	if (error)
+		return TP_CARD_FAIL(error, "no queue pair number is left");
+	tp_path_named(qp);
+	return 0;
 }
 
 struct ibv_qp *tp_qp_create(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
@@ -233,6 +237,7 @@ static void free_qp(struct tp_qp *qp)
 {
 	tp_mcast_leave_all(qp);
 	quiesce(qp);
+	tp_path_unnamed(qp);
 	tp_index_remove(&qps, QP_PLACE(qp->ibv.qp_num));
 	tp_event_drop(tp_context_of(qp->ibv.context), qp, &qp->reported, &qp->ibv.mutex, &qp->ibv.cond, &qp->ibv.events_completed);
 	if (qp->send_cq)

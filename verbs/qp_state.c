@@ -241,6 +241,8 @@ static int modify_locked(struct tp_qp *qp, const struct ibv_qp_attr *attr, int m
 	} else if (from != to) {
 		tp_qp_settle_locked(qp);
 	}
+	if (qp->carrier && qp->carrier->changed && !qp->stopped)
+		qp->carrier->changed(qp);
 	check_drained_locked(qp);
 	return 0;
 }
@@ -285,8 +287,10 @@ void tp_qp_run_locked(struct tp_qp *qp)
 		qp->again = true;
 		return;
 	}
-	if (!qp->carrier || !tp_qp_sends(qp))
+	if (!qp->carrier || !tp_qp_sends(qp)) {
+		check_drained_locked(qp);
 		return;
+	}
 	qp->running = true;
 	do {
 		qp->again = false;

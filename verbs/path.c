@@ -1,0 +1,550 @@
+/* The carrier between processes of one machine: the initiator's side (path.h says what else there is).
+ *
+ * A QP's requests take effect in order: one that is done at once (path_direct.c) is only begun when none is in the ring; those in
+ * the ring are served in order. Where a request can't be done yet (no receive, no such QP) those behind it are void too, and all
+ * go out again once nothing is in flight. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include "verbs/internal.h"
+#include "verbs/path.h"
+
+#define LOOK_AGAIN_NS 1000000u      /* a silent target */
+#define PATIENCE_NS 500000000u      /* a live process that doesn't get a processor must not look like a lost one */
+
+enum { P_DEATH };
+static struct tp_param params[] = {
+	[P_DEATH] = { .name = "TELPHER_VERBS_DEATH", .kind = TP_PARAM_ENUM, .fallback = "at-once", .choices = "at-once|timeout",
+		.doc = "When requests to a process of this machine that has died end (RETRY_EXC_ERR): at once, or after the QP's timeout as with hardware" },
+};
+TP_PARAM_TABLE("verbs", params)
+
+static bool is_atomic(uint32_t opcode) { return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD; }
+static bool fetches(uint32_t opcode) { return is_atomic(opcode) || opcode == IBV_WR_RDMA_READ; }
+static bool is_dead(const struct tp_path *path) { return atomic_load_explicit(&path->link->dead, memory_order_relaxed); }
+
+/* ---- attachment ---- */
+
+static void fire(struct tp_qp *qp);
+
+/* tp_engine_choose left the link, with a user for us. */
+static int attach(struct tp_qp *qp)
+{
+	struct tp_path_link *link = qp->carrier_data;
+	struct tp_path *path = tp_alloc(1, sizeof(*path), "a connection within the machine");
+	struct tp_timer *timer = path ? tp_timer_new(fire, qp) : NULL;
+	qp->carrier_data = NULL;
+	if (!timer) {
+		free(path);
+		tp_path_release(link);
+		return ENOMEM;
+	}
+	path->qp = qp;
+	path->qpn = qp->ibv.qp_num;
+	path->link = link;
+	path->timer = timer;
+	path->own = &tp_path_own_yard->doors[TP_PATH_PLACE(path->qpn)];
+	path->peer = &link->yard->doors[TP_PATH_PLACE(qp->attr.dest_qp_num)];
+	path->ends = tp_path_ends(&qp->av.sgid, &qp->av.dgid, (int)qp->av.type);
+	qp->carrier_data = path;
+	tp_path_open_door(path);
+	tp_path_add_user(link, path);
+	return 0;
+}
+
+static void disarm(struct tp_path *path)
+{
+	tp_timer_arm(path->timer, 0);
+	path->wait_until_ns = 0;
+	path->timed = false;
+	path->silent = false;
+	path->rnr_tried = 0;
+}
+
+static void drop_bounce(struct tp_path *path)
+{
+	free(path->bounce);
+	path->bounce = NULL;
+}
+
+static void stop(struct tp_qp *qp)
+{
+	struct tp_path *path = tp_path_of(qp);
+	disarm(path);
+	path->back = false;
+	path->in_flight = 0;
+	tp_path_forget_room(path);
+	tp_path_new_epoch(path, atomic_load_explicit(&qp->state, memory_order_relaxed) != IBV_QPS_SQE);
+	drop_bounce(path);
+}
+
+static void detach(struct tp_qp *qp)
+{
+	struct tp_path *path = tp_path_of(qp);
+	tp_path_drop_user(path->link, path);
+	tp_timer_free(path->timer);
+	free(path);
+	qp->carrier_data = NULL;
+}
+
+static void changed(struct tp_qp *qp) { tp_path_show_door(tp_path_of(qp)); }
+
+/* ---- waiting ---- */
+
+static void arm(struct tp_path *path)
+{
+	uint64_t when = path->wait_until_ns;
+	if (path->timed && (!when || path->limit_at_ns < when))
+		when = path->limit_at_ns;
+	tp_timer_arm(path->timer, when);
+}
+
+/* The request at path->back_to must wait; false: it has waited long enough (status says why). */
+static bool wait_locked(struct tp_qp *qp, enum tp_reply reply, uint8_t rnr_timer, enum ibv_wc_status *status)
+{
+	struct tp_path *path = tp_path_of(qp);
+	uint64_t now = tp_clock_ns(), delay = LOOK_AGAIN_NS;
+	if (reply == TP_REPLY_RNR) {
+		if (qp->attr.rnr_retry != 7 && path->rnr_tried++ >= qp->attr.rnr_retry) {
+			*status = IBV_WC_RNR_RETRY_EXC_ERR;
+			return false;
+		}
+		delay = tp_rnr_delay_ns(rnr_timer);
+		path->silent = false;
+	} else {
+		uint64_t limit = tp_retry_limit_ns(qp->attr.timeout, qp->attr.retry_cnt);
+		if (!path->silent) {
+			path->silent = true;
+			path->give_up_ns = limit ? now + limit : 0;
+		} else if (path->give_up_ns && now >= path->give_up_ns) {
+			*status = IBV_WC_RETRY_EXC_ERR;
+			return false;
+		}
+		delay = path->give_up_ns ? TP_MIN(delay, path->give_up_ns - now) : delay;
+		tp_counter_add(qp->port, TP_CNT_LOCAL_ACK_TIMEOUT_ERR, 1);
+	}
+	path->wait_until_ns = now + delay;
+	arm(path);
+	return true;
+}
+
+/* Something is in flight: when that is over without an answer the other side is taken for gone. */
+static void watch_time(struct tp_qp *qp)
+{
+	struct tp_path *path = tp_path_of(qp);
+	uint64_t limit = tp_retry_limit_ns(qp->attr.timeout, qp->attr.retry_cnt);
+	if (path->timed || !limit)
+		return;
+	path->timed = true;
+	path->answered_seen = path->answered;
+	path->limit_at_ns = tp_clock_ns() + TP_MAX(limit, (uint64_t)PATIENCE_NS);
+	arm(path);
+}
+
+/* Ends the oldest request; those behind it are flushed. */
+static void give_up(struct tp_qp *qp, enum ibv_wc_status status)
+{
+	struct tp_path *path = tp_path_of(qp);
+	bool reliable = tp_qp_reliable(qp->ibv.qp_type);
+	if (qp->sq.done == qp->sq.head)
+		return;
+	if (qp->sq.exec == qp->sq.done)
+		qp->sq.exec++;
+	path->in_flight = 0;
+	tp_sq_complete_locked(qp, reliable ? status : IBV_WC_SUCCESS, 0);
+}
+
+/* The other process has died. true: nothing more can be done now. */
+static bool end_with_peer(struct tp_qp *qp)
+{
+	struct tp_path *path = tp_path_of(qp);
+	uint64_t limit = tp_retry_limit_ns(qp->attr.timeout, qp->attr.retry_cnt), now;
+	if (qp->sq.done == qp->sq.head)
+		return true;
+	if (tp_param_int(&params[P_DEATH]) == 0 || !tp_qp_reliable(qp->ibv.qp_type)) {
+		TP_INFO(TP_NET, "QP 0x%06x: process %d, which had QP 0x%06x, has died", qp->ibv.qp_num, (int)path->link->pid, qp->attr.dest_qp_num);
+		give_up(qp, IBV_WC_RETRY_EXC_ERR);
+		return tp_qp_reliable(qp->ibv.qp_type);
+	}
+	now = tp_clock_ns();
+	if (!path->silent) {
+		path->silent = true;
+		path->give_up_ns = limit ? now + limit : 0;
+	}
+	if (path->give_up_ns && now >= path->give_up_ns)
+		give_up(qp, IBV_WC_RETRY_EXC_ERR);
+	else if (path->give_up_ns)
+		tp_timer_arm(path->timer, path->give_up_ns);
+	return true;
+}
+
+static void fire(struct tp_qp *qp)
+{
+	pthread_mutex_lock(&qp->lock);
+	struct tp_path *path = qp->carrier == &tp_path && !qp->stopped ? tp_path_of(qp) : NULL;
+	if (path && !qp->running && path->timed && tp_clock_ns() >= path->limit_at_ns) {
+		path->timed = false;
+		if (path->in_flight && path->answered == path->answered_seen && !is_dead(path)) {
+			TP_INFO(TP_NET, "QP 0x%06x: process %d doesn't serve it (timeout %u, retry_cnt %u): has it been stopped?", qp->ibv.qp_num,
+				(int)path->link->pid, qp->attr.timeout, qp->attr.retry_cnt);
+			tp_counter_add(qp->port, TP_CNT_LOCAL_ACK_TIMEOUT_ERR, 1);
+			give_up(qp, IBV_WC_RETRY_EXC_ERR);
+		} else if (path->in_flight) {
+			watch_time(qp);
+		}
+	}
+	if (qp->carrier == &tp_path) {
+		tp_qp_run_locked(qp);
+		tp_qp_settle_locked(qp);
+	}
+	/* Called too early (a later time replaced an earlier one), or for one of two. */
+	if (qp->carrier == &tp_path && !qp->stopped && (tp_path_of(qp)->wait_until_ns || tp_path_of(qp)->timed))
+		arm(tp_path_of(qp));
+	pthread_mutex_unlock(&qp->lock);
+}
+
+/* ---- a request into the ring ---- */
+
+/* What is wrong with it before the target is asked; SUCCESS: nothing. */
+static enum ibv_wc_status check_locked(const struct tp_qp *qp, const struct tp_wqe *wqe)
+{
+	if (wqe->length > TP_CARD_MSG_BYTES || (is_atomic(wqe->opcode) && wqe->length != 8))
+		return IBV_WC_LOC_LEN_ERR;
+	if (fetches(wqe->opcode) && qp->attr.max_rd_atomic == 0)
+		return IBV_WC_LOC_QP_OP_ERR;
+	return IBV_WC_SUCCESS;
+}
+
+static void complete_at_once(struct tp_qp *qp, enum ibv_wc_status status)
+{
+	qp->sq.exec++;
+	tp_sq_complete_locked(qp, status, 0);
+}
+
+static bool any_null(const struct tp_span *spans, int count)
+{
+	for (int i = 0; i < count; i++)
+		if (spans[i].grip.flags & TP_KEY_NULL)
+			return true;
+	return false;
+}
+
+/* The data's way, and the bytes that follow the request's head. */
+struct load { enum tp_path_form form; uint32_t bytes; bool bounce, placed; };
+
+static struct load load_of(struct tp_qp *qp, struct tp_wqe *wqe, const struct tp_span *spans, int count)
+{
+	if (is_atomic(wqe->opcode))
+		return (struct load){ TP_PATH_NO_DATA, sizeof(struct tp_path_operands), false, false };
+	if (wqe->length == 0)
+		return (struct load){ TP_PATH_NO_DATA, 0, false, false };
+	if (wqe->opcode == IBV_WR_RDMA_READ)
+		return (struct load){ TP_PATH_THERE, sizeof(struct tp_path_span), true, false };
+	if (wqe->length <= TP_PATH_INLINE)
+		return (struct load){ TP_PATH_HERE, wqe->length, false, false };
+	if (wqe->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && tp_path_of(qp)->in_flight == 0 && tp_path_place(qp, wqe))
+		return (struct load){ TP_PATH_NO_DATA, 0, false, true };
+	if (any_null(spans, count))
+		return (struct load){ TP_PATH_THERE, sizeof(struct tp_path_span), true, false };
+	return (struct load){ TP_PATH_THERE, (uint32_t)count * (uint32_t)sizeof(struct tp_path_span), false, false };
+}
+
+static void fill_head(struct tp_qp *qp, const struct tp_wqe *wqe, const struct load *load, struct tp_path_request *request)
+{
+	*request = (struct tp_path_request){ .opcode = (uint8_t)wqe->opcode, .form = (uint8_t)load->form, .type = (uint8_t)qp->ibv.qp_type,
+		.mtu = (uint8_t)qp->attr.path_mtu, .dest_qpn = qp->attr.dest_qp_num, .src_qpn = qp->ibv.qp_num, .epoch = tp_path_of(qp)->epoch,
+		.seq = qp->sq.exec, .psn = qp->send_psn, .imm = wqe->imm, .length = wqe->length, .srqn = wqe->srqn,
+		.rkey = is_atomic(wqe->opcode) ? wqe->atomic.rkey : wqe->rdma.rkey, .addr = is_atomic(wqe->opcode) ? wqe->atomic.addr : wqe->rdma.addr,
+		.flags = (uint8_t)((wqe->flags & IBV_SEND_SOLICITED ? TP_PATH_SOLICITED : 0u) | (load->placed ? TP_PATH_PLACED : 0u)) };
+	request->bytes = (uint32_t)tp_align_up(TP_PATH_HEAD_BYTES + load->bytes, 64);
+}
+
+/* The data, or where they are. false: they can't be read. */
+static bool fill_load(struct tp_qp *qp, const struct tp_wqe *wqe, const struct load *load, const struct tp_span *spans, int count,
+	struct tp_path_request *request)
+{
+	uint8_t *at = (uint8_t *)request + TP_PATH_HEAD_BYTES;
+	struct tp_path *path = tp_path_of(qp);
+	if (is_atomic(wqe->opcode)) {
+		struct tp_path_operands operands = { wqe->atomic.compare_add, wqe->atomic.swap };
+		memcpy(at, &operands, sizeof(operands));
+	} else if (load->form == TP_PATH_HERE) {
+		return tp_span_read(spans, count, 0, at, wqe->length) == 0;
+	} else if (load->bounce) {
+		struct tp_path_span span = { (uintptr_t)path->bounce, wqe->length };
+		memcpy(at, &span, sizeof(span));
+		request->spans = 1;
+	} else if (load->form == TP_PATH_THERE) {
+		struct tp_path_span *out = (struct tp_path_span *)(void *)at;
+		for (int i = 0; i < count; i++)
+			out[i] = (struct tp_path_span){ (uintptr_t)spans[i].grip.addr, spans[i].bytes };
+		request->spans = (uint16_t)count;
+	}
+	return true;
+}
+
+/* A buffer of the request's own, for what the target can't copy straight. */
+static bool make_bounce(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count)
+{
+	struct tp_path *path = tp_path_of(qp);
+	path->bounce = malloc(wqe->length);
+	if (path->bounce && (wqe->opcode == IBV_WR_RDMA_READ || tp_span_read(spans, count, 0, path->bounce, wqe->length) == 0))
+		return true;
+	if (!path->bounce)
+		TP_WARN("no memory for %u bytes on their way to another process", wqe->length);
+	drop_bounce(path);
+	return false;
+}
+
+enum sent { SENT, ENDED, WAITS };
+
+static enum sent put_into_ring(struct tp_qp *qp, struct tp_wqe *wqe, const struct tp_span *spans, int count)
+{
+	struct tp_path *path = tp_path_of(qp);
+	struct load load = load_of(qp, wqe, spans, count);
+	if (load.bounce && path->in_flight)
+		return WAITS;
+	if (load.bounce && !make_bounce(qp, wqe, spans, count)) {
+		complete_at_once(qp, IBV_WC_LOC_PROT_ERR);
+		return ENDED;
+	}
+	uint32_t bytes = (uint32_t)tp_align_up(TP_PATH_HEAD_BYTES + load.bytes, 64);
+	struct tp_path_request *request = tp_path_reserve(path->link, bytes);
+	while (!request && tp_path_await_room(path, bytes))
+		request = tp_path_reserve(path->link, bytes);
+	if (!request) {
+		drop_bounce(path);
+		return WAITS;
+	}
+	fill_head(qp, wqe, &load, request);
+	if (!fill_load(qp, wqe, &load, spans, count, request)) {
+		tp_path_abandon(path->link);
+		if (path->in_flight)
+			return WAITS;
+		complete_at_once(qp, IBV_WC_LOC_PROT_ERR);
+		return ENDED;
+	}
+	tp_path_commit(path->link, bytes);
+	return SENT;
+}
+
+/* false: nothing more can be done now. */
+static bool ask(struct tp_qp *qp, struct tp_wqe *wqe)
+{
+	struct tp_path *path = tp_path_of(qp);
+	struct tp_span spans[TP_CARD_SGE];
+	enum ibv_wc_status status = check_locked(qp, wqe);
+	bool alone = wqe->opcode == IBV_WR_RDMA_READ || (wqe->flags & IBV_SEND_FENCE);
+	int count = 0;
+	if (path->in_flight && alone)
+		return false;
+	if (status == IBV_WC_SUCCESS && wqe->length &&
+		(count = tp_wqe_enter(qp, wqe, fetches(wqe->opcode) ? IBV_ACCESS_LOCAL_WRITE : 0, spans)) < 0)
+		status = IBV_WC_LOC_PROT_ERR;
+	if (status != IBV_WC_SUCCESS) {
+		if (path->in_flight)    /* completions come in order */
+			return false;
+		complete_at_once(qp, status);
+		return true;
+	}
+	enum sent sent = put_into_ring(qp, wqe, spans, count);
+	tp_span_leave(spans, count);
+	if (sent != SENT)
+		return sent == ENDED;
+	uint32_t packets = tp_packets(wqe->length, qp->attr.path_mtu);
+	wqe->carrier[0] = qp->send_psn;
+	qp->sq.exec++;
+	path->in_flight++;
+	atomic_fetch_add_explicit(&path->link->ring_ops, 1, memory_order_relaxed);
+	qp->send_psn = (qp->send_psn + packets) & 0xffffff;
+	tp_counter_add(qp->port, TP_CNT_PORT_XMIT_PACKETS, packets);
+	tp_counter_add(qp->port, TP_CNT_UNICAST_XMIT, packets);
+	tp_counter_add(qp->port, TP_CNT_PORT_XMIT_DATA, wqe->length / 4);
+	watch_time(qp);
+	return true;
+}
+
+static void local_locked(struct tp_qp *qp, struct tp_wqe *wqe)
+{
+	complete_at_once(qp, wqe->opcode == IBV_WR_BIND_MW ? tp_mw_bind(qp, wqe) : tp_mw_invalidate_local(qp, wqe->imm));
+}
+
+/* Those behind a request that must wait were void: they go out again with it. */
+static bool go_back(struct tp_qp *qp)
+{
+	struct tp_path *path = tp_path_of(qp);
+	if (path->in_flight)
+		return false;
+	path->back = false;
+	qp->sq.exec = path->back_to;
+	qp->send_psn = path->back_psn;
+	return true;
+}
+
+static void run(struct tp_qp *qp)
+{
+	struct tp_path *path = tp_path_of(qp);
+	bool asked = false;
+	if (is_dead(path) && end_with_peer(qp))
+		return;
+	if (path->back && !go_back(qp))
+		return;
+	while (tp_qp_sends(qp) && qp->sq.exec != qp->sq.head) {
+		struct tp_wqe *wqe = tp_sq_at(&qp->sq, qp->sq.exec);
+		if (path->wait_until_ns && tp_clock_ns() < path->wait_until_ns)
+			break;
+		path->wait_until_ns = 0;
+		if (is_dead(path)) {
+			if (end_with_peer(qp))
+				break;
+			continue;
+		}
+		if (wqe->opcode == IBV_WR_BIND_MW || wqe->opcode == IBV_WR_LOCAL_INV) {
+			if (path->in_flight)
+				break;
+			local_locked(qp, wqe);
+			continue;
+		}
+		if (path->in_flight == 0 && !atomic_load_explicit(&path->link->yard->watched, memory_order_relaxed) && tp_path_direct(qp))
+			continue;
+		if (!ask(qp, wqe))
+			break;
+		asked = true;
+	}
+	if (asked)
+		tp_path_ring_bell(path->link);
+}
+
+/* ---- answers ---- */
+
+/* The oldest request was done. false: what it brought can't be placed. */
+static bool take_result(struct tp_qp *qp, struct tp_wqe *wqe, uint64_t value)
+{
+	struct tp_path *path = tp_path_of(qp);
+	struct tp_span spans[TP_CARD_SGE];
+	if (!fetches(wqe->opcode) || wqe->length == 0)
+		return true;
+	const void *from = is_atomic(wqe->opcode) ? (const void *)&value : path->bounce;
+	int count = tp_wqe_enter(qp, wqe, IBV_ACCESS_LOCAL_WRITE, spans);
+	bool placed = count >= 0 && from && tp_span_write(spans, count, 0, from, wqe->length) == 0;
+	if (count > 0)
+		tp_span_leave(spans, count);
+	return placed;
+}
+
+static void complete_to(struct tp_qp *qp, uint32_t end, uint64_t value)
+{
+	struct tp_path *path = tp_path_of(qp);
+	while (qp->sq.done != end && qp->sq.done != qp->sq.exec) {
+		struct tp_wqe *wqe = tp_sq_at(&qp->sq, qp->sq.done);
+		bool placed = take_result(qp, wqe, value);
+		drop_bounce(path);
+		path->silent = false;
+		path->rnr_tried = 0;
+		tp_sq_complete_locked(qp, placed ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR, fetches(wqe->opcode) ? wqe->length : 0);
+		int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+		if (state != IBV_QPS_RTS && state != IBV_QPS_SQD)
+			return;
+	}
+}
+
+static void refused(struct tp_qp *qp, const struct tp_path_answer *answer)
+{
+	struct tp_path *path = tp_path_of(qp);
+	enum ibv_wc_status status = answer->reply == TP_PATH_REPLY_LOCAL ? IBV_WC_LOC_PROT_ERR : tp_reply_status((enum tp_reply)answer->reply);
+	drop_bounce(path);
+	if (answer->reply == TP_REPLY_RNR || answer->reply == TP_REPLY_SILENT || answer->reply == TP_REPLY_SEQUENCE) {
+		path->back = true;
+		path->back_to = answer->seq;
+		path->back_psn = (uint32_t)tp_sq_at(&qp->sq, answer->seq)->carrier[0];
+		if (wait_locked(qp, (enum tp_reply)answer->reply, answer->rnr_timer, &status))
+			return;
+	}
+	path->in_flight = 0;
+	path->back = false;
+	tp_sq_complete_locked(qp, status, 0);
+}
+
+static void answered_locked(struct tp_qp *qp, const struct tp_path_answer *answer)
+{
+	struct tp_path *path = tp_path_of(qp);
+	int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+	path->in_flight -= TP_MIN(answer->covers, path->in_flight);
+	path->answered++;
+	if (state != IBV_QPS_RTS && state != IBV_QPS_SQD)
+		return;
+	/* Void: behind one that must wait; or nonsense. */
+	if (path->back || answer->seq - qp->sq.done >= qp->sq.exec - qp->sq.done)
+		return;
+	bool reliable = tp_qp_reliable(qp->ibv.qp_type);
+	if (answer->reply == TP_REPLY_ACK || (!reliable && answer->reply != TP_PATH_REPLY_LOCAL))
+		complete_to(qp, answer->seq + 1, answer->value);
+	else if (answer->seq == qp->sq.done)
+		refused(qp, answer);
+}
+
+void tp_path_answered(struct tp_path_link *link, const struct tp_path_answer *answer)
+{
+	struct tp_qp *qp = tp_qp_get(answer->qpn);
+	if (!qp)
+		return;
+	pthread_mutex_lock(&qp->lock);
+	if (qp->carrier == &tp_path && !qp->stopped && tp_path_of(qp)->link == link && tp_path_of(qp)->epoch == answer->epoch) {
+		answered_locked(qp, answer);
+		tp_qp_run_locked(qp);
+		tp_qp_settle_locked(qp);
+	}
+	pthread_mutex_unlock(&qp->lock);
+	tp_qp_put(qp);
+}
+
+void tp_path_run_again(uint32_t qpn)
+{
+	struct tp_qp *qp = tp_qp_get(qpn);
+	if (!qp)
+		return;
+	pthread_mutex_lock(&qp->lock);
+	if (qp->carrier == &tp_path && !qp->stopped) {
+		tp_qp_run_locked(qp);
+		tp_qp_settle_locked(qp);
+	}
+	pthread_mutex_unlock(&qp->lock);
+	tp_qp_put(qp);
+}
+
+static void bury(struct tp_path_link *link, uint32_t qpn)
+{
+	struct tp_qp *qp = tp_qp_get(qpn);
+	if (!qp)
+		return;
+	pthread_mutex_lock(&qp->lock);
+	int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+	if (qp->carrier == &tp_path && !qp->stopped && tp_path_of(qp)->link == link && (state == IBV_QPS_RTS || state == IBV_QPS_SQD)) {
+		struct tp_path *path = tp_path_of(qp);
+		path->in_flight = 0;
+		path->wait_until_ns = 0;
+		path->back = false;
+		if (qp->running)
+			qp->again = true;
+		else
+			while (!end_with_peer(qp) && qp->sq.done != qp->sq.head)
+				;
+		tp_qp_run_locked(qp);
+		tp_qp_settle_locked(qp);
+	}
+	pthread_mutex_unlock(&qp->lock);
+	tp_qp_put(qp);
+}
+
+void tp_path_peer_died(struct tp_path_link *link)
+{
+	uint32_t qpns[64];
+	int count;
+	for (uint32_t after = 0; (count = tp_path_users(link, after, qpns, (int)TP_ARRAY_LEN(qpns))) > 0; after += (uint32_t)count)
+		for (int i = 0; i < count; i++)
+			bury(link, qpns[i]);
+}
+
+
+const struct tp_carrier tp_path = { .name = "path", .attach = attach, .run = run, .stop = stop, .detach = detach, .progress = tp_path_poll,
+	.changed = changed };

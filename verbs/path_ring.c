@@ -1,0 +1,190 @@
+/* A link's rings: requests one way, their answers the other.
+ *
+ * A request lies in one piece; its writer moves the tail, the reader the head. An answer needs no room of its own: there are never
+ * more requests without an answer than the list of answers has places. Consecutive successes of one QP share an answer. */
+#include <string.h>
+#include "verbs/internal.h"
+#include "verbs/path.h"
+
+#define MASK (TP_PATH_RING_BYTES - 1)
+enum { READ_MAX = 64, RERUN_MAX = 32 };
+
+/* ---- requests out; link->lock is held between reserve and commit ---- */
+
+static bool has_room(struct tp_path_link *link, uint32_t bytes)
+{
+	uint64_t at = link->tail & MASK, wanted = bytes + (at + bytes > TP_PATH_RING_BYTES ? TP_PATH_RING_BYTES - at : 0);
+	if (atomic_load_explicit(&link->unanswered, memory_order_relaxed) >= TP_PATH_ANSWERS)
+		return false;
+	if (link->tail + wanted - link->head_seen <= TP_PATH_RING_BYTES)
+		return true;
+	/* Acquire: pairs with the reader's release; what lay there was read. */
+	link->head_seen = atomic_load_explicit(&link->out->head, memory_order_acquire);
+	return link->tail + wanted - link->head_seen <= TP_PATH_RING_BYTES;
+}
+
+struct tp_path_request *tp_path_reserve(struct tp_path_link *link, uint32_t bytes)
+{
+	pthread_mutex_lock(&link->lock);
+	if (!has_room(link, bytes)) {
+		pthread_mutex_unlock(&link->lock);
+		return NULL;
+	}
+	uint64_t at = link->tail & MASK;
+	if (at + bytes > TP_PATH_RING_BYTES) {
+		memset(link->out->data + at, 0, sizeof(uint32_t));
+		link->tail += TP_PATH_RING_BYTES - at;
+		at = 0;
+	}
+	return (struct tp_path_request *)(void *)(link->out->data + at);
+}
+
+void tp_path_commit(struct tp_path_link *link, uint32_t bytes)
+{
+	link->tail += bytes;
+	atomic_fetch_add_explicit(&link->unanswered, 1, memory_order_relaxed);
+	/* Sequentially consistent: the reader's thread says that it sleeps, then looks here; we look there next. */
+	atomic_store_explicit(&link->out->tail, link->tail, memory_order_seq_cst);
+	pthread_mutex_unlock(&link->lock);
+}
+
+void tp_path_abandon(struct tp_path_link *link) { pthread_mutex_unlock(&link->lock); }
+
+bool tp_path_await_room(struct tp_path *path, uint32_t bytes)
+{
+	struct tp_path_link *link = path->link;
+	pthread_mutex_lock(&link->lock);
+	bool room = has_room(link, bytes);
+	if (!room && !path->is_waiting) {
+		path->is_waiting = true;
+		path->next_waiting = link->waiting;
+		link->waiting = path;
+		atomic_fetch_add_explicit(&link->waiting_count, 1, memory_order_relaxed);
+	}
+	pthread_mutex_unlock(&link->lock);
+	return room;
+}
+
+void tp_path_forget_room(struct tp_path *path)
+{
+	struct tp_path_link *link = path->link;
+	pthread_mutex_lock(&link->lock);
+	for (struct tp_path **at = &link->waiting; path->is_waiting && *at; at = &(*at)->next_waiting)
+		if (*at == path) {
+			*at = path->next_waiting;
+			path->is_waiting = false;
+			atomic_fetch_sub_explicit(&link->waiting_count, 1, memory_order_relaxed);
+			break;
+		}
+	pthread_mutex_unlock(&link->lock);
+}
+
+/* Those that found no room try again. By number: they may go meanwhile. */
+static void rerun(struct tp_path_link *link)
+{
+	uint32_t qpns[RERUN_MAX];
+	int count = 0;
+	pthread_mutex_lock(&link->lock);
+	for (struct tp_path *path; count < RERUN_MAX && (path = link->waiting) != NULL; count++) {
+		qpns[count] = path->qpn;
+		link->waiting = path->next_waiting;
+		path->is_waiting = false;
+		atomic_fetch_sub_explicit(&link->waiting_count, 1, memory_order_relaxed);
+	}
+	pthread_mutex_unlock(&link->lock);
+	for (int i = 0; i < count; i++)
+		tp_path_run_again(qpns[i]);
+}
+
+/* ---- reading; the reader's lock is held ---- */
+
+bool tp_path_has_input(struct tp_path_link *link)
+{
+	return atomic_load_explicit(&link->in->tail, memory_order_seq_cst) != link->head ||
+		atomic_load_explicit(&link->in->answers_tail, memory_order_seq_cst) != link->answers_head;
+}
+
+static void push_answer(struct tp_path_link *link, const struct tp_path_answer *answer)
+{
+	link->out->answers[link->answers_tail++ % TP_PATH_ANSWERS] = *answer;
+	atomic_store_explicit(&link->out->answers_tail, link->answers_tail, memory_order_seq_cst);
+}
+
+static int read_answers(struct tp_path_link *link)
+{
+	int done = 0;
+	/* Acquire: pairs with push_answer. */
+	uint64_t tail = atomic_load_explicit(&link->in->answers_tail, memory_order_acquire);
+	for (; link->answers_head != tail; done++) {
+		struct tp_path_answer answer = link->in->answers[link->answers_head++ % TP_PATH_ANSWERS];
+		if (answer.covers > atomic_load_explicit(&link->unanswered, memory_order_relaxed))
+			answer.covers = 0;
+		atomic_fetch_sub_explicit(&link->unanswered, answer.covers, memory_order_relaxed);
+		tp_path_answered(link, &answer);
+	}
+	if (done && atomic_load_explicit(&link->waiting_count, memory_order_relaxed))
+		rerun(link);
+	return done;
+}
+
+/* Is it one? Peers may err. */
+static bool is_sound(const struct tp_path_request *request, uint64_t left)
+{
+	uint64_t data = request->form == TP_PATH_HERE ? request->length : request->form == TP_PATH_THERE ? request->spans * sizeof(struct tp_path_span) : 0;
+	return request->bytes % 64 == 0 && request->bytes >= TP_PATH_HEAD_BYTES && request->bytes <= left && request->spans <= TP_CARD_SGE &&
+		data <= request->bytes - TP_PATH_HEAD_BYTES;
+}
+
+static bool joins(const struct tp_path_answer *waiting, const struct tp_path_answer *answer)
+{
+	return waiting->covers && waiting->qpn == answer->qpn && waiting->epoch == answer->epoch && waiting->reply == TP_REPLY_ACK &&
+		answer->reply == TP_REPLY_ACK && !waiting->single && !answer->single;
+}
+
+static int read_requests(struct tp_path_link *link)
+{
+	struct tp_path_answer waiting = { 0 };
+	int done = 0;
+	/* Acquire: pairs with tp_path_commit. */
+	uint64_t tail = atomic_load_explicit(&link->in->tail, memory_order_acquire);
+	while (link->head != tail && done < READ_MAX) {
+		const struct tp_path_request *slot = (const struct tp_path_request *)(const void *)(link->in->data + (link->head & MASK));
+		if (slot->bytes == 0) {
+			link->head += TP_PATH_RING_BYTES - (link->head & MASK);
+			continue;
+		}
+		struct tp_path_request request = *slot;
+		if (!is_sound(&request, TP_MIN(tail - link->head, TP_PATH_RING_BYTES - (link->head & MASK)))) {
+			TP_WARN("process %d wrote a request of %u bytes that makes no sense: its connections end", (int)link->pid, request.bytes);
+			link->head = tail;
+			tp_path_lose(link);
+			break;
+		}
+		struct tp_path_answer answer = { .qpn = request.src_qpn, .epoch = request.epoch, .seq = request.seq, .covers = 1 };
+		tp_path_serve(link, &request, (const uint8_t *)slot + TP_PATH_HEAD_BYTES, &answer);
+		if (joins(&waiting, &answer)) {
+			answer.covers += waiting.covers;
+		} else if (waiting.covers) {
+			push_answer(link, &waiting);
+		}
+		waiting = answer;
+		link->head += request.bytes;
+		done++;
+		if (done % 16 == 0)
+			atomic_store_explicit(&link->in->head, link->head, memory_order_release);
+	}
+	if (!done)
+		return 0;
+	/* Release: pairs with has_room. */
+	atomic_store_explicit(&link->in->head, link->head, memory_order_release);
+	if (waiting.covers)
+		push_answer(link, &waiting);
+	tp_path_ring_bell(link);
+	return done;
+}
+
+int tp_path_read(struct tp_path_link *link)
+{
+	int done = read_answers(link);
+	return done + read_requests(link);
+}
