@@ -104,7 +104,7 @@ void tp_key_free(struct tp_key *key)
 {
 	pthread_mutex_lock(&table_lock);
 	memset((char *)key + sizeof(key->key), 0, offsetof(struct tp_key, users) - sizeof(key->key));
-	key->windows = key->qpn = key->parent = key->flags = 0;
+	key->windows = key->qpn = key->parent = key->flags = key->region = 0;
 	key->kind = TP_KEY_FREE;
 	pthread_mutex_unlock(&table_lock);
 }

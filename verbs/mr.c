@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include "verbs/fault.h"
 #include "verbs/internal.h"
+#include "verbs/path.h"
 
 #define ACCESS_KNOWN (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | \
 	IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB)
@@ -57,6 +58,9 @@ static void fill_key(struct tp_key *key, const struct tp_mr *mr, uint64_t iova, 
 	key->length = mr->ibv.length;
 	key->addr = (uintptr_t)mr->ibv.addr;
 	key->flags = access & IBV_ACCESS_ON_DEMAND ? TP_KEY_CHECKED : 0;
+	key->region = access & IBV_ACCESS_ON_DEMAND ? 0 : tp_path_show_region(key->addr, key->length);
+	if (key->region)
+		key->flags |= TP_KEY_SHARED;
 }
 
 static struct tp_mr *make(struct ibv_pd *pd, void *addr, size_t length)
@@ -123,6 +127,7 @@ int tp_mr_dereg(struct ibv_mr *ibv)
 	if (windows)
 		return TP_CARD_FAIL(EBUSY, "a region can't be deregistered while %u memory windows are bound to it", windows);
 	tp_key_revoke(mr->key);
+	tp_path_hide_region(mr->key->region);
 	tp_key_free(mr->key);
 	atomic_fetch_sub_explicit(&tp_pd_of(ibv->pd)->users, 1, memory_order_release);
 	free(mr);
@@ -152,6 +157,7 @@ int tp_mr_rereg(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, si
 	}
 	uint64_t iova = flags & IBV_REREG_MR_CHANGE_TRANSLATION ? (uintptr_t)addr : mr->key->iova;
 	tp_key_revoke(mr->key);
+	tp_path_hide_region(mr->key->region);
 	if (flags & IBV_REREG_MR_CHANGE_PD) {
 		atomic_fetch_sub_explicit(&tp_pd_of(ibv->pd)->users, 1, memory_order_release);
 		atomic_fetch_add_explicit(&tp_pd_of(pd)->users, 1, memory_order_relaxed);

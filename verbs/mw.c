@@ -93,6 +93,7 @@ static enum ibv_wc_status bind_locked(struct tp_qp *qp, struct tp_mw *mw, uint32
 	key->length = info->length;
 	key->addr = mr->key->addr + (info->addr - mr->key->iova);
 	key->flags = mr->key->flags;
+	key->region = mr->key->region;
 	key->qpn = qp->ibv.qp_num;
 	tp_key_publish(key, rkey);
 	return IBV_WC_SUCCESS;

@@ -160,8 +160,8 @@ void tp_path_sweep(void);
 bool tp_path_any(void);
 /* The peer is taken for gone. */
 void tp_path_lose(struct tp_path_link *link);
-/* The addresses that this process lends to probes. */
-extern struct tp_path_yard *tp_path_own_yard;      /* NULL: not started */
+extern struct tp_path_yard *tp_path_own_yard;      /* NULL: none yet */
+struct tp_path_yard *tp_path_make_yard(void);      /* NULL: no memory, logged */
 void tp_path_add_user(struct tp_path_link *link, struct tp_path *path);
 void tp_path_drop_user(struct tp_path_link *link, struct tp_path *path);
 /* The process that is inside the region at a place of the key table now; 0: none. */
@@ -198,7 +198,7 @@ struct tp_path {
 	uint8_t *bounce;                /* one request's data while it is in flight */
 	bool bounce_read;
 	_Atomic uint64_t *peer_counters;        /* of the port that its packets would come in at; NULL: not known */
-	struct tp_path_view { uint32_t index; uint64_t ino, start, length; uint8_t *base; } view;  /* the peer's shared region used last */
+	struct tp_path_view { uint32_t index; uint64_t ino, offset, length; uint8_t *base; } view;  /* the peer's shared region used last */
 };
 static inline struct tp_path *tp_path_of(struct tp_qp *qp) { return qp->carrier_data; }
 
@@ -248,6 +248,10 @@ int tp_path_copy(pid_t pid, bool write, const struct iovec *local, int locals, c
 /* The peer's memory at addr, mapped here; NULL: it isn't shared, or can't be mapped. key: checked, and entered. */
 uint8_t *tp_path_map(struct tp_path *path, const struct tp_key *key, uint64_t addr, uint64_t bytes);
 void tp_path_unmap_all(struct tp_path_link *link);
+/* What a key's `region` is: where the yard shows the shared file that the memory lies in; 0: it lies in none. */
+uint32_t tp_path_show_region(uint64_t addr, uint64_t length);
+void tp_path_hide_region(uint32_t region);
+void tp_path_map_forget(void);
 
 /* ---- path_serve.c ---- */
 void tp_path_serve(struct tp_path_link *link, const struct tp_path_request *request, const uint8_t *data, struct tp_path_answer *answer);

@@ -617,24 +617,46 @@ static void fork_child(void)
 	atomic_store_explicit(&started, false, memory_order_relaxed);
 	tp_path_own_yard = NULL;
 	tp_path_meet_forget();
+	tp_path_map_forget();
 	tp_path_bell_forget();
 }
 
 static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
 
-static enum tp_path_reason start_locked(int slot)
+static bool make_yard_locked(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	void *yard;
+	void *memory;
 	pthread_once(&once, watch_fork);
-	state.slot = slot;
-	if (tp_shm_create("telpher-verbs-yard", sizeof(struct tp_path_yard), &state.yard_fd) != ncclSuccess ||
-		tp_shm_map(state.yard_fd, sizeof(struct tp_path_yard), &yard) != ncclSuccess)
-		return TP_PATH_NO_MEMORY;
-	madvise(yard, sizeof(struct tp_path_yard), MADV_DONTFORK);
+	if (tp_path_own_yard)
+		return true;
+	if (state.yard_fd < 0 && tp_shm_create("telpher-verbs-yard", sizeof(struct tp_path_yard), &state.yard_fd) != ncclSuccess)
+		return false;
+	if (tp_shm_map(state.yard_fd, sizeof(struct tp_path_yard), &memory) != ncclSuccess)
+		return false;
+	/* A forked child has none of this. */
+	madvise(memory, sizeof(struct tp_path_yard), MADV_DONTFORK);
+	struct tp_path_yard *yard = memory;
+	yard->magic = TP_PATH_MAGIC;
+	yard->version = TP_PATH_VERSION;
 	tp_path_own_yard = yard;
-	tp_path_own_yard->magic = TP_PATH_MAGIC;
-	tp_path_own_yard->version = TP_PATH_VERSION;
+	return true;
+}
+
+struct tp_path_yard *tp_path_make_yard(void)
+{
+	pthread_mutex_lock(&state.lock);
+	make_yard_locked();
+	struct tp_path_yard *yard = tp_path_own_yard;
+	pthread_mutex_unlock(&state.lock);
+	return yard;
+}
+
+static enum tp_path_reason start_locked(int slot)
+{
+	state.slot = slot;
+	if (!make_yard_locked())
+		return TP_PATH_NO_MEMORY;
 	if (tp_param_int(&params[P_PTRACER]) && prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY) != 0)
 		TP_INFO(TP_NET, "PR_SET_PTRACER: %s", strerror(errno));
 	state.listener = tp_path_listen(slot);
