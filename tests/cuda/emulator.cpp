@@ -4,7 +4,7 @@
  * Under the thread sanitizer this file itself is compiled without it, with TP_EMULATE_TSAN defined: the sanitizer takes coroutines for
  * threads, and the bookkeeping here belongs to the OS thread that runs them all.
  *
- * TELPHER_EMULATE_SEED (a number): the turns' order is shuffled and coroutines now and then miss turns, to bring out what
+ * FAKE_CUDA_SEED (a number): the turns' order is shuffled and coroutines now and then miss turns, to bring out what
  * depends on timing. */
 #include "emulator.h"
 #include "emulator_run.h"
@@ -288,21 +288,28 @@ void idle_turn(unsigned turns)
 	nanosleep(&pause, nullptr);
 }
 
-void take_turns(std::vector<coroutine *> &all)
+/* Blocks start in order, `places` of them at once. */
+bool started(const coroutine *c, int blocks_started) { return c->seen.block < blocks_started; }
+
+void take_turns(std::vector<coroutine *> &all, int places)
 {
 	size_t alive = all.size();
+	int blocks_started = places;
 	unsigned idle_turns = 0;
 	uint64_t &random = mine.random;
 	while (alive > 0) {
 		bool worked = false, ran = false;
 		if (random) std::rotate(all.begin(), all.begin() + (ptrdiff_t)(next_random(random) % all.size()), all.end());
 		for (coroutine *c : all) {
-			if (!runnable(c)) continue;
+			if (!started(c, blocks_started) || !runnable(c)) continue;
 			ran = true;
 			if (random && next_random(random) % 8 == 0) continue;
 			c->napped = false;
 			switch_to_coroutine(c);
-			if (c->state == ENDED) alive--;
+			if (c->state == ENDED) {
+				alive--;
+				if (c->home->alive == 0) blocks_started++;
+			}
 			if (!c->napped) worked = true;
 		}
 		if (!ran && alive > 0) die_of_barrier(all);
@@ -313,7 +320,7 @@ void take_turns(std::vector<coroutine *> &all)
 
 uint64_t seed()
 {
-	static const char *text = getenv("TELPHER_EMULATE_SEED");
+	static const char *text = getenv("FAKE_CUDA_SEED");
 	if (!text) return 0;
 	struct timespec now;
 	clock_gettime(CLOCK_MONOTONIC, &now);
@@ -384,7 +391,7 @@ size_t tp_emulator_kernels(const struct tp_emulated_kernel **out)
 	return table().size();
 }
 
-void tp_emulator_launch(const struct tp_emulated_kernel *kernel, int blocks, int threads, const void *args)
+void tp_emulator_launch(const struct tp_emulated_kernel *kernel, int blocks, int threads, int resident, const void *args)
 {
 	if (threads < 32 || threads % 32 != 0) tp_emulated_die("kernel %s with %d threads a block: not a multiple of 32", kernel->name, threads);
 	thread_state &m = mine;
@@ -413,7 +420,7 @@ void tp_emulator_launch(const struct tp_emulated_kernel *kernel, int blocks, int
 			c->napped = false;
 			all.push_back(c);
 		}
-	take_turns(all);
+	take_turns(all, resident);
 	order_after(copy);
 	m.idle.insert(m.idle.end(), all.begin(), all.end());
 	for (block &home : homes)
