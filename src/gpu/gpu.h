@@ -83,8 +83,9 @@ struct tp_gpu_export { uint32_t kind, version; uint64_t bytes, mapped, offset; i
 ncclResult_t tp_gpu_export(const struct tp_gpu_memory *memory, struct tp_gpu_export *out, int *fd);
 /* Maps it for gpu, read and write. fd stays the caller's. */
 ncclResult_t tp_gpu_import(const struct tp_gpu *gpu, const struct tp_gpu_export *from, int fd, struct tp_gpu_memory *out);
-/* In the process: kernels of peer may load and store this memory (allocated, not imported), at the same address. */
-ncclResult_t tp_gpu_allow(const struct tp_gpu_memory *memory, const struct tp_gpu *peer);
+/* In the process: memory of another rank. VMM: a mapping of its own, which lives as long as it is needed, whatever the owner does;
+ * out is freed like an import. PLAIN: peer access, and out->ptr stays NULL: kernels of gpu see it where the owner does. */
+ncclResult_t tp_gpu_map_again(const struct tp_gpu *gpu, const struct tp_gpu_memory *memory, struct tp_gpu_memory *out);
 
 /* What a pointer is. */
 struct tp_gpu_pointer {
@@ -103,6 +104,7 @@ bool tp_gpu_reaches(const struct tp_gpu *gpu, const uint8_t peer_uuid[16], const
 ncclResult_t tp_gpu_enable_peer(const struct tp_gpu *gpu, const struct tp_gpu *peer);
 /* NVLinks between two devices and their kind, by NVML: for the path report ("NV18", "PIX", "SYS"). */
 void tp_gpu_path_name(const struct tp_gpu *gpu, const char *peer_bus_id, char *text, size_t bytes);
+void tp_gpu_bus_path_name(const char *bus_id, const char *peer_bus_id, char *text, size_t bytes);       /* the same between two others */
 /* NCCL's levels, nearest first; UNKNOWN: no NVML, or it can't tell. */
 enum tp_gpu_distance { TP_GPU_LOC, TP_GPU_NVL, TP_GPU_PIX, TP_GPU_PXB, TP_GPU_PHB, TP_GPU_SYS, TP_GPU_UNKNOWN };
 enum tp_gpu_distance tp_gpu_distance(const struct tp_gpu *gpu, const char *peer_bus_id);

@@ -21,12 +21,23 @@ ncclResult_t tp_gpu_enable_peer(const struct tp_gpu *gpu, const struct tp_gpu *p
 	return TP_FAIL(ncclUnhandledCudaError, "device %d can't reach device %d; NCCL_P2P_DISABLE=1 goes through host memory", gpu->ordinal, peer->ordinal);
 }
 
-ncclResult_t tp_gpu_allow(const struct tp_gpu_memory *memory, const struct tp_gpu *peer)
+ncclResult_t tp_gpu_map_again(const struct tp_gpu *gpu, const struct tp_gpu_memory *memory, struct tp_gpu_memory *out)
 {
-	CUmemAccessDesc access = { { CU_MEM_LOCATION_TYPE_DEVICE, peer->device }, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-	if (memory->host) return ncclSuccess;
-	if (memory->kind == TP_GPU_PLAIN) return tp_gpu_enable_peer(peer, memory->gpu);
-	TP_CUDA_TRY(peer, MemSetAccess((CUdeviceptr)(uintptr_t)memory->ptr, memory->mapped, &access, 1));
+	struct tp_gpu_memory m = { .gpu = gpu, .kind = TP_GPU_IMPORTED_VMM, .bytes = memory->bytes, .mapped = memory->mapped };
+	CUdeviceptr ptr;
+	bool pushed;
+	if (memory->kind == TP_GPU_PLAIN) return tp_gpu_enable_peer(gpu, memory->gpu);
+	if (memory->kind != TP_GPU_VMM)
+		return TP_FAIL(ncclInternalError, "memory at %p (kind %d) isn't of a device of this process: it can't be mapped again", memory->ptr, (int)memory->kind);
+	TP_TRY(tp_gpu_enter(gpu, &pushed));
+	CUresult error = tp_cuda->MemRetainAllocationHandle(&m.handle, memory->ptr);
+	ncclResult_t result = error == CUDA_SUCCESS ? tp_gpu_map(gpu, m.handle, m.mapped, "memory of another rank", &ptr)
+		: tp_gpu_fail(__FILE__, __LINE__, __func__, gpu, "MemRetainAllocationHandle", error);
+	if (error == CUDA_SUCCESS && result != ncclSuccess) tp_gpu_complain(gpu, "MemRelease", tp_cuda->MemRelease(m.handle));
+	tp_gpu_leave(pushed);
+	if (result != ncclSuccess) return result;
+	m.ptr = (void *)(uintptr_t)ptr;
+	*out = m;
 	return ncclSuccess;
 }
 
@@ -120,10 +131,15 @@ ncclResult_t tp_gpu_import(const struct tp_gpu *gpu, const struct tp_gpu_export 
 	return result;
 }
 
+void tp_gpu_bus_path_name(const char *bus_id, const char *peer_bus_id, char *text, size_t bytes)
+{
+	if (strcmp(bus_id, peer_bus_id) == 0) snprintf(text, bytes, "LOC");
+	else tp_nvml_path(bus_id, peer_bus_id, text, bytes);
+}
+
 void tp_gpu_path_name(const struct tp_gpu *gpu, const char *peer_bus_id, char *text, size_t bytes)
 {
-	if (strcmp(gpu->bus_id, peer_bus_id) == 0) snprintf(text, bytes, "LOC");
-	else tp_nvml_path(gpu->bus_id, peer_bus_id, text, bytes);
+	tp_gpu_bus_path_name(gpu->bus_id, peer_bus_id, text, bytes);
 }
 
 enum tp_gpu_distance tp_gpu_distance(const struct tp_gpu *gpu, const char *peer_bus_id)

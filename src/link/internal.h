@@ -4,18 +4,21 @@
 #define TP_LINK_INTERNAL_H
 
 #include "link/link.h"
+#include "mem/mem.h"
 
 /* ---- net: the proxy's side, in net.c ----
  * A net end has a private ring of its own with the same slots as a shared one; claim, publish, peek and release work on it
  * unchanged. For a sending end the proxy plays the receiver of the ring (it reads slots in order and stores *head once a
  * slot may be used again), for a receiving end it plays the sender (it fills slots, publishes seq with release, loads
- * *head with acquire). All of it runs in tp_links_progress, under the rank's run lock: no other thread touches a ring.
+ * *head with acquire). All of it runs in tp_links_progress, under the rank's run lock: no other thread touches a ring. With GPU
+ * ranks a kernel holds the other end: what it has published the proxy learns from the slots' sequence numbers.
  * A slot travels as {bytes, tag, kind} and its data; the kind is TP_SLOT_INLINE, but for the goodbye (net_link.h). */
 struct tp_net_links;
 
 struct tp_net_links_options {
 	const char *net_name;       /* or NULL: NCCL_NET or the best transport */
 	int nchannels;
+	const struct tp_gpu *gpu;   /* rings in pinned host memory, for its kernels; NULL: ordinary memory */
 };
 /* Collective over the communicator: chooses the transport, listens, gathers the handles. Only called where some pair needs
  * it (several hosts, or NCCL_SHM_DISABLE). An error leaves nothing behind. */
@@ -24,6 +27,9 @@ ncclResult_t tp_net_links_create(struct tp_boot *boot, const struct tp_net_links
  * net. `from` or `to` is this rank. Starts connecting (or expecting); returns at once. Logs NCCL's line
  * "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0" (INFO, NET) when it opens. */
 ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_class, int from, int to, struct tp_link *link);
+/* GPU ranks: a link's ring begins here, as the host and as kernels see it. */
+void *tp_net_link_base(const struct tp_link *link);
+void *tp_net_link_device_base(const struct tp_link *link);
 /* Ready: connected. Claim and publish (peek) are allowed before; they fill (find empty) the ring. */
 bool tp_net_link_is_ready(const struct tp_link *link);
 /* A receiving end whose sender has left in good order gets nothing more: ncclRemoteError that names it, for whoever finds
@@ -62,6 +68,55 @@ void tp_shm_link_fill(const struct tp_shm_shape *shape, unsigned char *segment, 
 struct tp_cma { bool works; char why[96]; };
 ncclResult_t tp_cma_agree(struct tp_boot *boot, bool wanted, struct tp_cma *out);
 
+/* ---- gpu: rings in device memory or pinned host memory, in gpu_shape.c, gpu_agree.c and gpu.c ----
+ * Each rank has an arena: the rings that it receives from, the heads of the rings that it sends to, and its region. It lies
+ * in the rank's device memory and, where some pair of a host can't reach each other, a second one of the same shape in the
+ * host's pinned segment. Where something lies in an arena is a formula that all ranks compute alike. */
+#define TP_GPU_LOCAL_MAX 64
+struct tp_gpu_shape {
+	int nlocal, nchannels;
+	uint32_t nslots, wide_nslots;       /* powers of two */
+	size_t capacity, wide_capacity;     /* of a slot's data */
+	size_t stride, wide_stride;
+	size_t heads, wide, rings, region;  /* where in an arena; the board is at its beginning */
+	size_t bytes;
+};
+/* budget: for one arena without region. From numbers that all ranks agree on. */
+void tp_gpu_shape_fit(int nlocal, int largest_nlocal, int nchannels, size_t budget, size_t region_bytes, struct tp_gpu_shape *out);
+struct tp_gpu_ring { size_t place; uint32_t nslots; size_t stride; };
+/* The ring (channel, class, from, to: places on this host) in the arena of `to`. */
+struct tp_gpu_ring tp_gpu_shape_ring(const struct tp_gpu_shape *shape, int channel, int lane_class, int from, int to);
+/* Its head in the arena of `from`. */
+size_t tp_gpu_shape_head(const struct tp_gpu_shape *shape, int channel, int lane_class, int to);
+
+/* Why a pair of GPUs of a host doesn't use peer access, as seen from one of them. */
+enum tp_gpu_refusal { TP_GPU_TAKEN, TP_GPU_DISABLED, TP_GPU_TOO_FAR, TP_GPU_DISTANCE_UNKNOWN, TP_GPU_NO_ACCESS, TP_GPU_NOT_MAPPED, TP_GPU_BAD_DATA };
+
+/* What every rank knows of every other. */
+struct tp_gpu_card {
+	int32_t nchannels, p2p_disabled, shm_disabled, level, is_gpu, vmm, pad;
+	uint64_t region_bytes, arena_bytes;
+	uint8_t uuid[16];
+	char bus_id[32];
+	uint8_t refusal[TP_GPU_LOCAL_MAX];  /* by place on its host; enum tp_gpu_refusal */
+};
+
+struct tp_gpu_links {
+	const struct tp_gpu *gpu;
+	struct tp_gpu_card *cards;          /* [nranks] */
+	struct tp_gpu_shape shape;
+	bool any_refused, host_refused;     /* some pair of any host; of this host */
+	struct tp_gpu_memory arena;         /* device memory; ptr NULL: no use for it */
+	struct tp_mem_map *maps;            /* [nlocal]: where this rank's kernels see the arenas */
+	struct tp_gpu_memory segment;       /* pinned: [nlocal] arenas; ptr NULL: not needed */
+};
+bool tp_gpu_links_reach(const struct tp_links *links, int from, int to);     /* by peer access; agreed */
+ncclResult_t tp_gpu_links_create(struct tp_links *links, const struct tp_links_options *options);
+void tp_gpu_links_destroy(struct tp_links *links);
+void tp_gpu_links_path(const struct tp_links *links, int from, int to, struct tp_link_path *out);
+/* gpu_agree.c: fills cards (refusals too), allocates the arena, maps those of others and proves that data gets through. */
+ncclResult_t tp_gpu_links_agree(struct tp_links *links, const struct tp_links_options *options);
+
 struct tp_links {
 	struct tp_boot *boot;
 	int nchannels;
@@ -70,6 +125,7 @@ struct tp_links {
 	struct tp_shm_shape shape;
 	unsigned char *segment;     /* NULL: no two ranks on this host, or shm_disabled */
 	struct tp_net_links *nets;  /* NULL: no pair needs it */
+	struct tp_gpu_links *gpu;   /* NULL: host ranks */
 	/* [peer * 2 + receiving] -> [channel * TP_LINK_CLASSES + class]; made at first use. */
 	struct tp_link ***ends;
 };

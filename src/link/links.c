@@ -49,6 +49,19 @@ static int largest_host(const struct tp_boot *boot)
 	return largest;
 }
 
+static ncclResult_t create_nets(struct tp_links *links, const struct tp_links_options *options)
+{
+	struct tp_net_links_options net = { .net_name = options->net_name, .nchannels = options->nchannels, .gpu = options->gpu };
+	return tp_net_links_create(links->boot, &net, &links->nets);
+}
+
+static ncclResult_t create_for_gpus(struct tp_links *links, const struct tp_links_options *options)
+{
+	TP_TRY(tp_gpu_links_create(links, options));
+	bool needed = links->boot->nhosts > 1 || (links->gpu->any_refused && links->shm_disabled);
+	return needed ? create_nets(links, options) : ncclSuccess;
+}
+
 ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options *options, struct tp_links **out)
 {
 	struct tp_links *links = tp_alloc(1, sizeof(*links), "links");
@@ -58,6 +71,13 @@ ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options
 	ncclResult_t result = ncclSystemError;
 	links->ends = tp_alloc(2 * (size_t)boot->nranks, sizeof(*links->ends), "the ends of links");
 	if (!links->ends) goto destroy;
+	if (options->gpu) {
+		links->shm_disabled = tp_param_int(&params[PARAM_SHM_DISABLE]) != 0;
+		result = create_for_gpus(links, options);
+		if (result != ncclSuccess) goto destroy;
+		*out = links;
+		return ncclSuccess;
+	}
 	bool by_ref, demanded;
 	result = agree(links, options, &by_ref, &demanded);
 	if (result != ncclSuccess) goto destroy;
@@ -73,8 +93,7 @@ ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options
 		if (result != ncclSuccess) goto destroy;
 	}
 	if (boot->nhosts > 1 || (links->shm_disabled && boot->nranks > 1)) {
-		struct tp_net_links_options net = { .net_name = options->net_name, .nchannels = options->nchannels };
-		result = tp_net_links_create(boot, &net, &links->nets);
+		result = create_nets(links, options);
 		if (result != ncclSuccess) goto destroy;
 	}
 	*out = links;
@@ -102,7 +121,8 @@ static ncclResult_t open_end(struct tp_links *links, int channel, int lane_class
 	const struct tp_boot_peer *self = &boot->peers[boot->rank];
 	int peer_rank = from == boot->rank ? to : from;
 	const struct tp_boot_peer *peer = &boot->peers[peer_rank];
-	if (!is_local(links, peer_rank)) return tp_net_links_open(links->nets, channel, lane_class, from, to, link);
+	/* Of GPU ranks only network links have ends on the host (see tp_links_get_device). */
+	if (links->gpu || !is_local(links, peer_rank)) return tp_net_links_open(links->nets, channel, lane_class, from, to, link);
 	tp_shm_link_fill(&links->shape, links->segment,
 		tp_shm_shape_place(&links->shape, channel, lane_class, boot->peers[from].local, boot->peers[to].local), link);
 	link->same_process = peer->process_hash == self->process_hash;
@@ -179,6 +199,8 @@ ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_l
 			snprintf(out->text, sizeof(out->text), "not SHM: NCCL_HOSTID (or a network namespace) makes different hosts of %.48s", a->host_name);
 		else
 			snprintf(out->text, sizeof(out->text), "not SHM: %.48s and %.48s are different hosts", a->host_name, b->host_name);
+	} else if (links->gpu) {
+		tp_gpu_links_path(links, from, to, out);
 	} else if (links->shm_disabled) {
 		out->via = tp_net_links_via(links->nets);
 		snprintf(out->text, sizeof(out->text), "not SHM: NCCL_SHM_DISABLE=1 on some rank");
@@ -195,7 +217,8 @@ ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_l
 
 size_t tp_links_inline_capacity(const struct tp_links *links, bool across)
 {
-	return across && links->nets ? tp_net_links_capacity(links->nets) : links->shape.capacity;
+	if (across && links->nets) return tp_net_links_capacity(links->nets);
+	return links->gpu ? links->gpu->shape.capacity : links->shape.capacity;
 }
 
 bool tp_links_have_net(const struct tp_links *links) { return links->nets != NULL; }
@@ -217,5 +240,6 @@ void tp_links_destroy(struct tp_links *links)
 	}
 	free(links->ends);
 	if (links->nets) tp_net_links_destroy(links->nets);
+	tp_gpu_links_destroy(links);
 	free(links);
 }

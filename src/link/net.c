@@ -5,18 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sched.h>
-#include <sys/mman.h>
 
 #include "link/net_link.h"
 
 #define FLUSH_STALL_MS 2000
 #define QUIET_LOOKS 64
 #define MANY_ENDS 8
+#define GPU_CHUNK ((size_t)128 << 10)
 
 enum { PARAM_CHUNK, PARAM_DEPTH };
 static struct tp_param params[] = {
 	[PARAM_CHUNK] = { .name = "TELPHER_NET_CHUNK", .kind = TP_PARAM_BYTES, .fallback = "512K", .min = 4096, .max = 64 << 20,
-		.doc = "bytes that a slot of a network link holds, the same on all ranks" },
+		.doc = "bytes that a slot of a network link holds, the same on all ranks; unset: 128K for GPU ranks" },
 	[PARAM_DEPTH] = { .name = "TELPHER_NET_DEPTH", .kind = TP_PARAM_INT, .fallback = "8", .min = 2, .max = TP_NET_MAX_REQUESTS,
 		.doc = "slots of a network link, rounded up to a power of two" },
 };
@@ -70,8 +70,11 @@ ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links
 
 	if (!nets) return ncclSystemError;
 	nets->boot = boot;
+	nets->gpu = options->gpu;
 	nets->nchannels = options->nchannels;
 	nets->capacity = tp_align_up((size_t)tp_param_int(&params[PARAM_CHUNK]), TP_CACHE_LINE);
+	/* Rings in pinned memory, and a channel for each block: so smaller ones, unless the user says what he wants. */
+	if (nets->gpu && !tp_param_is_set(&params[PARAM_CHUNK])) nets->capacity = GPU_CHUNK;
 	nets->stride = tp_align_up(sizeof(struct tp_slot) + nets->capacity, 4096);
 	for (nets->nslots = 2; nets->nslots < (uint32_t)tp_param_int(&params[PARAM_DEPTH]);) nets->nslots *= 2;
 	nets->handles = tp_alloc((size_t)boot->nranks, TP_NET_HANDLE_BYTES, "the ranks' network addresses");
@@ -192,25 +195,6 @@ static ncclResult_t connect_end(struct tp_link_net *end, bool *moved)
 	return end_ready(end, comm);
 }
 
-static ncclResult_t make_ring(struct tp_link_net *end, struct tp_link *link)
-{
-	const struct tp_net_links *nets = end->nets;
-	void *ring;
-
-	end->ring_bytes = 4096 + nets->nslots * nets->stride;
-	ring = mmap(NULL, end->ring_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (ring == MAP_FAILED)
-		return TP_FAIL(ncclSystemError, "no memory (%zu bytes) for the slots of network link (channel %d, class %d) %d -> %d", end->ring_bytes, end->channel,
-			end->lane_class, end->from, end->to);
-	end->ring = ring;
-	link->slots = end->ring + 4096;
-	link->stride = nets->stride;
-	link->capacity = nets->capacity;
-	link->mask = nets->nslots - 1;
-	link->head = ring;
-	return ncclSuccess;
-}
-
 static ncclResult_t add_end(struct tp_net_links *nets, struct tp_link_net *end)
 {
 	if (nets->nends == nets->size_ends) {
@@ -247,7 +231,7 @@ ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_
 	if (!end) return ncclSystemError;
 	*end = (struct tp_link_net){ .nets = nets, .link = link, .sending = from == boot->rank, .from = from, .to = to, .channel = channel,
 		.lane_class = lane_class };
-	result = make_ring(end, link);
+	result = tp_net_ring_make(end, link);
 	if (result != ncclSuccess) goto free_end;
 	link->kind = TP_LINK_NET;
 	link->peer = end->sending ? to : from;
@@ -262,7 +246,7 @@ ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_
 	if (result != ncclSuccess) tp_net_links_close(nets, link);
 	return result;
 unmap:
-	munmap(end->ring, end->ring_bytes);
+	tp_net_ring_free(end);
 free_end:
 	free(end);
 	memset(link, 0, sizeof(*link));
@@ -307,8 +291,9 @@ ncclResult_t tp_net_links_progress(struct tp_net_links *nets, bool *moved)
 	return ncclSuccess;
 }
 
-static bool has_unsent(const struct tp_link_net *end)
+static bool has_unsent(struct tp_link_net *end)
 {
+	if (end->sending && end->nets->gpu) tp_net_link_see_published(end);
 	return end->sending && end->finished != end->link->next;
 }
 
@@ -385,7 +370,7 @@ void tp_net_links_close(struct tp_net_links *nets, struct tp_link *link)
 			nets->ends[i] = nets->ends[--nets->nends];
 			break;
 		}
-	munmap(end->ring, end->ring_bytes);
+	tp_net_ring_free(end);
 	free(end);
 	memset(link, 0, sizeof(*link));
 }
@@ -396,6 +381,7 @@ void tp_net_links_destroy(struct tp_net_links *nets)
 	while (nets->nends > 0) tp_net_links_close(nets, nets->ends[nets->nends - 1]->link);
 	for (int i = 0; i < nets->nearly; i++) nets->ops->close_recv(nets->early[i].comm);
 	if (nets->listener) nets->ops->close_listen(nets->listener);
+	tp_net_rings_destroy(nets);
 	free(nets->early);
 	free(nets->ends);
 	free(nets->handles);

@@ -28,6 +28,7 @@ struct tp_link_net {
 	void *mhandle;
 	unsigned char *ring;        /* head's line, then the slots */
 	size_t ring_bytes;
+	unsigned char *device_ring; /* GPU ranks: the same for kernels */
 	uint32_t posted;            /* chunks handed to the transport (sender), slots that wait for one (receiver) */
 	uint32_t finished;          /* of these, done */
 	uint32_t quiet;             /* receiver: looks since something came */
@@ -38,8 +39,13 @@ struct tp_link_net {
 
 struct tp_net_guest { struct tp_net_hello hello; void *comm; };
 
+/* GPU ranks: pinned memory for rings, in pieces of many, since each takes time to pin. Given back at the end. */
+struct tp_net_pool { struct tp_gpu_memory memory; size_t used; struct tp_net_pool *next; };
+
 struct tp_net_links {
 	struct tp_boot *boot;
+	const struct tp_gpu *gpu;   /* NULL: host ranks */
+	struct tp_net_pool *pool;
 	const struct tp_net_ops *ops;
 	int dev, nchannels;
 	char via[48];
@@ -54,6 +60,13 @@ struct tp_net_links {
 	struct tp_net_guest *early; /* who came before this rank asked for the link */
 	int nearly, size_early;
 };
+
+/* net_ring.c: the memory of an end's ring, zeroed; fills link's slots, head and sizes. */
+ncclResult_t tp_net_ring_make(struct tp_link_net *end, struct tp_link *link);
+void tp_net_ring_free(struct tp_link_net *end);
+void tp_net_rings_destroy(struct tp_net_links *nets);
+/* GPU ranks, sender: counts what the kernel has published since. */
+void tp_net_link_see_published(struct tp_link_net *end);
 
 /* create without the gathering: the handle is this rank's; the caller fills in nets->handles. */
 ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle,

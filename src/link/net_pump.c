@@ -36,11 +36,21 @@ static ncclResult_t send_slot(struct tp_link_net *end, struct tp_slot *slot, voi
 	return ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk) + slot->bytes, TP_NET_LINK_TAG, end->mhandle, request);
 }
 
+void tp_net_link_see_published(struct tp_link_net *end)
+{
+	struct tp_link *link = end->link;
+
+	/* The acquire pairs with the kernel's release of seq; after the last slot of the ring comes one that is in use. */
+	while (link->next - end->finished <= link->mask &&
+		atomic_load_explicit(&slot_at(link, link->next)->seq, memory_order_acquire) == link->next + 1) link->next++;
+}
+
 static ncclResult_t pump_send(struct tp_link_net *end, bool *moved)
 {
 	struct tp_link *link = end->link;
 	bool done;
 
+	if (end->nets->gpu) tp_net_link_see_published(end);
 	while (end->posted != link->next && end->posted - end->finished < TP_NET_MAX_REQUESTS) {
 		void *request = NULL;
 		TP_TRY(send_slot(end, slot_at(link, end->posted), &request));

@@ -4,6 +4,7 @@
  * while pushing. Who connects proves the communicator's secret. */
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@
 struct card {
 	struct tp_gpu_export export;
 	uint64_t name;                      /* of its socket, random; 0: it has none */
-	uint64_t memory;                    /* its struct tp_gpu_memory, for ranks of its process */
+	struct tp_gpu_memory memory;        /* for ranks of its process; to others its pointers mean nothing */
 	uint32_t shows, has_fd;
 };
 /* What goes with a descriptor. */
@@ -130,14 +131,66 @@ static ncclResult_t pass_all(struct tp_boot *boot, const struct card *cards, con
 	return take_all(boot, listener, cards[boot->rank].name, missing, fds);
 }
 
+/* ---- plain memory that others of this process use at its own address outlives its owner until they are done. */
+
+struct shown { struct shown *next; void *ptr; struct tp_gpu_memory memory; int users; };
+static pthread_mutex_t shown_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct shown *all_shown;
+
+static struct shown **find_shown(void *ptr)
+{
+	struct shown **at = &all_shown;
+	while (*at && (*at)->ptr != ptr) at = &(*at)->next;
+	return at;
+}
+
+static ncclResult_t borrow(void *ptr)
+{
+	pthread_mutex_lock(&shown_lock);
+	struct shown *s = *find_shown(ptr);
+	if (!s && (s = tp_alloc(1, sizeof(*s), "memory that ranks of a process share"))) {
+		*s = (struct shown){ .next = all_shown, .ptr = ptr };
+		all_shown = s;
+	}
+	if (s) s->users++;
+	pthread_mutex_unlock(&shown_lock);
+	return s ? ncclSuccess : ncclSystemError;
+}
+
+static void give_back(void *ptr)
+{
+	struct tp_gpu_memory last = { 0 };
+	pthread_mutex_lock(&shown_lock);
+	struct shown **at = find_shown(ptr), *s = *at;
+	if (s && --s->users == 0) {
+		last = s->memory;
+		*at = s->next;
+		free(s);
+	}
+	pthread_mutex_unlock(&shown_lock);
+	tp_gpu_free(&last);
+}
+
+void tp_mem_free_shown(struct tp_gpu_memory *memory)
+{
+	if (!memory->ptr) return;
+	pthread_mutex_lock(&shown_lock);
+	struct shown *s = *find_shown(memory->ptr);
+	if (s) s->memory = *memory;
+	pthread_mutex_unlock(&shown_lock);
+	if (s) memset(memory, 0, sizeof(*memory));
+	else tp_gpu_free(memory);
+}
+
 /* Its error is already in the log; here it becomes the reason why a pair goes another way. */
 static void map_peer(const struct tp_boot *boot, const struct tp_gpu *gpu, const struct card *card, int rank, int fd, struct tp_mem_map *map)
 {
 	ncclResult_t result;
 	if (same_process(boot, rank)) {
-		const struct tp_gpu_memory *memory = (const void *)(uintptr_t)card->memory;
-		result = tp_gpu_allow(memory, gpu);
-		if (result == ncclSuccess) map->ptr = memory->ptr;
+		const struct tp_gpu_memory *memory = &card->memory;
+		result = tp_gpu_map_again(gpu, memory, &map->imported);
+		if (result == ncclSuccess && !map->imported.ptr) result = borrow(memory->ptr);
+		if (result == ncclSuccess) map->ptr = map->imported.ptr ? map->imported.ptr : memory->ptr;
 	} else {
 		result = tp_gpu_import(gpu, &card->export, fd, &map->imported);
 		if (result == ncclSuccess) map->ptr = map->imported.ptr;
@@ -152,7 +205,7 @@ static ncclResult_t show(struct tp_boot *boot, const struct tp_gpu_memory *own, 
 		TP_TRY(tp_gpu_export(own, &card->export, fd));
 		card->shows = 1;
 		card->has_fd = *fd >= 0;
-		card->memory = (uintptr_t)own;
+		card->memory = *own;
 	}
 	do tp_secret_random(&card->name, sizeof(card->name)); while (!card->name);
 	socket_name(boot, boot->rank, card->name, name);
@@ -172,7 +225,7 @@ ncclResult_t tp_mem_exchange(struct tp_boot *boot, const struct tp_gpu *gpu, con
 	if (result == ncclSuccess) result = pass_all(boot, cards, wanted, listener, own_fd, fds);
 	for (int l = 0; l < boot->nlocal && result == ncclSuccess; l++) {
 		int rank = boot->local_ranks[l];
-		if (rank == boot->rank) maps[l].ptr = own ? own->ptr : NULL;
+		if (rank == boot->rank) maps[l] = (struct tp_mem_map){ .ptr = own ? own->ptr : NULL, .own = true };
 		else if (wanted[l] && cards[rank].shows) map_peer(boot, gpu, &cards[rank], rank, fds[l], &maps[l]);
 	}
 	/* Whoever leaves may free what others of its process still map by address, and close a listener that they push to. */
@@ -190,6 +243,7 @@ ncclResult_t tp_mem_exchange(struct tp_boot *boot, const struct tp_gpu *gpu, con
 void tp_mem_unmap(struct tp_mem_map *maps, int nlocal)
 {
 	for (int l = 0; maps && l < nlocal; l++) {
+		if (maps[l].ptr && !maps[l].imported.ptr && !maps[l].own) give_back(maps[l].ptr);
 		tp_gpu_free(&maps[l].imported);
 		memset(&maps[l], 0, sizeof(maps[l]));
 	}

@@ -73,7 +73,8 @@ const struct tp_mem_window *tp_mem_window_find(struct tp_mem *mem, const void *p
 /* For the folders above: collective over the communicator, each rank shows its memory to others of its host. */
 struct tp_mem_map {
 	void *ptr;                          /* where this rank's kernels see it; NULL: not mapped */
-	struct tp_gpu_memory imported;      /* ptr NULL where it is this process's own */
+	struct tp_gpu_memory imported;      /* ptr NULL where it is seen where its owner sees it */
+	bool own;                           /* this rank's */
 	char why[96];                       /* not mapped: why */
 };
 /* own: allocated by tp_gpu_alloc (or described likewise), NULL: nothing to show. wanted: [nlocal] by place, where both sides want; the own place
@@ -81,5 +82,7 @@ struct tp_mem_map {
 ncclResult_t tp_mem_exchange(struct tp_boot *boot, const struct tp_gpu *gpu, const struct tp_gpu_memory *own, const bool *wanted,
 	struct tp_mem_map *maps);
 void tp_mem_unmap(struct tp_mem_map *maps, int nlocal);
+/* Gives back memory that was shown: where other ranks of this process still use it (plain memory), when the last of them unmaps. */
+void tp_mem_free_shown(struct tp_gpu_memory *memory);
 
 #endif
