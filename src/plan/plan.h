@@ -213,9 +213,11 @@ struct tp_cost_model {
 	double scale[TP_NALGOS];    /* predicted times are multiplied by it: what a table corrects by measurement */
 };
 void tp_cost_defaults(struct tp_cost_model *model);     /* a small machine, shared memory inside, TCP across */
+void tp_cost_gpu_defaults(struct tp_cost_model *model); /* GPUs with NVLink inside, TCP across; bytes of all channels at once */
 /* The defaults, corrected by the table that TELPHER_TUNE_FILE names. Ranks may see different files: the communicator
  * agrees on one record. */
 ncclResult_t tp_cost_load(struct tp_cost_model *model);
+ncclResult_t tp_cost_load_gpu(struct tp_cost_model *model);     /* the same from the GPUs' defaults */
 /* A table: a line "name value" each, # begins a comment; names are the model's, "inside.latency_us", "scale.RING". Values
  * that aren't named stay. file: for messages. The model changes only on success. */
 ncclResult_t tp_cost_parse_table(const char *text, size_t bytes, const char *file, struct tp_cost_model *model);

@@ -129,11 +129,10 @@ ncclResult_t tp_cost_parse_table(const char *text, size_t bytes, const char *fil
 	return ncclSuccess;
 }
 
-ncclResult_t tp_cost_load(struct tp_cost_model *model)
+static ncclResult_t load(struct tp_cost_model *model)
 {
-	struct tp_cost_model loaded;
+	struct tp_cost_model loaded = *model;
 	const char *path = tp_param_string(&params[0]);
-	tp_cost_defaults(&loaded);
 	if (path && *path) {
 		FILE *f = fopen(path, "re");
 		if (!f) return TP_FAIL(ncclInvalidUsage, "TELPHER_TUNE_FILE names %s, which can't be opened: %s", path, strerror(errno));
@@ -150,6 +149,24 @@ ncclResult_t tp_cost_load(struct tp_cost_model *model)
 		TP_INFO(TP_TUNING, "Cost model corrected by %s", path);
 	}
 	*model = loaded;
+	return ncclSuccess;
+}
+
+ncclResult_t tp_cost_load(struct tp_cost_model *model)
+{
+	struct tp_cost_model defaults;
+	tp_cost_defaults(&defaults);
+	TP_TRY(load(&defaults));
+	*model = defaults;
+	return ncclSuccess;
+}
+
+ncclResult_t tp_cost_load_gpu(struct tp_cost_model *model)
+{
+	struct tp_cost_model defaults;
+	tp_cost_gpu_defaults(&defaults);
+	TP_TRY(load(&defaults));
+	*model = defaults;
 	return ncclSuccess;
 }
 
