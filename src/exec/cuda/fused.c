@@ -1,0 +1,283 @@
+/* Which calls run as fused kernels, as which, with how many blocks, and where in the region their lines lie.
+ *
+ * Everything here is a function of what all ranks agree on, so that no two ranks can run different kernels for one call. The
+ * measure of a message is what a rank has to send (all peers and phases together): LL sends each byte twice but needs nothing
+ * else, LL128 sends 1/15 more, at the cost of a warp that waits for all its lines; what is larger still, the steps move. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "exec/cuda/fused.h"
+#include "exec/cuda/internal.h"
+
+enum {
+	SHARE_BYTES = 16 << 20,             /* of all blocks together, where that gives each slot its least */
+	SHARE_MOST = 512 << 10,
+	LL_UNIT = 32, LL_ROW = 1024, LL128_UNIT = 128,
+	MOST_BYTES = 1 << 30,               /* kernels count units and offsets in 32 bits */
+};
+
+/* ---- the region ---- */
+
+void tp_fused_lay_out(int nlocal, int nchannels, struct tp_fused_layout *out)
+{
+	uint32_t peers = (uint32_t)nlocal - 1, slots = TP_FUSED_PHASES * TP_FUSED_PARITIES * peers;
+	uint32_t budget = (uint32_t)TP_MIN(SHARE_BYTES / nchannels, SHARE_MOST) - 4096;
+	uint32_t ll = TP_MAX(budget / 4 / slots / LL_ROW, 1) * LL_ROW;
+	uint32_t ll128 = TP_MAX((budget - budget / 4) / slots / LL128_UNIT, 1) * LL128_UNIT;
+	uint32_t at = 0;
+	*out = (struct tp_fused_layout){ .slot = { ll, ll128 } };
+	out->heads = at;
+	at += (uint32_t)tp_align_up((size_t)nlocal * TP_FUSED_PARITIES * 16, 128);
+	out->gates = at;
+	at += (uint32_t)tp_align_up((size_t)nlocal * sizeof(uint32_t), 128);
+	out->lines[0] = at;
+	at += slots * ll;
+	out->lines[1] = at;
+	at += slots * ll128;
+	out->share = at;
+}
+
+size_t tp_fused_region_bytes(int nlocal, int nchannels)
+{
+	if (nlocal < 2) return 0;
+	struct tp_fused_layout layout;
+	tp_fused_lay_out(nlocal, nchannels, &layout);
+	return (size_t)layout.share * (size_t)nchannels;
+}
+
+/* ---- tables ---- */
+
+void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
+{
+	enum { KB = 1 << 10, MB = 1 << 20 };
+	*out = (struct tp_fused_table){
+		/* NVLink. Two ranks send as much in one shot as in two; with more, two shots soon send less. */
+		.limits = {
+			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1536 * KB },
+			[TP_FUSED_TWO_SHOT] = { 96 * KB, 128 * MB },
+			[TP_FUSED_GATHER] = { 96 * KB, 32 * MB },
+			[TP_FUSED_SCATTER] = { 96 * KB, 32 * MB },
+			[TP_FUSED_PAIRS] = { 96 * KB, 32 * MB },
+			[TP_FUSED_ROOTED] = { 96 * KB, 1 * MB },
+		},
+		.threads = { 256, 512 },
+		.max_blocks = TP_DEV_MAX_CHANNELS,
+		.allows_128 = 1,
+		.window = 1 * MB,
+	};
+	if (!shared_gpu) return;
+	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. */
+	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 2 * MB, 8 * MB };
+	out->limits[TP_FUSED_ROOTED] = (struct tp_fused_limit){ 1 * MB, 1 * MB };
+}
+
+/* ---- agreement ---- */
+
+/* What each rank says; usable where all say so. Of tables, rank 0's counts. */
+struct word {
+	uint32_t version, usable, allows_128;
+	struct tp_fused_table table;
+};
+enum { WORD_VERSION = 1 };
+
+static bool see_regions(struct tp_boot *boot, struct tp_links *links, struct tp_fused *f)
+{
+	if (boot->nhosts != 1 || boot->nlocal != boot->nranks) {
+		snprintf(f->why_not, sizeof(f->why_not), "the ranks are on %d hosts", boot->nhosts);
+		return false;
+	}
+	if (boot->nranks < 2 || boot->nranks > TP_DEV_MAX_LOCAL) {
+		snprintf(f->why_not, sizeof(f->why_not), "%d ranks: fused kernels are for 2 to %d", boot->nranks, TP_DEV_MAX_LOCAL);
+		return false;
+	}
+	for (int r = 0; r < boot->nranks; r++) {
+		f->region[r] = (uint64_t)(uintptr_t)tp_links_region(links, r);
+		if (f->region[r]) continue;
+		snprintf(f->why_not, sizeof(f->why_not), "rank %d's region isn't mapped here", r);
+		return false;
+	}
+	return true;
+}
+
+/* Does all that this rank exchanges go over NVLink? There a warp's 128 bytes land whole. */
+static bool is_nvlink(struct tp_boot *boot, struct tp_links *links)
+{
+	for (int r = 0; r < boot->nranks; r++) {
+		struct tp_link_path path;
+		if (r == boot->rank) continue;
+		if (tp_links_path(links, boot->rank, r, &path) != ncclSuccess || !strstr(path.text, "NV")) return false;
+	}
+	return true;
+}
+
+ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const struct tp_fused_options *options, struct tp_fused *out)
+{
+	struct tp_fused f = { .shared_gpu = options->shared_gpu, .rank = boot->rank, .nranks = boot->nranks, .comm = options->comm,
+		.counts = options->counts };
+	struct word mine = { .version = WORD_VERSION };
+	mine.usable = see_regions(boot, links, &f);
+	tp_fused_defaults(options->shared_gpu, boot->nranks, &mine.table);
+	if (options->nchannels < (int)mine.table.max_blocks) mine.table.max_blocks = (uint32_t)options->nchannels;
+	mine.allows_128 = mine.table.allows_128 && (options->shared_gpu || is_nvlink(boot, links));
+	struct word *words = tp_alloc((size_t)boot->nranks, sizeof(*words), "what ranks say of fused kernels");
+	if (!words) return ncclSystemError;
+	words[boot->rank] = mine;
+	ncclResult_t result = tp_boot_all_gather(boot, words, sizeof(*words));
+	f.usable = true;
+	f.table = words[0].table;
+	for (int r = 0; r < boot->nranks && result == ncclSuccess; r++) {
+		if (words[r].version != WORD_VERSION)
+			result = TP_FAIL(ncclInvalidUsage, "rank %d's fused kernels speak version %u, rank %d's %u: all ranks need the same library", r,
+				words[r].version, boot->rank, WORD_VERSION);
+		if (!words[r].usable) {
+			f.usable = false;
+			if (!f.why_not[0]) snprintf(f.why_not, sizeof(f.why_not), "rank %d doesn't reach all others' memory", r);
+		}
+		f.table.allows_128 &= words[r].allows_128;
+		f.table.max_blocks = TP_MIN(f.table.max_blocks, words[r].table.max_blocks);
+	}
+	free(words);
+	if (result != ncclSuccess) return result;
+	if (f.usable) tp_fused_lay_out(boot->nranks, options->nchannels, &f.layout);
+	else TP_INFO(TP_TUNING, "rank %d: no fused kernels: %s", boot->rank, f.why_not);
+	*out = f;
+	return ncclSuccess;
+}
+
+/* ---- calls ---- */
+
+struct shape {
+	enum tp_fused_class class;
+	const char *name[2];
+	enum tp_fused_pattern pattern;
+	bool reduces, gathers;
+	size_t slice, total, in_stride, out_stride, sends;
+};
+
+static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape shape, size_t bytes, struct shape *out)
+{
+	size_t n = (size_t)f->nranks, peers = n - 1;
+	struct shape s = { .slice = bytes, .total = bytes, .sends = bytes * peers };
+	if (shape == TP_SHAPE_ONE_SHOT) {
+		s.class = TP_FUSED_ONE_SHOT;
+		s.name[0] = "ONE_SHOT/LL", s.name[1] = "ONE_SHOT/LL128";
+		s.reduces = true;
+	} else if (shape == TP_SHAPE_TWO_SHOT) {
+		s.class = TP_FUSED_TWO_SHOT;
+		s.name[0] = "TWO_SHOT/LL", s.name[1] = "TWO_SHOT/LL128";
+		s.reduces = s.gathers = true;
+		s.sends = bytes / n * peers * 2;
+	} else if (shape == TP_SHAPE_DIRECT) {
+		s.name[0] = "DIRECT/LL", s.name[1] = "DIRECT/LL128";
+		s.class = TP_FUSED_ROOTED;
+		switch (coll) {
+		case TP_ALL_GATHER:
+			s.class = TP_FUSED_GATHER;
+			s.out_stride = bytes;
+			break;
+		case TP_REDUCE_SCATTER:
+			s.class = TP_FUSED_SCATTER;
+			s.reduces = true;
+			s.in_stride = bytes;
+			s.total = bytes * n;
+			break;
+		case TP_ALL_TO_ALL:
+			s.class = TP_FUSED_PAIRS;
+			s.in_stride = s.out_stride = bytes;
+			s.total = bytes * n;
+			break;
+		case TP_BROADCAST:
+			s.pattern = TP_FUSED_FROM_ROOT;
+			break;
+		case TP_SCATTER:
+			s.pattern = TP_FUSED_FROM_ROOT;
+			s.in_stride = bytes;
+			s.total = bytes * n;
+			break;
+		case TP_GATHER:
+			s.pattern = TP_FUSED_TO_ROOT;
+			s.out_stride = bytes;
+			break;
+		case TP_REDUCE:
+			s.pattern = TP_FUSED_TO_ROOT;
+			s.reduces = true;
+			break;
+		default:
+			return false;
+		}
+	} else {
+		return false;
+	}
+	*out = s;
+	return bytes && s.total <= MOST_BYTES && bytes <= MOST_BYTES;
+}
+
+static int protocol_of(const struct tp_fused *f, const struct shape *s)
+{
+	const struct tp_fused_limit *limit = &f->table.limits[s->class];
+	if (s->sends <= limit->ll) return 0;
+	return f->table.allows_128 && s->sends <= limit->ll128 ? 1 : -1;
+}
+
+static void fill_args(const struct tp_fused *f, const struct tp_exec_call *call, const struct shape *s, struct tp_fused_args *args)
+{
+	*args = (struct tp_fused_args){ .comm = f->comm, .input = (uint64_t)(uintptr_t)call->input,
+		.output = (uint64_t)(uintptr_t)call->output, .slice_bytes = s->slice, .total_bytes = s->total, .in_stride = s->in_stride,
+		.out_stride = s->out_stride, .layout = f->layout, .tag = call->tag, .rank = (int16_t)f->rank, .nranks = (int16_t)f->nranks,
+		.root = (int16_t)call->plan->spec.root, .pattern = (uint8_t)s->pattern, .gathers = s->gathers, .gives_way = f->shared_gpu, .counts = f->counts };
+	memcpy(args->region, f->region, sizeof(args->region));
+	if (s->reduces) tp_cuda_fill_reduce(call, &args->reduce);
+}
+
+/* Blocks for so many units of `lanes` threads each: as few as keep every thread busy once, as many as there are. */
+static void spread(const struct tp_fused *f, int protocol, uint32_t units, uint32_t lanes, struct tp_fused_launch *out)
+{
+	uint32_t threads = f->table.threads[protocol];
+	uint32_t blocks = (uint32_t)TP_MIN(tp_div_up((size_t)units * lanes, threads), f->table.max_blocks);
+	uint32_t each = TP_MIN((uint32_t)tp_div_up(units, blocks), out->args.units_a_round);
+	/* A warp more than the units need: it looks after the heads. */
+	out->blocks = blocks;
+	out->threads = (unsigned)TP_MIN(tp_align_up((size_t)each * lanes, 32) + 32, TP_DEV_THREADS);
+}
+
+bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_launch *out)
+{
+	struct shape s;
+	if (!f->usable || !call->plan || !shape_of(f, call->plan->spec.coll, call->plan->shape, call->block_bytes, &s)) return false;
+	int protocol = protocol_of(f, &s);
+	if (protocol < 0) return false;
+	const uint32_t data = protocol ? 120 : 16, lanes = protocol ? 8 : 1;
+	uint32_t units = (uint32_t)tp_div_up(s.slice, data);
+	if (s.gathers) {
+		units = (uint32_t)tp_div_up(units, (size_t)f->nranks);
+		s.slice = s.in_stride = s.out_stride = (size_t)units * data;
+	}
+	out->kind = protocol ? TP_FUSED_LL128 : TP_FUSED_LL;
+	out->reduces = s.reduces;
+	out->name = s.name[protocol];
+	fill_args(f, call, &s, &out->args);
+	out->args.units = units;
+	out->args.units_a_round = f->layout.slot[protocol] / (protocol ? LL128_UNIT : LL_UNIT);
+	spread(f, protocol, units, lanes, out);
+	return true;
+}
+
+bool tp_fused_suggest(const struct tp_fused *f, enum tp_coll coll, size_t block_bytes, enum tp_algo *out)
+{
+	struct shape s;
+	if (!f->usable) return false;
+	static const enum tp_shape shapes[] = { TP_SHAPE_ONE_SHOT, TP_SHAPE_TWO_SHOT };
+	static const enum tp_algo algos[] = { TP_ALGO_ONE_SHOT, TP_ALGO_TWO_SHOT };
+	if (coll != TP_ALL_REDUCE) {
+		if (!shape_of(f, coll, TP_SHAPE_DIRECT, block_bytes, &s) || protocol_of(f, &s) < 0) return false;
+		*out = TP_ALGO_DIRECT;
+		return true;
+	}
+	for (size_t i = 0; i < TP_ARRAY_LEN(shapes); i++) {
+		if (!shape_of(f, coll, shapes[i], block_bytes, &s) || protocol_of(f, &s) < 0) continue;
+		*out = algos[i];
+		return true;
+	}
+	return false;
+}

@@ -1,0 +1,118 @@
+/* Fused kernels: a plan whose whole is a well-known shape, run between ranks that load and store each other's memory, with
+ * the flags in the data. What the host passes to them, and the host's side: which call runs as which kernel, and how the
+ * region is laid out. Read by C and CUDA C.
+ *
+ * The region (tp_links_region) is divided among blocks: block b of every rank talks with the blocks b of its peers and with
+ * nobody else. Of a block's share, every peer has its own part:
+ *   heads  two lines (by the epoch's parity) that say what call the peer's block is in: {tag, flag, bytes, flag};
+ *   gates  a counter for barriers;
+ *   LL     slots of 16-byte lines, {data, flag, data, flag};
+ *   LL128  slots of 128-byte lines, 120 bytes of data and two flags.
+ * Slots exist for two phases (scatter, gather) by two parities. Nothing but lines of one protocol is ever written to a slot, so
+ * a flag is never taken for data nor data for a flag. */
+#ifndef TP_EXEC_CUDA_FUSED_H
+#define TP_EXEC_CUDA_FUSED_H
+
+#include "exec/cuda/device.h"
+
+/* Kernels: tp_ll_<type>_<op>, tp_ll128_<type>_<op> (all-reduce in one or two shots, reduce-scatter, reduce), tp_ll_copy,
+ * tp_ll128_copy (all-gather, all-to-all, broadcast, gather, scatter), tp_window_<type>_<op> (all-reduce and reduce-scatter of
+ * memory that all ranks have mapped). */
+enum tp_fused_kind { TP_FUSED_LL, TP_FUSED_LL128, TP_FUSED_WINDOW, TP_FUSED_KINDS };
+
+enum { TP_FUSED_PHASES = 2, TP_FUSED_PARITIES = 2, TP_FUSED_INLINE = 8 };
+
+/* Who sends to whom. */
+enum tp_fused_pattern { TP_FUSED_ALL, TP_FUSED_FROM_ROOT, TP_FUSED_TO_ROOT };
+
+/* A block's share of a region, in bytes from its beginning; each block has `share` bytes. The share's first bytes are zero. */
+struct tp_fused_layout {
+	uint32_t share;
+	uint32_t heads, gates;
+	uint32_t lines[2];                  /* LL, LL128: the slots of (phase, parity, peer) */
+	uint32_t slot[2];                   /* bytes of one slot */
+};
+
+/* Arguments of every fused kernel. Each rank has a slice for each rank: bytes at input + rank * in_stride. */
+struct tp_fused_args {
+	uint64_t comm;                              /* struct tp_dev_comm */
+	uint64_t region[TP_FUSED_INLINE];           /* of the first ranks; the others' are in comm */
+	uint64_t input, output;
+	uint64_t slice_bytes, total_bytes;          /* of a slice; all slices end at total_bytes */
+	uint64_t in_stride, out_stride;
+	uint32_t units, units_a_round;              /* of a slice; that a block's slot holds */
+	struct tp_fused_layout layout;
+	uint32_t tag;
+	int16_t rank, nranks, root;
+	uint8_t pattern;                            /* enum tp_fused_pattern */
+	uint8_t gathers;                            /* two-shot: what was reduced goes to all */
+	uint8_t gives_way;                          /* peers run on the same GPU */
+	uint8_t counts;                             /* somebody wants to know when kernels are done */
+	struct tp_dev_reduce reduce;
+	/* TP_FUSED_WINDOW: where this rank's kernels see each rank's windows (uint64_t [nranks] in device memory), and how far in the
+	 * buffers lie. */
+	uint64_t in_bases, in_offset, out_bases, out_offset;
+};
+
+#ifndef __cplusplus
+#include "exec/exec.h"
+#include "gpu/gpu.h"
+
+/* Which protocol up to how many bytes, counted as what a rank sends to all peers together (of user data, both phases). From `lines128`
+ * on nothing is fused. The same on all ranks. */
+enum tp_fused_class { TP_FUSED_ONE_SHOT, TP_FUSED_TWO_SHOT, TP_FUSED_GATHER, TP_FUSED_SCATTER, TP_FUSED_PAIRS, TP_FUSED_ROOTED, TP_FUSED_CLASSES };
+struct tp_fused_limit { uint64_t ll, ll128; };
+struct tp_fused_table {
+	struct tp_fused_limit limits[TP_FUSED_CLASSES];
+	uint32_t threads[2];                        /* a block's, LL and LL128: more blocks only once these are busy */
+	uint32_t max_blocks;
+	uint32_t allows_128;                        /* lines of 128 bytes arrive whole here */
+	uint64_t window;                            /* all-reduces of registered memory from so many bytes on in windows */
+};
+
+/* What of a communicator decides; the same on all ranks but for the addresses. */
+struct tp_fused {
+	bool usable;                                /* all ranks on one host, and each sees all regions */
+	bool shared_gpu, counts;
+	int rank, nranks;
+	uint64_t comm;
+	uint64_t region[TP_DEV_MAX_LOCAL];
+	struct tp_fused_layout layout;
+	struct tp_fused_table table;
+	char why_not[96];                           /* where !usable */
+};
+
+struct tp_fused_options {
+	const struct tp_gpu *gpu;
+	int nchannels;                              /* blocks at most */
+	bool shared_gpu;
+	bool counts;
+	uint64_t comm;                              /* struct tp_dev_comm, the device's address */
+};
+
+void tp_fused_lay_out(int nlocal, int nchannels, struct tp_fused_layout *out);
+/* Bytes of a rank's region. */
+size_t tp_fused_region_bytes(int nlocal, int nchannels);
+/* Collective over the communicator: all ranks agree whether, and on the table. */
+ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const struct tp_fused_options *options, struct tp_fused *out);
+
+struct tp_fused_launch {
+	enum tp_fused_kind kind;
+	bool reduces;                               /* the kernel is of call->reduce's type and operation; else the kind's copying one */
+	unsigned blocks, threads;
+	const char *name;                           /* "ONE_SHOT/LL" */
+	struct tp_fused_args args;
+};
+/* How a call runs as a fused kernel; false: it doesn't. A function of what all ranks agree on, addresses aside. */
+bool tp_fused_fit(const struct tp_fused *fused, const struct tp_exec_call *call, struct tp_fused_launch *out);
+/* The same for buffers in memory that all ranks have mapped, with the same offsets on all ranks; bases: as in struct tp_fused_args. */
+struct tp_fused_windows { uint64_t in_bases, in_offset, out_bases, out_offset; };
+bool tp_fused_fit_windows(const struct tp_fused *fused, const struct tp_exec_call *call, const struct tp_fused_windows *windows,
+	struct tp_fused_launch *out);
+/* Which algorithm these kernels want for a message, before there is a plan; false: they have no opinion. */
+bool tp_fused_suggest(const struct tp_fused *fused, enum tp_coll coll, size_t block_bytes, enum tp_algo *out);
+
+/* Tables. */
+void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out);
+#endif
+#endif
