@@ -94,6 +94,8 @@ struct tp_dev_program {
 	uint32_t scratch_at, pad;
 };
 enum { TP_DEV_PROGRAM_REDUCES = 1 };
+/* What a block can hold: groups; operands of the steps at hand, of which each group has its share; lanes. */
+enum { TP_DEV_GROUPS = 16, TP_DEV_ROOM = 512, TP_DEV_LANES = 256 };
 
 struct tp_dev_lane { uint32_t first_step, nsteps; };
 

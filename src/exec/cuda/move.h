@@ -20,7 +20,7 @@ enum {
 struct tp_work {
 	uint32_t nsrc, to, ndst, flags;
 	uint32_t bytes;
-	uint32_t step, chunk_bytes;             /* for who publishes it */
+	uint32_t step, chunk_bytes, value;      /* for who publishes it */
 };
 
 /* Up to 16 bytes at any address. */
@@ -226,16 +226,16 @@ template <class T, class O> TP_DEVICE void tp_reduce(const tp_work &w, const uin
 
 /* How a steps kernel moves. */
 template <class T, class O> struct tp_mover {
-	TP_METHOD void move(const tp_work &w, const uint64_t *at, int thread, int threads, const tp_dev_reduce &r)
+	TP_METHOD void move(const tp_work &w, const uint64_t *at, int thread, int threads, const tp_dev_reduce *r)
 	{
 		TP_HIDE(thread);
 		TP_HIDE(threads);
 		if (w.flags & TP_WORK_PLAIN) tp_copy(w, at, thread, threads);
-		else tp_reduce<T, O>(w, at, thread, threads, r);
+		else tp_reduce<T, O>(w, at, thread, threads, *r);
 	}
 };
 struct tp_mover_copy {
-	TP_METHOD void move(const tp_work &w, const uint64_t *at, int thread, int threads, const tp_dev_reduce &)
+	TP_METHOD void move(const tp_work &w, const uint64_t *at, int thread, int threads, const tp_dev_reduce *)
 	{
 		TP_HIDE(thread);
 		TP_HIDE(threads);

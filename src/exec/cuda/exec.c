@@ -1,0 +1,164 @@
+/* The CUDA executor's life, and what its kernels say. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "exec/cuda/internal.h"
+
+size_t tp_cuda_region_bytes(int nlocal_max, int nchannels)
+{
+	return tp_fused_region_bytes(nlocal_max, nchannels);
+}
+
+/* What the kernels know of the communicator; epochs and counters begin at zero. */
+static ncclResult_t upload_comm(struct tp_cuda_exec *exec, const struct tp_cuda_options *options)
+{
+	const struct tp_boot *boot = exec->boot;
+	struct tp_dev_comm comm = { .rank = boot->rank, .nranks = boot->nranks, .local = boot->local, .nlocal = boot->nlocal,
+		.status = (uint64_t)(uintptr_t)exec->status_memory.ptr, .shared_gpu = options->shared_gpu, .counts = options->counts };
+	for (int i = 0; i < boot->nlocal && i < TP_DEV_MAX_LOCAL; i++)
+		comm.region[i] = (uint64_t)(uintptr_t)tp_links_region(exec->links, boot->local_ranks[i]);
+	TP_TRY(tp_cuda_upload(exec, exec->comm, &comm, sizeof(comm)));
+	return tp_cuda_upload_wait(exec);
+}
+
+static ncclResult_t create_stream(struct tp_cuda_exec *exec)
+{
+	bool pushed;
+	int mode;
+	TP_TRY(tp_gpu_enter(exec->gpu, &pushed));
+	tp_gpu_relax(&mode);
+	CUresult result = tp_cuda->StreamCreate(&exec->stream, CU_STREAM_NON_BLOCKING);
+	tp_gpu_unrelax(mode);
+	tp_gpu_leave(pushed);
+	return result == CUDA_SUCCESS ? ncclSuccess : tp_gpu_fail(__FILE__, __LINE__, __func__, exec->gpu, "StreamCreate", result);
+}
+
+static ncclResult_t take_all(struct tp_cuda_exec *exec)
+{
+	size_t nends = (size_t)exec->boot->nranks * 2 * TP_LINK_CLASSES * (size_t)exec->nchannels;
+	exec->ends = tp_alloc(nends, sizeof(*exec->ends), "ends of links");
+	exec->local_ends = tp_alloc((size_t)exec->nchannels * 2 * TP_CUDA_LOCAL_LINKS, sizeof(*exec->local_ends), "ends of links");
+	if (!exec->ends || !exec->local_ends) return ncclSystemError;
+	TP_TRY(tp_cuda_kernels_load(exec->gpu, &exec->kernels));
+	TP_TRY(create_stream(exec));
+	TP_TRY(tp_gpu_alloc_host(exec->gpu, TP_CUDA_STAGING_BYTES, "uploads", &exec->staging_memory));
+	TP_TRY(tp_gpu_alloc_host(exec->gpu, sizeof(struct tp_dev_status), "the kernels' status", &exec->status_memory));
+	exec->status = exec->status_memory.host;
+	return tp_cuda_take_memory(exec, sizeof(struct tp_dev_comm), "a communicator on the GPU", &exec->comm);
+}
+
+/* The largest chunk that every slot holds. */
+static size_t limit_chunks(const struct tp_cuda_exec *exec)
+{
+	enum { MOST = 64 << 20 };       /* kernels count a chunk's bytes in 32 bits */
+	size_t limit = exec->boot->nranks > 1 ? tp_links_inline_capacity(exec->links, false) : MOST;
+	if (tp_links_have_net(exec->links)) limit = TP_MIN(limit, tp_links_inline_capacity(exec->links, true));
+	return TP_MIN(limit, (size_t)MOST);
+}
+
+ncclResult_t tp_cuda_exec_create(struct tp_boot *boot, struct tp_links *links, const struct tp_cuda_options *options, struct tp_cuda_exec **out)
+{
+	if (options->nchannels < 1 || options->nchannels > TP_DEV_MAX_CHANNELS)
+		return TP_FAIL(ncclInternalError, "rank %d: %d channels for the GPU: 1 to %d are possible", boot->rank, options->nchannels, TP_DEV_MAX_CHANNELS);
+	struct tp_cuda_exec *exec = tp_alloc(1, sizeof(*exec), "a CUDA executor");
+	if (!exec) return ncclSystemError;
+	exec->boot = boot;
+	exec->links = links;
+	exec->gpu = options->gpu;
+	exec->nchannels = options->nchannels;
+	exec->shared_gpu = options->shared_gpu;
+	exec->chunk_limit = limit_chunks(exec);
+	ncclResult_t result = take_all(exec);
+	if (result == ncclSuccess) result = upload_comm(exec, options);
+	struct tp_fused_options fused = { .gpu = options->gpu, .nchannels = options->nchannels, .shared_gpu = options->shared_gpu,
+		.counts = options->counts, .comm = exec->comm };
+	if (result == ncclSuccess) result = tp_fused_init(boot, links, &fused, &exec->fused);
+	if (result == ncclSuccess) *out = exec;
+	else tp_cuda_exec_destroy(exec);
+	return result;
+}
+
+void tp_cuda_exec_destroy(struct tp_cuda_exec *exec)
+{
+	bool pushed;
+	if (!exec) return;
+	if (exec->stream && tp_gpu_enter(exec->gpu, &pushed) == ncclSuccess) {
+		int mode;
+		tp_gpu_relax(&mode);
+		tp_cuda->StreamDestroy(exec->stream);
+		tp_gpu_unrelax(mode);
+		tp_gpu_leave(pushed);
+	}
+	for (int b = 0; b < TP_CUDA_PLAN_BUCKETS; b++) {
+		for (struct tp_cuda_plan *p = exec->plans[b], *next; p; p = next) {
+			next = p->next;
+			free(p);
+		}
+	}
+	tp_cuda_free_memory(exec);
+	if (exec->staging_memory.host) tp_gpu_free(&exec->staging_memory);
+	if (exec->status_memory.host) tp_gpu_free(&exec->status_memory);
+	free(exec->ends);
+	free(exec->local_ends);
+	free(exec);
+}
+
+/* ---- plans ---- */
+
+static unsigned bucket_of(const struct tp_plan *plan)
+{
+	uintptr_t at = (uintptr_t)plan;
+	return (unsigned)(at >> 5 ^ at >> 11) % TP_CUDA_PLAN_BUCKETS;
+}
+
+/* A plan that was freed and another made at its place with the same specification has the same programs: generators
+ * depend on nothing else. */
+static bool is_plan(const struct tp_cuda_plan *p, const struct tp_plan *plan)
+{
+	return p->plan == plan && p->source == plan->programs && p->spec.coll == plan->spec.coll && p->spec.algo == plan->spec.algo &&
+		p->spec.root == plan->spec.root && p->spec.nchannels == plan->spec.nchannels;
+}
+
+struct tp_cuda_plan *tp_cuda_find_plan(struct tp_cuda_exec *exec, const struct tp_plan *plan)
+{
+	struct tp_cuda_plan *p = exec->last;
+	if (p && is_plan(p, plan)) return p;
+	for (p = exec->plans[bucket_of(plan)]; p && !is_plan(p, plan); p = p->next) { }
+	if (p) exec->last = p;
+	return p;
+}
+
+ncclResult_t tp_cuda_exec_prepare(struct tp_cuda_exec *exec, const struct tp_plan *plan)
+{
+	struct tp_cuda_plan *p;
+	if (tp_cuda_find_plan(exec, plan)) return ncclSuccess;
+	TP_TRY(tp_cuda_compile(exec, plan, &p));
+	struct tp_cuda_plan **at = &exec->plans[bucket_of(plan)];
+	p->next = *at;
+	*at = exec->last = p;
+	return ncclSuccess;
+}
+
+/* ---- status ---- */
+
+void tp_cuda_exec_status(struct tp_cuda_exec *exec, struct tp_cuda_status *out)
+{
+	struct tp_dev_status *status = exec->status;
+	*out = (struct tp_cuda_status){ .launched = atomic_load_explicit(&exec->launched, memory_order_relaxed),
+		/* Pairs with tp_kernel_end. */
+		.completed = __atomic_load_n(&status->completed, __ATOMIC_ACQUIRE) };
+	out->fault = (enum tp_cuda_fault)__atomic_load_n(&status->fault, __ATOMIC_ACQUIRE);     /* pairs with tp_block_fault */
+	if (out->fault != TP_CUDA_FINE) {
+		out->peer = status->peer;
+		out->channel = status->channel;
+		out->found = status->found;
+		out->expected = status->expected;
+	} else if (__atomic_load_n(&status->abort, __ATOMIC_RELAXED)) {
+		out->fault = TP_CUDA_ABORTED;
+	}
+}
+
+void tp_cuda_exec_abort(struct tp_cuda_exec *exec)
+{
+	__atomic_store_n(&exec->status->abort, 1, __ATOMIC_RELEASE);        /* polled by tp_block_stopped */
+}

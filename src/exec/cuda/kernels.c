@@ -1,0 +1,190 @@
+/* Kernels: from the images in this library to functions of a context. All of them are loaded at once, for a lazy load may wait
+ * for a kernel that spins. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "exec/cuda/internal.h"
+
+static struct tp_param params[] = {
+	{ .name = "TELPHER_CUDA_KERNELS", .kind = TP_PARAM_STRING,
+		.doc = "A file with GPU kernels (a fatbin) to use instead of those in the library, for trying others" },
+};
+TP_PARAM_TABLE("exec", params)
+
+enum { MOST_MODULES = 32, MOST_IMAGE_BYTES = 64 << 20 };
+
+static const char *const kind_names[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = "steps", [TP_CUDA_FUSED + TP_FUSED_LL] = "ll",
+	[TP_CUDA_FUSED + TP_FUSED_LL128] = "ll128", [TP_CUDA_FUSED + TP_FUSED_WINDOW] = "window" };
+static const bool kind_copies[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = true, [TP_CUDA_FUSED + TP_FUSED_LL] = true,
+	[TP_CUDA_FUSED + TP_FUSED_LL128] = true };
+static const char *const op_names[TP_CUDA_NOPS] = { [ncclSum] = "sum", [ncclProd] = "prod", [ncclMax] = "max", [ncclMin] = "min" };
+static const char *const type_names[ncclNumTypes] = { [ncclInt8] = "i8", [ncclUint8] = "u8", [ncclInt32] = "i32", [ncclUint32] = "u32",
+	[ncclInt64] = "i64", [ncclUint64] = "u64", [ncclFloat16] = "f16", [ncclFloat32] = "f32", [ncclFloat64] = "f64",
+	[ncclBfloat16] = "bf16", [ncclFloat8e4m3] = "e4m3", [ncclFloat8e5m2] = "e5m2" };
+
+struct loading {
+	struct tp_cuda_kernels *kernels;
+	CUmodule modules[MOST_MODULES];
+	int nmodules, at;               /* at: where the last function was */
+	int resident;                   /* blocks on a multiprocessor, the least so far */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct tp_cuda_kernels *loaded;
+
+bool tp_cuda_kernels_built(void)
+{
+	return tp_cuda_nimages > 0 || tp_param_string(&params[0]);
+}
+
+/* Sums and products don't know signs. */
+static ncclDataType_t plain_type(ncclDataType_t type, ncclRedOp_t op)
+{
+	if (op != ncclSum && op != ncclProd) return type;
+	return type == ncclInt8 ? ncclUint8 : type == ncclInt32 ? ncclUint32 : type == ncclInt64 ? ncclUint64 : type;
+}
+
+/* Its code is there from now on. */
+static ncclResult_t load_function(struct loading *l, CUfunction function, const char *name)
+{
+	const struct tp_gpu *gpu = l->kernels->gpu;
+	int value, blocks;
+	(void)name;
+	if (tp_cuda->FuncLoad) TP_CUDA_TRY(gpu, FuncLoad(function));
+	else TP_CUDA_TRY(gpu, FuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, function));
+	TP_CUDA_TRY(gpu, OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, TP_DEV_THREADS, 0));
+	if (blocks < l->resident) l->resident = blocks;
+	return ncclSuccess;
+}
+
+static ncclResult_t find_function(struct loading *l, const char *name, CUfunction *out)
+{
+	for (int i = 0; i < l->nmodules; i++) {
+		int m = (l->at + i) % l->nmodules;
+		CUresult found = tp_cuda->ModuleGetFunction(out, l->modules[m], name);
+		if (found == CUDA_ERROR_NOT_FOUND) continue;
+		if (found != CUDA_SUCCESS)
+			return tp_gpu_fail(__FILE__, __LINE__, __func__, l->kernels->gpu, "ModuleGetFunction", found);
+		l->at = m;
+		return load_function(l, *out, name);
+	}
+	return TP_FAIL(ncclSystemError, "the kernel %s isn't among those for %s (compute capability %d.%d): %s", name, l->kernels->gpu->name,
+		l->kernels->gpu->major, l->kernels->gpu->minor, tp_param_string(&params[0]) ? "TELPHER_CUDA_KERNELS names a file without it" :
+		"this library wasn't built as a whole");
+}
+
+static ncclResult_t find_kind(struct loading *l, enum tp_cuda_kind kind)
+{
+	struct tp_cuda_kernels *k = l->kernels;
+	char name[64];
+	for (int type = 0; type < ncclNumTypes; type++) {
+		for (int op = 0; op < TP_CUDA_NOPS; op++) {
+			if ((int)plain_type(type, op) != type) continue;
+			snprintf(name, sizeof(name), "tp_%s_%s_%s", kind_names[kind], type_names[type], op_names[op]);
+			TP_TRY(find_function(l, name, &k->reduce[kind][type][op]));
+		}
+	}
+	for (int type = 0; type < ncclNumTypes; type++)
+		for (int op = 0; op < TP_CUDA_NOPS; op++) k->reduce[kind][type][op] = k->reduce[kind][plain_type(type, op)][op];
+	if (!kind_copies[kind]) return ncclSuccess;
+	snprintf(name, sizeof(name), "tp_%s_copy", kind_names[kind]);
+	return find_function(l, name, &k->copy[kind]);
+}
+
+static ncclResult_t load_image(struct loading *l, const char *name, const void *data)
+{
+	const struct tp_gpu *gpu = l->kernels->gpu;
+	CUresult result = tp_cuda->ModuleLoadData(&l->modules[l->nmodules], data);
+	if (result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_INVALID_PTX)
+		return TP_FAIL(ncclSystemError, "this library has no kernels for %s (compute capability %d.%d): it is older than what they are built for, or "
+			"the driver (%d.%d) is too old to compile them", gpu->name, gpu->major, gpu->minor, gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
+	if (result != CUDA_SUCCESS) return tp_gpu_fail(__FILE__, __LINE__, __func__, gpu, name, result);
+	l->nmodules++;
+	return ncclSuccess;
+}
+
+static ncclResult_t load_file(struct loading *l, const char *path)
+{
+	FILE *file = fopen(path, "re");
+	if (!file) return TP_FAIL(ncclSystemError, "TELPHER_CUDA_KERNELS: %s can't be opened: %m", path);
+	unsigned char *data = malloc(MOST_IMAGE_BYTES);
+	size_t bytes = data ? fread(data, 1, MOST_IMAGE_BYTES, file) : 0;
+	ncclResult_t result = ncclSuccess;
+	if (!data) result = TP_FAIL(ncclSystemError, "no memory for the kernels of %s", path);
+	else if (!bytes || bytes == MOST_IMAGE_BYTES)
+		result = TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_KERNELS: %s has %s %d bytes", path, bytes ? "more than" : "none of up to", MOST_IMAGE_BYTES);
+	fclose(file);
+	if (result == ncclSuccess) result = load_image(l, path, data);
+	free(data);
+	return result;
+}
+
+static ncclResult_t load_images(struct loading *l)
+{
+	const char *path = tp_param_string(&params[0]);
+	if (path) return load_file(l, path);
+	if (!tp_cuda_nimages)
+		return TP_FAIL(ncclSystemError, "this library was built without nvcc and has no GPU kernels: install CUDA's compiler and build it again, or set "
+			"TELPHER_DEVICE=host");
+	for (int i = 0; i < tp_cuda_nimages; i++) TP_TRY(load_image(l, tp_cuda_images[i].name, tp_cuda_images[i].data));
+	return ncclSuccess;
+}
+
+static ncclResult_t load_all(struct loading *l)
+{
+	TP_TRY(load_images(l));
+	for (enum tp_cuda_kind kind = 0; kind < TP_CUDA_NKINDS; kind++) {
+		l->at = 0;
+		TP_TRY(find_kind(l, kind));
+	}
+	TP_TRY(find_function(l, "tp_transfers", &l->kernels->transfers));
+	TP_TRY(find_function(l, "tp_transfers_more", &l->kernels->transfers_more));
+	if (l->resident < 1)
+		return TP_FAIL(ncclSystemError, "a block of %d threads of our kernels doesn't fit %s", TP_DEV_THREADS, l->kernels->gpu->name);
+	l->kernels->resident = l->resident * l->kernels->gpu->sms;
+	return ncclSuccess;
+}
+
+static ncclResult_t load_new(const struct tp_gpu *gpu, struct tp_cuda_kernels **out)
+{
+	struct loading l = { .kernels = tp_alloc(1, sizeof(struct tp_cuda_kernels), "the table of kernels"), .resident = 1 << 16 };
+	bool pushed;
+	int mode;
+	if (!l.kernels) return ncclSystemError;
+	l.kernels->gpu = gpu;
+	ncclResult_t result = tp_gpu_enter(gpu, &pushed);
+	if (result == ncclSuccess) {
+		tp_gpu_relax(&mode);
+		result = load_all(&l);
+		for (int m = 0; result != ncclSuccess && m < l.nmodules; m++) tp_cuda->ModuleUnload(l.modules[m]);
+		tp_gpu_unrelax(mode);
+		tp_gpu_leave(pushed);
+	}
+	if (result == ncclSuccess) *out = l.kernels;
+	else free(l.kernels);
+	return result;
+}
+
+ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kernels **out)
+{
+	pthread_mutex_lock(&lock);
+	struct tp_cuda_kernels *k = loaded;
+	while (k && k->gpu != gpu) k = k->next;
+	ncclResult_t result = ncclSuccess;
+	if (!k) {
+		result = load_new(gpu, &k);
+		if (result == ncclSuccess) {
+			k->next = loaded;
+			loaded = k;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	if (result == ncclSuccess) *out = k;
+	return result;
+}
+
+int tp_cuda_kernels_resident(const struct tp_cuda_kernels *kernels)
+{
+	return kernels->resident;
+}

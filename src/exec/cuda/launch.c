@@ -1,0 +1,152 @@
+/* Calls to launches. Nothing but arguments is made here: this is the path that every operation of a program takes. */
+#include <stdatomic.h>
+
+#include "exec/cuda/internal.h"
+#include "plan/geometry.h"
+
+static ncclResult_t fail_stopped(struct tp_cuda_exec *exec)
+{
+	struct tp_cuda_status status;
+	tp_cuda_exec_status(exec, &status);
+	if (status.fault == TP_CUDA_ABORTED) return TP_FAIL(ncclInvalidUsage, "rank %d: the communicator was aborted", exec->boot->rank);
+	return TP_FAIL(ncclInvalidUsage, "rank %d: what came from rank %d on channel %d belongs to another call than this rank's (%s 0x%08x, and 0x%08x was "
+		"expected): the ranks' calls differ", exec->boot->rank, status.peer, status.channel, status.fault == TP_CUDA_SIZE ? "size" : "tag",
+		status.found, status.expected);
+}
+
+ncclResult_t tp_cuda_exec_run(struct tp_cuda_exec *exec, CUstream stream, CUfunction function, unsigned blocks, unsigned threads, void *args)
+{
+	CUresult result = tp_cuda->LaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, (void *[]){ args }, NULL);
+	if (__builtin_expect(result != CUDA_SUCCESS, 0)) return tp_gpu_fail(__FILE__, __LINE__, __func__, exec->gpu, "LaunchKernel", result);
+	atomic_store_explicit(&exec->launched, atomic_load_explicit(&exec->launched, memory_order_relaxed) + 1, memory_order_relaxed);
+	return ncclSuccess;
+}
+
+static bool is_integer(ncclDataType_t type) { return type <= ncclUint64; }
+
+void tp_cuda_fill_reduce(const struct tp_exec_call *call, struct tp_dev_reduce *out)
+{
+	const struct tp_reduce *r = &call->reduce;
+	bool is_signed = r->type == ncclInt8 || r->type == ncclInt32 || r->type == ncclInt64;
+	bool post = r->post && (!is_integer(r->type) || r->post_divisor > 1);
+	*out = (struct tp_dev_reduce){ .pre = r->pre, .post = !post ? 0 : is_signed ? TP_DEV_POST_SIGNED : 1, .pre_scale = r->pre_scale,
+		.post_scale = r->post_scale, .pre_integer = r->pre_integer, .post_divisor = r->post_divisor,
+		.device_scalar = r->pre ? (uint64_t)(uintptr_t)call->device_scalar : 0 };
+}
+
+/* What depends on the message's size only. */
+static void fit_geometry(const struct tp_exec_call *call, struct tp_cuda_plan *p)
+{
+	size_t limit = TP_MIN(call->chunk_bytes, p->chunk_limit), line = call->line_bytes;
+	if (p->fit_block == call->block_bytes && p->fit_chunk == limit && p->fit_line == line) return;
+	struct tp_geometry_split split = tp_geometry_share(call->block_bytes, line, (uint32_t)p->spec.nchannels);
+	p->fit = (struct tp_dev_call){ .programs = p->programs, .program_stride = p->stride, .block_bytes = call->block_bytes, .chunk_bytes = limit,
+		.line_bytes = (uint32_t)line, .nchannels = (uint32_t)p->spec.nchannels, .part_lines = split.lines, .part_more = (uint32_t)split.more };
+	for (int i = 0; i < 2; i++) {
+		struct tp_geometry_cut cut = tp_geometry_rounds(split.lines + (i == 0), p->plan->pieces, limit, line);
+		p->fit.parts[i] = (struct tp_dev_part){ cut.chunk_bytes, cut.last_chunk_bytes, cut.nrounds, 0 };
+	}
+	p->fit_block = call->block_bytes;
+	p->fit_chunk = limit;
+	p->fit_line = line;
+}
+
+static void fill_call(const struct tp_exec_call *call, struct tp_cuda_plan *p, struct tp_dev_call *out)
+{
+	fit_geometry(call, p);
+	*out = p->fit;
+	out->input = (uint64_t)(uintptr_t)call->input;
+	out->output = (uint64_t)(uintptr_t)call->output;
+	out->tag = call->tag;
+	if (p->reduces) tp_cuda_fill_reduce(call, &out->reduce);
+}
+
+static bool ranges_meet(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+	uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+	return a && b && x < y + b_bytes && y < x + a_bytes;
+}
+
+/* Calls of one launch run one after the other on each channel, but a channel doesn't wait for another: what one call writes, no
+ * other may touch. */
+static bool calls_meet(const struct tp_exec_call *a, const struct tp_exec_call *b)
+{
+	size_t a_in = a->block_bytes * a->plan->input_blocks, a_out = a->block_bytes * a->plan->output_blocks;
+	size_t b_in = b->block_bytes * b->plan->input_blocks, b_out = b->block_bytes * b->plan->output_blocks;
+	return ranges_meet(a->output, a_out, b->input, b_in) || ranges_meet(a->output, a_out, b->output, b_out) ||
+		ranges_meet(a->input, a_in, b->output, b_out);
+}
+
+static ncclResult_t find_prepared(struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_cuda_plan **out)
+{
+	*out = tp_cuda_find_plan(exec, call->plan);
+	if (*out) return ncclSuccess;
+	return TP_FAIL(ncclInternalError, "rank %d: a %s by %s was never prepared for the GPU", exec->boot->rank, tp_coll_name(call->plan->spec.coll),
+		tp_algo_name(call->plan->spec.algo));
+}
+
+/* As many of the calls as one launch of a steps kernel can do; the first isn't fused. */
+static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *calls, int ncalls, int *taken)
+{
+	struct tp_dev_steps args;
+	struct tp_fused_launch fused;
+	struct tp_cuda_plan *p;
+	CUfunction function = NULL;
+	unsigned blocks = 1;
+	int n = 0;
+	for (; n < ncalls && n < TP_DEV_MAX_CALLS; n++) {
+		const struct tp_exec_call *call = &calls[n];
+		if (n && (!call->plan || tp_fused_fit(&exec->fused, call, &fused))) break;
+		TP_TRY(find_prepared(exec, call, &p));
+		CUfunction its = tp_cuda_kernel(exec->kernels, TP_CUDA_STEPS, p->reduces, &call->reduce);
+		if (n && its != function) break;
+		int earlier = 0;
+		while (earlier < n && !calls_meet(&calls[earlier], call)) earlier++;
+		if (earlier < n) break;
+		function = its;
+		fill_call(call, p, &args.calls[n]);
+		blocks = TP_MAX(blocks, (unsigned)p->spec.nchannels);
+	}
+	args.comm = exec->comm;
+	args.ncalls = (uint32_t)n;
+	args.pad = 0;
+	*taken = n;
+	return tp_cuda_exec_run(exec, stream, function, blocks, TP_DEV_THREADS, &args);
+}
+
+ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *calls, int ncalls)
+{
+	struct tp_fused_launch fused;
+	if (__builtin_expect(exec->status->abort || exec->status->fault, 0)) return fail_stopped(exec);
+	for (int i = 0, taken = 1; i < ncalls; i += taken, taken = 1) {
+		const struct tp_exec_call *call = &calls[i];
+		if (!call->plan) {
+			TP_TRY(tp_cuda_transfers_launch(exec, stream, call));
+		} else if (tp_fused_fit(&exec->fused, call, &fused)) {
+			CUfunction function = tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + fused.kind, fused.reduces, &call->reduce);
+			TP_TRY(tp_cuda_exec_run(exec, stream, function, fused.blocks, fused.threads, &fused.args));
+		} else {
+			TP_TRY(launch_steps(exec, stream, call, ncalls - i, &taken));
+		}
+	}
+	return ncclSuccess;
+}
+
+const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec_call *call, int *blocks)
+{
+	static const char *const names[TP_NALGOS] = { [TP_ALGO_RING] = "RING/SIMPLE", [TP_ALGO_TREE] = "TREE/SIMPLE",
+		[TP_ALGO_HALVING_DOUBLING] = "HALVING_DOUBLING/SIMPLE", [TP_ALGO_PAT] = "PAT/SIMPLE", [TP_ALGO_ONE_SHOT] = "ONE_SHOT/SIMPLE",
+		[TP_ALGO_TWO_SHOT] = "TWO_SHOT/SIMPLE", [TP_ALGO_DIRECT] = "DIRECT/SIMPLE", [TP_ALGO_BRUCK] = "BRUCK/SIMPLE",
+		[TP_ALGO_HIERARCHICAL] = "HIERARCHICAL/SIMPLE" };
+	struct tp_fused_launch fused;
+	if (!call->plan) {
+		*blocks = tp_cuda_transfers_blocks(exec, call);
+		return "SEND_RECV/SIMPLE";
+	}
+	if (tp_fused_fit(&exec->fused, call, &fused)) {
+		*blocks = (int)fused.blocks;
+		return fused.name;
+	}
+	*blocks = call->plan->spec.nchannels;
+	return names[call->plan->spec.algo];
+}
