@@ -178,8 +178,21 @@ static int run_process(struct perf_options *o, const char *json)
 	return perf_run(o);
 }
 
+/* Its buffers are host memory, so its ranks are too, on machines with GPUs as well. */
+static bool take_host_ranks(void)
+{
+	const char *device = getenv("TELPHER_DEVICE");
+	if (device && !strcasecmp(device, "cuda")) {
+		fprintf(stderr, "telpher perf: TELPHER_DEVICE=cuda, but this measures host memory; nccl-tests and bench/gpu measure GPUs\n");
+		return false;
+	}
+	setenv("TELPHER_DEVICE", "host", 1);
+	return true;
+}
+
 int tool_perf(int argc, char **argv)
 {
+	if (!take_host_ranks()) return 2;
 	struct perf_options o = { .min_bytes = 32 << 20, .max_bytes = 32 << 20, .step_bytes = 1 << 20, .warmup = 5, .aggregate = 1,
 		.check = 1, .nthreads = 1, .ngpus = 1, .average = 1, .nprocs = 1 };
 	struct arguments a = { .nhosts = 1 };

@@ -1,5 +1,6 @@
 /* Telpher: nothing but nccl.h on host memory, with the NULL stream, whose calls return when they are done. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include "loop.h"
@@ -49,6 +50,7 @@ int peer_start(const char *dir, int *rank, int *nranks)
 {
 	ncclUniqueId id;
 	size = *nranks;
+	setenv("TELPHER_DEVICE", "host", 1);        /* as the peers' buffers are */
 	if (share_id(dir, *rank, &id) != 0)
 		return -1;
 	return check(ncclCommInitRank(&comm, *nranks, id, *rank), "ncclCommInitRank");

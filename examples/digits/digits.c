@@ -78,6 +78,7 @@ int main(int argc, char **argv)
 	ncclComm_t comm;
 	if (argc > 2) { fprintf(stderr, "usage: digits [CSV]\n"); return 2; }
 	if (digits_read(argc > 1 ? argv[1] : DIGITS_CSV, &data)) return 1;
+	setenv("TELPHER_DEVICE", "host", 0);        /* its buffers are host memory, on machines with GPUs too */
 	CALL(telpher_comm_init_from_environment(&comm, NULL));
 	CALL(ncclCommUserRank(comm, &me.rank));
 	CALL(ncclCommCount(comm, &me.nranks));
