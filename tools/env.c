@@ -19,6 +19,8 @@ static const struct { const char *component, *title; } sections[] = {
 	{ "host", "Host" },
 	{ "boot", "Start-up and life signs" },
 	{ "comm", "Communicators" },
+	{ "gpu", "GPUs" },
+	{ "exec", "GPU kernels" },
 	{ "plan", "Choice of algorithms" },
 	{ "link", "Links between ranks" },
 	{ "net", "Networks" },
