@@ -66,6 +66,19 @@ ncclResult_t tp_boot_share(struct tp_boot *boot, size_t bytes, const char *what,
 	return ncclSuccess;
 }
 
+ncclResult_t tp_boot_barrier(struct tp_boot *boot)
+{
+	pthread_barrier_wait(&((struct seat *)boot)->meeting->barrier);
+	return ncclSuccess;
+}
+
+/* Ranks here don't die. */
+bool tp_boot_first_event(struct tp_boot *boot, struct tp_event *out)
+{
+	(void)boot, (void)out;
+	return false;
+}
+
 void world_barrier(struct world *world) { pthread_barrier_wait(&((struct seat *)world->boot)->meeting->barrier); }
 
 struct running { struct tp_runnable runnable; struct world *world; struct tp_exec_op *op; ncclResult_t result; bool over; };
