@@ -34,11 +34,28 @@ if [ "${1:-build}" = check ]; then
 	need_command fi_pingpong libfabric-bin
 	need_file pyverbs/__init__.py python3-pyverbs
 	[ -d /usr/share/doc/rdma-core ] || missing+=(rdma-core)    # its documentation holds its tests
+	# An independent check of the packets' CRC, and a guest with the kernel's RoCE at the other end of the wire.
+	need_file scapy/contrib/roce.py python3-scapy
+	if [ "$(uname -m)" = x86_64 ]; then
+		need_command qemu-system-x86_64 qemu-system-x86
+		need_command cpio cpio
+		need_command modprobe kmod
+		need_file librxe-rdmav*.so ibverbs-providers
+		if ! busybox=$(command -v busybox) || ldd "$busybox" >/dev/null 2>&1; then missing+=(busybox-static); fi
+	fi
 fi
-[ ${#missing[@]} -gt 0 ] || exit 0
+# The guest's kernel is unpacked, never installed.
+kernel_cache=/var/cache/telpher
+want_kernel() {
+	[ "$1" = check ] && [ "$(uname -m)" = x86_64 ] && command -v apt-get >/dev/null 2>&1 || return 1
+	! compgen -G '/lib/modules/*/kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko' >/dev/null && ! compgen -G "$kernel_cache/linux-image-*.deb" >/dev/null
+}
+kernel=
+if want_kernel "${1:-build}"; then kernel=yes; fi
+[ ${#missing[@]} -gt 0 ] || [ -n "$kernel" ] || exit 0
 
-mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
-echo "Missing here: ${missing[*]}"
+mapfile -t missing < <(printf '%s\n' ${missing[@]+"${missing[@]}"} | sort -u | sed '/^$/d')
+echo "Missing here: ${missing[*]}${kernel:+ a kernel for the guest}"
 if ! command -v apt-get >/dev/null 2>&1; then
 	echo "This machine has no apt-get. Install these with its own package manager (the names are Debian's), then try again." >&2
 	exit 1
@@ -48,7 +65,18 @@ if [ "$(id -u)" != 0 ]; then
 	command -v sudo >/dev/null 2>&1 || { echo "Installing needs root or sudo: run as root: apt-get install ${missing[*]}" >&2; exit 1; }
 	as_root=(sudo)
 fi
-echo "Installing with apt-get: ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 "${as_root[@]}" apt-get update -qq
-"${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+if [ ${#missing[@]} -gt 0 ]; then
+	echo "Installing with apt-get: ${missing[*]}"
+	"${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+if [ -n "$kernel" ]; then
+	package=$(apt-cache depends linux-image-amd64 2>/dev/null | awk '/Depends: linux-image-/ { print $2; exit }')
+	# Without it the test that needs it is skipped.
+	if [ -n "$package" ]; then
+		echo "Downloading $package into $kernel_cache"
+		"${as_root[@]}" mkdir -p "$kernel_cache"
+		"${as_root[@]}" bash -c "cd '$kernel_cache' && apt-get download -qq '$package'" || echo "It can't be downloaded."
+	fi
+fi

@@ -3,7 +3,7 @@
 set -u
 . "$SOURCE_DIR/tests/verbs/lib_wire.sh"
 need ibv_rc_pingpong ibverbs-utils
-PYTHON=${PYTHON:-python3}
+PYTHON=${PYTHON:-/usr/bin/python3}     # whose packages are Debian's
 $PYTHON -c 'import scapy.contrib.roce' 2>/dev/null || { echo "scapy is not installed (Debian: python3-scapy)"; exit 77; }
 address=$(gid_address)
 [ -n "$address" ] || { echo "GID 0 isn't IPv4"; exit 77; }

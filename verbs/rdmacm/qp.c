@@ -27,7 +27,8 @@ static int rtr_attr(const struct cm_id *id, struct ibv_qp_attr *attr)
 		.sgid_index = id->sgid_index, .hop_limit = 64, .traffic_class = id->tos } };
 	attr->path_mtu = (enum ibv_mtu)id->mtu;
 	attr->dest_qp_num = id->remote_qpn;
-	attr->rq_psn = id->remote_psn;
+	/* What a message calls its starting PSN is the one that its receiver is to begin with. */
+	attr->rq_psn = id->psn;
 	attr->max_dest_rd_atomic = id->responder_resources;
 	attr->min_rnr_timer = 12;
 	return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
@@ -35,7 +36,7 @@ static int rtr_attr(const struct cm_id *id, struct ibv_qp_attr *attr)
 
 static int rts_attr(const struct cm_id *id, struct ibv_qp_attr *attr)
 {
-	attr->sq_psn = id->psn;
+	attr->sq_psn = id->ud ? id->psn : id->remote_psn;
 	if (id->ud)
 		return IBV_QP_STATE | IBV_QP_SQ_PSN;
 	attr->timeout = id->ack_timeout;
