@@ -21,16 +21,19 @@ TP_PARAM_TABLE("verbs", params)
 /* ---- packets in ---- */
 
 /* The QP whose lock is held while its packets come. */
-struct arrivals { struct tp_qp *qp; };
+struct arrivals { struct tp_qp *qp; uint32_t packets; };
 
 static void finish(struct arrivals *arrivals)
 {
 	struct tp_qp *qp = arrivals->qp;
 	if (!qp)
 		return;
+	uint32_t packets = arrivals->packets;
 	arrivals->qp = NULL;
+	arrivals->packets = 0;
 	if (qp->carrier == &tp_wire) {
-		tp_rc_answer(qp);
+		if (!tp_rc_hold(qp, packets))
+			tp_rc_answer(qp);
 		struct tp_rc *rc = tp_rc_of(qp);
 		if (atomic_load_explicit(&qp->state, memory_order_relaxed) == IBV_QPS_SQD && !qp->running && rc->una != rc->top) {
 			qp->running = true;
@@ -115,8 +118,10 @@ static void arrive(const struct tp_ingress *in, struct arrivals *arrivals)
 		arrivals->qp = qp;
 	}
 	struct tp_qp *qp = arrivals->qp;
-	if (qp->carrier == &tp_wire && admits(qp, in, &packet))
+	if (qp->carrier == &tp_wire && admits(qp, in, &packet)) {
+		arrivals->packets++;
 		serve(qp, in, &packet);
+	}
 }
 
 static void capture_in(const struct tp_ingress *in)
@@ -154,7 +159,7 @@ static int receive(struct tp_endpoint *endpoint)
 		nanosleep(&(struct timespec){ .tv_sec = (time_t)(slow_ns / 1000000000u), .tv_nsec = (long)(slow_ns % 1000000000u) }, NULL);
 	int packets = tp_endpoint_receive(endpoint, take, &arrivals);
 	finish(&arrivals);
-	return TP_MAX(packets, 0);
+	return packets;
 }
 
 static int ready(int fd, void *arg)
@@ -167,7 +172,9 @@ static int progress(void)
 {
 	int packets = 0;
 	for (struct tp_endpoint *e = tp_endpoint_first(); e; e = e->next)
-		packets += receive(e);
+		packets += TP_MAX(receive(e), 0);
+	if (tp_progress_expected())
+		tp_rc_flush_held(tp_clock_ns());
 	return packets;
 }
 
@@ -264,6 +271,8 @@ static void stop(struct tp_qp *qp)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
 	tp_timer_arm(rc->timer, 0);
+	if (rc->held_ns)
+		tp_rc_answer(qp);
 	if (!rc->started)
 		return;
 	atomic_fetch_sub_explicit(&rc->flow->bytes, rc->flow_bytes, memory_order_relaxed);

@@ -170,15 +170,22 @@ struct tp_timer *tp_timer_new(void (*fire)(struct tp_qp *qp), struct tp_qp *qp);
 void tp_timer_arm(struct tp_timer *timer, uint64_t when_ns);    /* replaces an earlier time; 0 disarms */
 void tp_timer_free(struct tp_timer *timer);     /* afterwards it doesn't fire; may be called under the QP's lock */
 
-/* A descriptor that the thread watches: ready runs with no lock held and returns how much it did. The thread exists from the
+/* A descriptor that the thread watches: ready runs with no lock held and returns how much it did; -1: another thread is at it. The thread exists from the
  * first timer or descriptor on, with all signals blocked; it sleeps while pollers hold the lease. */
 int tp_progress_watch(int fd, int (*ready)(int fd, void *arg), void *arg);
+/* The same for the end of a connection on which somebody else reads. */
+int tp_progress_watch_end(int fd, int (*ready)(int fd, void *arg), void *arg);
 void tp_progress_unwatch(int fd);
 /* A poller found nothing: does what the thread would do, renews the lease. Cheap when there is nothing. */
 void tp_progress_poll(void);
 /* A completion queue was armed: its program is about to sleep, so the lease ends and the thread takes over. */
 void tp_progress_arm(void);
-/* True while a poller has been here within the last lease (1 ms): the thread leaves descriptors alone. */
+/* The wire has something to do at that time, in its progress(), should nobody poll: the thread sees to it. One time a process, the
+ * earliest counts; 0: nothing. */
+void tp_progress_expect(uint64_t when_ns);
+/* Has that time come? */
+bool tp_progress_expected(void);
+/* True while a poller has been here within the last lease: the thread leaves descriptors alone. */
 bool tp_progress_leased(void);
 
 #endif

@@ -148,5 +148,11 @@ static inline bool tp_qp_reliable(enum ibv_qp_type type) { return type != IBV_QP
 
 /* progress.c */
 void tp_progress_forget(void);
+/* linger.c: the progress thread's alone. */
+#define TP_LINGER_NS 100000u        /* how long it looks for another packet after the last one */
+bool tp_linger_pays(uint64_t now);
+bool tp_linger_any_runnable(void);      /* does any other thread of this process run, or want to? */
+void tp_linger_note(uint64_t now);      /* packets came */
+void tp_linger_refrain(uint64_t now);   /* somebody else wanted the processor */
 
 #endif

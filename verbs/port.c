@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include "verbs/engine.h"
 #include "verbs/port.h"
+#include "verbs/rc.h"
 
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
@@ -52,6 +53,7 @@ static void fork_child(void)
 		close_all(e);
 	atomic_store_explicit(&endpoints, NULL, memory_order_relaxed);
 	pthread_mutex_init(&endpoints_lock, NULL);
+	tp_rc_hold_forget();
 }
 static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
 

@@ -3,12 +3,16 @@
  *
  * An application that polls its completion queues moves packets itself, faster than any thread that must be woken. So a poller
  * holds a lease: while it was here within the lease's length the thread leaves descriptors alone. How long that is the
- * thread learns: it grows (to 1 ms) when the thread was woken for packets that a poller took, and shrinks (to nothing)
- * when packets were found waiting at the lease's end, as with programs that poll memory and no completion queue.
+ * thread learns: a lease is given when packets come just after a poll, grows (to LEASE_MAX_NS) while pollers renew it, and shrinks
+ * (to nothing) when packets were found waiting at its end, as with programs that poll memory and no completion queue. Those
+ * get none for a while: for so many packets' wakings, twice as many after each vain lease.
+ *
+ * Where the application sleeps while packets come in quick succession the thread lingers before it sleeps (linger.c).
  *
  * Timers are lazy: arming one later than it is queued for is one store; whoever gets there finds out. */
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +24,10 @@
 #include "verbs/internal.h"
 #include "verbs/path.h"
 
-enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 1000000, READY_MAX = 32, WATCHES_MAX = 512 };
+enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 200000, READY_MAX = 32, WATCHES_MAX = 512 };
+/* Lingering: at a stretch; a pause that means that we were put aside. */
+enum { LINGER_MOST_NS = 1000000, ASIDE_NS = 50000 };
+enum { SLICE_NS = 100000, RANK_EVERY_NS = 5000000 };
 
 struct tp_timer {
 	void (*fire)(struct tp_qp *qp);
@@ -50,6 +57,8 @@ static _Atomic uint64_t polled_ns;      /* when a poller was here last */
 static _Atomic uint64_t lease_ns;
 static _Atomic uint64_t next_due_ns;    /* of the heap, for a poller's quick look; 0: none */
 static _Atomic bool any_watch;
+static _Atomic uint64_t expected_ns;    /* tp_progress_expect */
+static _Atomic bool asleep;             /* the thread waits for descriptors, or is about to */
 
 /* ---- the heap ---- */
 
@@ -213,14 +222,160 @@ static int serve(const struct epoll_event *event)
 	return done;
 }
 
-static void learn(bool waited, int done)
+/* ---- leases ---- */
+
+static struct {
+	bool waited;                    /* for the end of one, since packets were served last */
+	uint32_t refuse, vain;          /* so many wakings give none; how many were given in vain, in a row */
+} leases;       /* the thread's alone */
+
+static void set_lease(uint64_t ns) { atomic_store_explicit(&lease_ns, ns, memory_order_relaxed); }
+
+/* Packets woke us: leave them to a poller who was here a moment ago? */
+static bool leave_to_poller(void)
+{
+	if (leases.waited || tp_clock_ns() - atomic_load_explicit(&polled_ns, memory_order_relaxed) > LEASE_MIN_NS)
+		return false;
+	if (leases.refuse) {
+		leases.refuse--;
+		return false;
+	}
+	if (!atomic_load_explicit(&lease_ns, memory_order_relaxed))
+		set_lease(LEASE_MIN_NS);
+	return true;
+}
+
+static void wait_for_lease(uint64_t next, struct epoll_event *events)
 {
 	uint64_t lease = atomic_load_explicit(&lease_ns, memory_order_relaxed);
-	if (done == 0)
-		lease = lease ? TP_MIN(2 * lease, (uint64_t)LEASE_MAX_NS) : (uint64_t)LEASE_MIN_NS;
-	else if (waited)
+	uint64_t end = atomic_load_explicit(&polled_ns, memory_order_relaxed) + lease;
+	wait_until(next ? TP_MIN(next, end) : end, true, events);
+	clear_kick();
+	leases.waited = true;
+	if (tp_progress_leased()) {
+		set_lease(TP_MIN(2 * lease, (uint64_t)LEASE_MAX_NS));
+		leases.vain = 0;
+	}
+}
+
+static void learn(int done)
+{
+	uint64_t lease = atomic_load_explicit(&lease_ns, memory_order_relaxed);
+	if (done == 0) {        /* a poller was faster */
+		set_lease(lease ? TP_MIN(2 * lease, (uint64_t)LEASE_MAX_NS) : (uint64_t)LEASE_MIN_NS);
+		leases.refuse = leases.vain = 0;
+	} else if (leases.waited) {
 		lease = lease / 4 < LEASE_MIN_NS ? 0 : lease / 4;
-	atomic_store_explicit(&lease_ns, lease, memory_order_relaxed);
+		set_lease(lease);
+		if (!lease)
+			leases.refuse = 8u << TP_MIN(leases.vain++, 5u);
+	}
+	leases.waited = false;
+}
+
+/* Packets were served: looks for more. */
+static void look_on(void)
+{
+	uint64_t start = tp_clock_ns(), before = start;
+	if (!tp_linger_pays(start))
+		return;
+	for (uint64_t now = start, last = start; now - last < TP_LINGER_NS && now - start < LINGER_MOST_NS && !tp_progress_leased();) {
+		uint64_t due = atomic_load_explicit(&next_due_ns, memory_order_relaxed);
+		int packets = tp_wire.progress();
+		now = tp_clock_ns();
+		if (packets) {
+			tp_linger_note(now);
+			last = now;
+		} else if (now - before > ASIDE_NS) {
+			tp_linger_refrain(now);
+			return;
+		}
+		before = now;
+		if (due && due <= now)
+			return;
+	}
+}
+
+/* ---- its place among the threads ---- */
+
+/* As <linux/sched/types.h> has it, which not all versions of the C library allow beside <sched.h>. */
+struct scheduling { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; };
+
+static struct { int policy, base, now; uint64_t looked_ns; } rank;      /* of the thread, where it has a real-time priority */
+
+static void set_rank(int priority)
+{
+	struct sched_param param = { .sched_priority = TP_MIN(priority, sched_get_priority_max(rank.policy)) };
+	if (param.sched_priority == rank.now)
+		return;
+	if (sched_setscheduler(0, rank.policy, &param) == 0) {
+		rank.now = param.sched_priority;
+	} else {
+		TP_INFO(TP_NET, "the progress thread stays at real-time priority %d: threads that spin there hold it up", rank.now);
+		rank.policy = SCHED_OTHER;
+	}
+}
+
+/* An application that spins must not keep us from our processor: we go one above its real-time priority, or ask for short slices,
+ * which let a thread that was woken run at once (Linux 6.12; others take no notice). */
+static void take_precedence(void)
+{
+	struct sched_param param;
+	rank.policy = sched_getscheduler(0);
+	if (rank.policy == SCHED_FIFO || rank.policy == SCHED_RR) {
+		rank.base = rank.now = sched_getparam(0, &param) == 0 ? param.sched_priority : 1;
+		set_rank(rank.base + 1);
+		return;
+	}
+#if defined SYS_sched_getattr && defined SYS_sched_setattr
+	struct scheduling how = { .size = sizeof(how) };
+	if (rank.policy == SCHED_OTHER && syscall(SYS_sched_getattr, 0, &how, sizeof(how), 0) == 0) {
+		how.runtime = SLICE_NS;
+		syscall(SYS_sched_setattr, 0, &how, 0);
+	}
+#endif
+}
+
+/* While the application sleeps nothing of ours needs precedence, and a thread that has it is woken where it ran last, on top of
+ * whoever spins there, not where a processor is free. (Not with SCHED_FIFO: there we should never learn that it woke up.) */
+static void keep_precedence(void)
+{
+	if (rank.policy != SCHED_RR)
+		return;
+	uint64_t now = tp_clock_ns();
+	if (now - rank.looked_ns < RANK_EVERY_NS)
+		return;
+	rank.looked_ns = now;
+	set_rank(rank.base + (tp_linger_any_runnable() ? 1 : 0));
+}
+
+/* ---- its work ---- */
+
+static uint64_t earlier(uint64_t a, uint64_t b) { return !a || (b && b < a) ? b : a; }
+
+/* A poller is receiving just now, and may have been put aside by us: it needs its processor back. */
+static void defer(void)
+{
+	if (!atomic_load_explicit(&lease_ns, memory_order_relaxed))
+		set_lease(LEASE_MIN_NS);
+	atomic_store_explicit(&polled_ns, tp_clock_ns(), memory_order_relaxed);
+}
+
+/* Runs what is ready. Returns how much was done; -1: a poller is at it. */
+static int serve_all(const struct epoll_event *events, int count)
+{
+	int done = 0;
+	bool busy = false;
+	for (int i = 0; i < count; i++) {
+		if (events[i].data.fd == state.kick_fd) {
+			clear_kick();
+			continue;
+		}
+		int its = serve(&events[i]);
+		busy |= its < 0;
+		done += TP_MAX(its, 0);
+	}
+	return busy ? -1 : done;
 }
 
 static void *run_thread(void *arg)
@@ -228,29 +383,32 @@ static void *run_thread(void *arg)
 	(void)arg;
 	prctl(PR_SET_NAME, "telpher-verbs");
 	prctl(PR_SET_TIMERSLACK, 1000);
+	take_precedence();
 	struct epoll_event events[READY_MAX];
-	bool waited = false;
 	for (;;) {
 		uint64_t next = run_timers(true);
 		if (tp_progress_leased()) {
-			uint64_t end = atomic_load_explicit(&polled_ns, memory_order_relaxed) + atomic_load_explicit(&lease_ns, memory_order_relaxed);
-			wait_until(next ? TP_MIN(next, end) : end, true, events);
-			clear_kick();
-			waited = true;
+			wait_for_lease(next, events);
 			continue;
 		}
-		int n = wait_until(next, false, events), descriptors = 0, done = 0;
-		for (int i = 0; i < n; i++) {
-			if (events[i].data.fd == state.kick_fd) {
-				clear_kick();
-				continue;
-			}
-			descriptors++;
-			done += serve(&events[i]);
-		}
-		if (descriptors) {
-			learn(waited, done);
-			waited = false;
+		keep_precedence();
+		/* Sequentially consistent: either who expects something sees us asleep, or we see the time. */
+		atomic_store_explicit(&asleep, true, memory_order_seq_cst);
+		next = earlier(next, atomic_load_explicit(&expected_ns, memory_order_seq_cst));
+		int n = wait_until(next, false, events);
+		atomic_store_explicit(&asleep, false, memory_order_relaxed);
+		if (tp_progress_expected())
+			tp_wire.progress();
+		if (n <= 0 || leave_to_poller())
+			continue;
+		int done = serve_all(events, n);
+		if (done < 0)
+			defer();
+		else
+			learn(done);
+		if (done > 0) {
+			tp_linger_note(tp_clock_ns());
+			look_on();
 		}
 	}
 	return NULL;
@@ -289,11 +447,11 @@ static int start_locked(void)
 	return 0;
 }
 
-int tp_progress_watch(int fd, int (*ready)(int fd, void *arg), void *arg)
+static int watch_for(uint32_t what, int fd, int (*ready)(int fd, void *arg), void *arg)
 {
 	pthread_mutex_lock(&state.lock);
 	int error = start_locked();
-	struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
+	struct epoll_event event = { .events = what, .data.fd = fd };
 	if (!error && state.watched == WATCHES_MAX)
 		error = TP_CARD_FAIL(EMFILE, "the progress thread can't watch more than %d descriptors", state.watched);
 	if (!error && epoll_ctl(state.epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0)
@@ -304,6 +462,9 @@ int tp_progress_watch(int fd, int (*ready)(int fd, void *arg), void *arg)
 	pthread_mutex_unlock(&state.lock);
 	return error;
 }
+
+int tp_progress_watch(int fd, int (*ready)(int fd, void *arg), void *arg) { return watch_for(EPOLLIN, fd, ready, arg); }
+int tp_progress_watch_end(int fd, int (*ready)(int fd, void *arg), void *arg) { return watch_for(EPOLLRDHUP, fd, ready, arg); }
 
 void tp_progress_unwatch(int fd)
 {
@@ -339,6 +500,8 @@ void tp_progress_forget(void)
 	atomic_store_explicit(&lease_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&next_due_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&any_watch, false, memory_order_relaxed);
+	atomic_store_explicit(&expected_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&asleep, false, memory_order_relaxed);
 }
 
 /* ---- timers ---- */
@@ -402,8 +565,23 @@ void tp_progress_poll(void)
 	if (!atomic_load_explicit(&any_watch, memory_order_relaxed))
 		return;
 	tp_wire.progress();
-	if (atomic_load_explicit(&lease_ns, memory_order_relaxed))
-		atomic_store_explicit(&polled_ns, tp_clock_ns(), memory_order_relaxed);
+	atomic_store_explicit(&polled_ns, tp_clock_ns(), memory_order_relaxed);
+}
+
+void tp_progress_expect(uint64_t when_ns)
+{
+	uint64_t before = atomic_load_explicit(&expected_ns, memory_order_relaxed);
+	if (when_ns && before && before <= when_ns)
+		return;
+	atomic_store_explicit(&expected_ns, when_ns, memory_order_seq_cst);
+	if (when_ns && atomic_load_explicit(&asleep, memory_order_seq_cst))
+		kick();
+}
+
+bool tp_progress_expected(void)
+{
+	uint64_t when = atomic_load_explicit(&expected_ns, memory_order_relaxed);
+	return when && when <= tp_clock_ns();
 }
 
 void tp_progress_arm(void)

@@ -4,6 +4,7 @@
  *   burst.c       packets out: built, given their ICRC, sent in segmented pieces
  *   rc_request.c  the initiator: sends requests in a window, goes back on loss
  *   rc_response.c the initiator: acknowledgements and what READs and atomics fetch
+ *   rc_hold.c     acknowledgements that wait for a request of ours to go with
  *   rc_serve.c    the responder: requests in order, answers, duplicates; calls the objects' target side (engine.h)
  *   datagram.c    UD */
 #ifndef TP_VERBS_RC_H
@@ -81,6 +82,10 @@ struct tp_rc {
 	uint32_t gap_psn;               /* the last packet that came too early */
 	uint32_t unanswered;            /* packets served since an acknowledgement */
 	bool ack_due;
+	uint64_t held_ns;               /* the acknowledgement that is due waits until then; 0: it doesn't */
+	uint32_t held_batches;          /* that it has to answer for */
+	bool hold_listed;
+	uint32_t hold_penalty, hold_failures;       /* so many aren't held; how often in a row holding was in vain */
 	uint8_t nak;                    /* syndrome to send, 0: none */
 	uint8_t last_word;              /* the NAK that ended the connection, repeated when its request comes again */
 	uint32_t last_psn;
@@ -156,8 +161,19 @@ void tp_rc_answered(struct tp_qp *qp, const struct tp_packet *packet);
 void tp_rc_request(struct tp_qp *qp, const struct tp_packet *packet);
 /* Sends the answers and acknowledgements that are due. */
 void tp_rc_answer(struct tp_qp *qp);
+/* The acknowledgement that is due, for somebody else to send: false where there is none, or not only that. */
+bool tp_rc_take_ack(struct tp_qp *qp, struct tp_packet *packet);
 /* A congested network marked a packet: tells the sender, at most every 50 us. */
 void tp_rc_notify(struct tp_qp *qp);
+
+/* ---- rc_hold.c ---- */
+/* After a batch of so many packets: true where the acknowledgement that is due had better wait. */
+bool tp_rc_hold(struct tp_qp *qp, uint32_t packets);
+/* It left with a request. */
+void tp_rc_hold_paid(struct tp_rc *rc);
+/* Sends those that have waited long enough. No lock held. */
+void tp_rc_flush_held(uint64_t now);
+void tp_rc_hold_forget(void);       /* in a forked child */
 
 void tp_uc_request(struct tp_qp *qp, const struct tp_packet *packet);
 

@@ -247,6 +247,20 @@ static void explain_unsendable(struct tp_qp *qp, int error)
 		tp_addr_format(&rc->route.to, to), strerror(error), error == EMSGSIZE ? " (the interface's MTU is below the QP's path MTU and headers)" : "");
 }
 
+/* The acknowledgement that was held goes with what is sent. */
+static void add_ack(struct tp_qp *qp, struct tp_burst *burst)
+{
+	struct tp_packet packet;
+	bool due = tp_rc_take_ack(qp, &packet);
+	tp_rc_hold_paid(tp_rc_of(qp));
+	/* Where the burst failed it is lost, as it may be on the way: the other side asks again. */
+	if (!due || !tp_burst_packet(burst, &packet))
+		return;
+	tp_burst_commit(burst, &packet);
+	if (burst->packets[burst->count - 1] == 1)
+		burst->psns[burst->count - 1] = tp_rc_of(qp)->next;     /* its own number is the other side's */
+}
+
 void tp_rc_push(struct tp_qp *qp)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
@@ -258,6 +272,8 @@ void tp_rc_push(struct tp_qp *qp)
 	struct tp_burst *burst = tp_burst_start(qp->port, rc->endpoint, rc->sender, &rc->route, &rc->out);
 	while (burst && step(qp, burst))
 		;
+	if (burst && rc->held_ns && rc->next != before)
+		add_ack(qp, burst);
 	if (burst && !tp_burst_flush(burst)) {
 		if (burst->error == EAGAIN) {
 			/* What the kernel had no room for goes out later. */

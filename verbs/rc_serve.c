@@ -87,8 +87,20 @@ static void send_verdict(struct tp_qp *qp)
 	struct tp_packet packet = answer_packet(qp, TP_OP_ACK, psn, syndrome, rc->msn);
 	rc->nak = 0;
 	rc->ack_due = false;
+	rc->held_ns = 0;
 	rc->unanswered = 0;
 	tp_burst_send_one(qp, &packet);
+}
+
+bool tp_rc_take_ack(struct tp_qp *qp, struct tp_packet *packet)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	if (!rc->ack_due || rc->nak || rc->answers_count)
+		return false;
+	*packet = answer_packet(qp, TP_OP_ACK, tp_psn_add(qp->recv_psn, TP_WIRE_PSN_MASK), TP_SYN_ACK | TP_WIRE_CREDITS_INVALID, rc->msn);
+	rc->ack_due = false;
+	rc->unanswered = 0;
+	return true;
 }
 
 /* An error at the target that ends the connection: the NAK first, then the QP goes to ERR. */

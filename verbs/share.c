@@ -180,18 +180,20 @@ static int join_locked(void)
 		keeper_fd = s;
 		atomic_store_explicit(&my_slot, reply.slot, memory_order_relaxed);
 		TP_INFO(TP_NET, "slot %d of UDP port %d, kept by process %d", reply.slot, TP_WIRE_UDP_PORT, (int)pid);
-		tp_progress_watch(s, on_keeper, NULL);
+		tp_progress_watch_end(s, on_keeper, NULL);
 	}
 	return 0;
 }
 
-/* It never speaks unasked: readable means that it is gone. Our sockets stay; a new one gets the box. */
+/* It is gone. Our sockets stay; a new one gets the box. */
 static int on_keeper(int fd, void *arg)
 {
 	(void)arg;
 	char byte;
-	if (pthread_mutex_trylock(&lock) != 0)
-		return 0;       /* a request is under way, whoever makes it sees the end */
+	if (pthread_mutex_trylock(&lock) != 0) {
+		poll(NULL, 0, 1);       /* a request is under way: whoever makes it sees the end, and needs a processor for that */
+		return 0;
+	}
 	if (keeper_fd == fd && recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) {
 		tp_progress_unwatch(fd);
 		close(fd);
