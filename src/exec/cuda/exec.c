@@ -100,6 +100,10 @@ void tp_cuda_exec_destroy(struct tp_cuda_exec *exec)
 	if (exec->status_memory.host) tp_gpu_free(&exec->status_memory);
 	free(exec->ends);
 	free(exec->local_ends);
+	free(exec->transfer_ends);
+	free(exec->transfer_last);
+	free(exec->transfer_args);
+	free(exec->transfer_order);
 	free(exec);
 }
 

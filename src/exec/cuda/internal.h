@@ -42,6 +42,7 @@ extern const int tp_cuda_nimages;
 /* ---- exec.c ---- */
 enum { TP_CUDA_PLAN_BUCKETS = 64, TP_CUDA_LOCAL_LINKS = 64, TP_CUDA_STAGING_BYTES = 64 << 10 };
 struct tp_cuda_plan;
+struct tp_cuda_ordered;
 struct tp_cuda_chunk { struct tp_cuda_chunk *next; struct tp_gpu_memory memory; size_t used; };
 struct tp_cuda_exec {
 	struct tp_boot *boot;
@@ -63,6 +64,13 @@ struct tp_cuda_exec {
 	uint64_t *ends;                             /* see end_index in links.c */
 	uint64_t *local_ends;                       /* rings between lanes: [(channel * 2 + token) * TP_CUDA_LOCAL_LINKS + number], sender's; the receiver's follows */
 	struct tp_fused fused;
+	/* transfers.c: [2 * peer + is_send] channels whose ends are there, and what a group needs, kept for the next. */
+	uint64_t *transfer_ends;
+	uint32_t *transfer_last;
+	struct tp_dev_transfers_more *transfer_args;
+	struct tp_cuda_ordered *transfer_order;
+	int transfer_room;
+	bool transfer_uploads;
 };
 /* struct tp_reduce as kernels get it. */
 void tp_cuda_fill_reduce(const struct tp_exec_call *call, struct tp_dev_reduce *out);
@@ -104,7 +112,7 @@ struct tp_cuda_plan *tp_cuda_find_plan(struct tp_cuda_exec *exec, const struct t
 
 /* ---- transfers.c ---- */
 ncclResult_t tp_cuda_transfers_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call);
-/* Makes what links the transfers need. */
+/* Of the largest launch. */
 int tp_cuda_transfers_blocks(const struct tp_cuda_exec *exec, const struct tp_exec_call *call);
 
 #endif

@@ -20,7 +20,8 @@ enum {
 struct tp_work {
 	uint32_t nsrc, to, ndst, flags;
 	uint32_t bytes;
-	uint32_t step, chunk_bytes, value;      /* for who publishes it */
+	uint32_t step, chunk_bytes;             /* for who publishes it: steps; */
+	uint32_t value, tag, is_send;           /* transfers */
 };
 
 /* Up to 16 bytes at any address. */
@@ -100,8 +101,7 @@ template <int U> TP_DEVICE void tp_copy_lines(const tp_work &w, const uint64_t *
 	if (i >= end) return;
 	tp_four v[U];
 	TP_UNROLL
-	for (int u = 0; u < U; u++)
-		if (u == 0 || i + u * each < end) v[u] = tp_load16((const void *)(at[0] + i + u * each));
+	for (int u = 0; u < U; u++) v[u] = tp_load16((const void *)(at[0] + (i + u * each < end ? i + u * each : i)));
 	TP_NO_UNROLL
 	for (uint32_t d = 0; d < ndst; d++) {
 		TP_UNROLL

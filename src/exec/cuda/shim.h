@@ -14,6 +14,7 @@
 /* Coroutines of one block run on one thread, in turns. */
 TP_DEVICE void tp_block_add(uint32_t *p, uint32_t v) { *p += v; }
 TP_DEVICE uint32_t tp_block_load(const uint32_t *p) { return *p; }
+TP_DEVICE uint32_t tp_block_take(uint32_t *p, uint32_t v) { return (*p += v) - v; }
 #define TP_UNROLL
 #define TP_NO_UNROLL
 #define TP_HIDE(number)
@@ -50,9 +51,12 @@ TP_DEVICE bool tp_warp_all(bool x) { return __all_sync(0xffffffffu, x); }
 /* In a loop that waits; turn counts its turns. gives_way: peers may need this very multiprocessor. */
 TP_DEVICE void tp_nap(unsigned turn, bool gives_way) { if (gives_way && turn > 64) __nanosleep(turn > 4096 ? 1000 : 40); }
 
-/* A counter in shared memory: what a thread did before it added is seen by whoever has seen the sum. */
-TP_DEVICE void tp_block_add(uint32_t *p, uint32_t v) { __threadfence_block(); atomicAdd(p, v); }
-TP_DEVICE uint32_t tp_block_load(const uint32_t *p) { uint32_t v = *(const volatile uint32_t *)p; __threadfence_block(); return v; }
+/* A counter in shared memory: what a thread did before tp_block_add is seen by whoever has seen the sum by tp_block_load. take: adds,
+ * and returns what was there. */
+TP_DEVICE void tp_block_add(uint32_t *p, uint32_t v) { asm volatile("fence.acq_rel.cta;" ::: "memory"); atomicAdd(p, v); }
+TP_DEVICE uint32_t tp_block_load(const uint32_t *p)
+{ uint32_t v = *(const volatile uint32_t *)p; asm volatile("fence.acq_rel.cta;" ::: "memory"); return v; }
+TP_DEVICE uint32_t tp_block_take(uint32_t *p, uint32_t v) { return atomicAdd(p, v); }
 
 /* Order, over all of the machine (other GPUs, the host). */
 TP_DEVICE uint32_t tp_load_acquire(const uint32_t *p)
@@ -67,7 +71,7 @@ TP_DEVICE uint64_t tp_load_acquire64(const uint64_t *p)
 { uint64_t v; asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
 TP_DEVICE void tp_store_release64(uint64_t *p, uint64_t v)
 { asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
-TP_DEVICE void tp_fence() { __threadfence_system(); }
+TP_DEVICE void tp_fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 TP_DEVICE uint32_t tp_add_device(uint32_t *p, uint32_t v) { return atomicAdd(p, v); }   /* the rank's own device memory */
 
 /* 16 bytes at once, whole; for lines with flags in them. Volatile: not cached, not torn. */
