@@ -98,11 +98,15 @@ static int counters(int argc, char **argv)
 static int help(FILE *to)
 {
 	fprintf(to, "usage: telpher verbs run [--hide-real] PROGRAM [ARGUMENTS]\n"
-		"       telpher verbs devices | gids [DEVICE] | counters [DEVICE]\n\n"
+		"       telpher verbs devices | gids [DEVICE] | counters [DEVICE]\n"
+		"       telpher verbs fault [-p PID] [FAULTS|none]\n"
+		"       telpher verbs capture [-p PID] FILE.pcapng [SECONDS]\n\n"
 		"  run       run a program on the software card: it sees RDMA devices that need no hardware\n"
 		"  devices   the devices and ports that it would see\n"
 		"  gids      their GIDs, in show_gids' columns\n"
-		"  counters  their counters, over all processes of this user\n\n"
+		"  counters  their counters, over all processes of this user\n"
+		"  fault     have a running process meet faults: lost packets, dead ports, … (--help lists them)\n"
+		"  capture   write a running process's packets into a file for Wireshark\n\n"
 		"`telpher env` lists the TELPHER_VERBS_* variables that say what the card looks like.\n");
 	return to == stdout ? 0 : TOOL_USAGE;
 }
@@ -110,7 +114,8 @@ static int help(FILE *to)
 int tool_verbs(int argc, char **argv)
 {
 	static const struct { const char *name; int (*main)(int argc, char **argv); } commands[] = {
-		{ "run", tool_verbs_run }, { "devices", devices }, { "gids", gids }, { "counters", counters },
+		{ "run", tool_verbs_run }, { "devices", devices }, { "gids", gids }, { "counters", counters }, { "fault", tool_verbs_fault },
+		{ "capture", tool_verbs_capture },
 	};
 	if (argc < 2)
 		return help(stderr);

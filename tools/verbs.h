@@ -3,5 +3,7 @@
 #define TELPHER_TOOLS_VERBS_H
 
 int tool_verbs_run(int argc, char **argv);
+int tool_verbs_fault(int argc, char **argv);
+int tool_verbs_capture(int argc, char **argv);
 
 #endif

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "verbs/fault.h"
 #include "verbs/internal.h"
 
 pthread_mutex_t tp_card_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -99,6 +100,7 @@ static void make_devices(void)
 {
 	struct tp_card_params params;
 	tp_params_read(&params);
+	tp_fault_objects_from_environment();
 	pthread_atfork(fork_prepare, fork_parent, fork_child);
 	if (!params.hide_real)
 		tp_real_warn();

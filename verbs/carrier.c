@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 #include "verbs/capture.h"
+#include "verbs/fault.h"
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 #include "verbs/wire_fault.h"
@@ -204,7 +205,7 @@ static uint8_t transport_of(enum ibv_qp_type type)
 static void from_environment(void)
 {
 	tp_capture_from_environment();
-	tp_fault_wire_from_environment();
+	tp_fault_packets_from_environment();
 	tp_engine_wire_always = tp_param_int(&params[0]) == 1;
 	tp_engine_path_always = tp_param_int(&params[0]) == 2;
 }

@@ -112,11 +112,21 @@ static void overrun_locked(struct tp_cq *cq)
 	tp_event_cq(cq, IBV_EVENT_CQ_ERR);
 }
 
+/* A fault on demand: as if the card had found its queue damaged. */
+static void fail_locked(struct tp_cq *cq)
+{
+	cq->overrun = true;
+	TP_WARN("completion queue of %d entries failed on %s: a fault on demand", cq->ibv.cqe, cq->ibv.context->device->name);
+	tp_event_cq(cq, IBV_EVENT_CQ_ERR);
+}
+
 bool tp_cq_push(struct tp_cq *cq, const struct tp_cqe *cqe, bool solicited)
 {
 	pthread_mutex_lock(&cq->lock);
 	uint32_t head = atomic_load_explicit(&cq->head, memory_order_relaxed), tail = atomic_load_explicit(&cq->tail, memory_order_relaxed);
-	bool room = head - tail < (uint32_t)cq->ibv.cqe && !cq->overrun && !tp_fault(TP_FAULT_CQ, cq->ibv.context->device->name, head);
+	if (!cq->overrun && tp_fault(TP_FAULT_CQ, cq->ibv.context->device->name, head))
+		fail_locked(cq);
+	bool room = head - tail < (uint32_t)cq->ibv.cqe && !cq->overrun;
 	if (room) {
 		struct tp_cqe *slot = &cq->ring[head & (cq->size - 1)];
 		*slot = *cqe;

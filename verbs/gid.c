@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+#include "verbs/fault.h"
 #include "verbs/internal.h"
 
 void tp_gid_from_addr(const union tp_addr *addr, union ibv_gid *gid)
@@ -202,7 +203,8 @@ static void read_interfaces(struct tp_port *port, const struct tp_card_params *p
 	if (params->gids == TP_GIDS_ONE)
 		port->ngids = TP_MIN(port->ngids, 1);
 	port->mtu = params->mtu ? (enum ibv_mtu)params->mtu : roce_mtu(smallest);
-	atomic_store_explicit(&port->state, params->down || !running ? IBV_PORT_DOWN : IBV_PORT_ACTIVE, memory_order_relaxed);
+	bool down = params->down || !running || tp_fault(TP_FAULT_DOWN, port->device->ibv.name, 0);
+	atomic_store_explicit(&port->state, down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE, memory_order_relaxed);
 }
 
 void tp_gid_fill(struct tp_port *port, const struct tp_card_params *params, int rank, int ranks)

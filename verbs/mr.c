@@ -80,6 +80,18 @@ static struct tp_mr *make(struct ibv_pd *pd, void *addr, size_t length)
 	return mr;
 }
 
+/* What a real card would have pinned: the limit is a fault's (memlock). */
+static _Atomic uint64_t pinned_bytes;
+static uint64_t pins(const struct tp_mr *mr) { return mr->key->flags & (TP_KEY_CHECKED | TP_KEY_NULL) ? 0 : mr->ibv.length; }
+
+static int check_limit(struct ibv_pd *pd, size_t length)
+{
+	uint64_t all = atomic_load_explicit(&pinned_bytes, memory_order_relaxed) + length;
+	int error = tp_fault(TP_FAULT_MEMLOCK, pd->context->device->name, all);
+	return error ? TP_CARD_FAIL(error, "%zu bytes more can't be registered (%llu in all): a fault on demand limits them as RLIMIT_MEMLOCK would", length,
+		(unsigned long long)all) : 0;
+}
+
 struct ibv_mr *tp_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
 	int error = check_access(access);
@@ -91,14 +103,15 @@ struct ibv_mr *tp_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t 
 			TP_WARN("%zu bytes at %p can't be registered with access 0x%x: %s", length, addr, access,
 				error == EFAULT ? "not all of it is mapped with such rights" : strerror(error));
 	}
-	if (!error)
-		error = tp_fault(TP_FAULT_MEMLOCK, pd->context->device->name, length);
+	if (!error && !(access & IBV_ACCESS_ON_DEMAND))
+		error = check_limit(pd, length);
 	struct tp_mr *mr = error ? NULL : make(pd, addr, length);
 	if (!mr) {
 		errno = error ? error : ENOMEM;
 		return NULL;
 	}
 	fill_key(mr->key, mr, access & IBV_ACCESS_ZERO_BASED ? 0 : iova, access);
+	atomic_fetch_add_explicit(&pinned_bytes, pins(mr), memory_order_relaxed);
 	tp_key_publish(mr->key, mr->ibv.lkey);
 	return &mr->ibv;
 }
@@ -127,6 +140,7 @@ int tp_mr_dereg(struct ibv_mr *ibv)
 	if (windows)
 		return TP_CARD_FAIL(EBUSY, "a region can't be deregistered while %u memory windows are bound to it", windows);
 	tp_key_revoke(mr->key);
+	atomic_fetch_sub_explicit(&pinned_bytes, pins(mr), memory_order_relaxed);
 	tp_path_hide_region(mr->key->region);
 	tp_key_free(mr->key);
 	atomic_fetch_sub_explicit(&tp_pd_of(ibv->pd)->users, 1, memory_order_release);
@@ -151,12 +165,15 @@ int tp_mr_rereg(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, si
 	size_t bytes = flags & IBV_REREG_MR_CHANGE_TRANSLATION ? length : ibv->length;
 	if (!error && !(rights & IBV_ACCESS_ON_DEMAND))
 		error = check_memory((uintptr_t)to, bytes, rights);
+	if (!error && !(rights & IBV_ACCESS_ON_DEMAND) && bytes > pins(mr))
+		error = check_limit(ibv->pd, bytes - pins(mr));
 	if (error) {
 		errno = error;
 		return IBV_REREG_MR_ERR_INPUT;
 	}
 	uint64_t iova = flags & IBV_REREG_MR_CHANGE_TRANSLATION ? (uintptr_t)addr : mr->key->iova;
 	tp_key_revoke(mr->key);
+	atomic_fetch_sub_explicit(&pinned_bytes, pins(mr), memory_order_relaxed);
 	tp_path_hide_region(mr->key->region);
 	if (flags & IBV_REREG_MR_CHANGE_PD) {
 		atomic_fetch_sub_explicit(&tp_pd_of(ibv->pd)->users, 1, memory_order_release);
@@ -166,6 +183,7 @@ int tp_mr_rereg(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, si
 	ibv->addr = to;
 	ibv->length = bytes;
 	fill_key(mr->key, mr, iova, rights);
+	atomic_fetch_add_explicit(&pinned_bytes, pins(mr), memory_order_relaxed);
 	tp_key_publish(mr->key, ibv->lkey);
 	return 0;
 }

@@ -2,6 +2,7 @@
  * belong together. A parent domain's allocators are accepted and never called: they are for queues that a device must reach. */
 #include <errno.h>
 #include <stdlib.h>
+#include "verbs/control.h"
 #include "verbs/internal.h"
 
 static _Atomic uint32_t last_id;
@@ -25,6 +26,7 @@ struct ibv_pd *tp_pd_alloc(struct ibv_context *context)
 		return NULL;
 	pd->id = atomic_fetch_add_explicit(&last_id, 1, memory_order_relaxed) + 1;
 	pd->ibv.handle = pd->id;
+	tp_control_start();         /* whoever merely looks at a device needs no thread */
 	return &pd->ibv;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 #include "verbs/internal.h"
 #include "verbs/rc.h"
+#include "verbs/scatter.h"
 
 enum { ANSWER_EVERY = 24, ANSWER_PACKETS = 128, AGAIN_NS = 20000, CNP_NS = 50000 };
 
@@ -242,10 +243,11 @@ static enum tp_reply write_bytes(struct tp_qp *qp, const struct tp_packet *packe
 	enum tp_reply reply = tp_target_write_enter_locked(qp, rc->srqn, rc->rkey, addr, checked, &grip);
 	if (reply != TP_REPLY_ACK || checked == 0)
 		return reply;
-	if (packet->bytes && tp_grip_write(&grip, 0, packet->payload, packet->bytes))
+	if (packet->bytes && !tp_scatter_keep(qp, addr, packet->payload, packet->bytes, place->first) &&
+		tp_grip_write(&grip, 0, packet->payload, packet->bytes))
 		reply = TP_REPLY_REMOTE_ACCESS;
 	tp_key_leave(&grip);
-	return reply;
+	return place->last && reply == TP_REPLY_ACK ? tp_scatter_place(qp, rc->srqn, rc->rkey) : reply;
 }
 
 static enum tp_reply place_write(struct tp_qp *qp, const struct tp_packet *packet, const struct place *place)

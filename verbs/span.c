@@ -1,11 +1,14 @@
 /* A request's segments as memory: pinned while a carrier moves them. */
 #include <errno.h>
 #include <string.h>
+#include "verbs/fault.h"
 #include "verbs/internal.h"
 
 int tp_sge_enter(uint32_t pd, const struct ibv_sge *sge, uint32_t num_sge, uint32_t access, struct tp_span *spans)
 {
 	int count = 0;
+	if (num_sge && tp_fault(TP_FAULT_PROTECTION, "", 0))
+		return -1;
 	for (uint32_t i = 0; i < num_sge; i++) {
 		if (!sge[i].length)
 			continue;
