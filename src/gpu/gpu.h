@@ -83,6 +83,8 @@ struct tp_gpu_export { uint32_t kind, version; uint64_t bytes, mapped, offset; i
 ncclResult_t tp_gpu_export(const struct tp_gpu_memory *memory, struct tp_gpu_export *out, int *fd);
 /* Maps it for gpu, read and write. fd stays the caller's. */
 ncclResult_t tp_gpu_import(const struct tp_gpu *gpu, const struct tp_gpu_export *from, int fd, struct tp_gpu_memory *out);
+/* VMM memory of ours: peer may use it too, at the same address. Other kinds: nothing to do, contexts enable peer access. */
+ncclResult_t tp_gpu_allow(const struct tp_gpu_memory *memory, CUdevice peer);
 /* In the process: memory of another rank. VMM: a mapping of its own, which lives as long as it is needed, whatever the owner does;
  * out is freed like an import. PLAIN: peer access, and out->ptr stays NULL: kernels of gpu see it where the owner does. */
 ncclResult_t tp_gpu_map_again(const struct tp_gpu *gpu, const struct tp_gpu_memory *memory, struct tp_gpu_memory *out);

@@ -21,6 +21,14 @@ ncclResult_t tp_gpu_enable_peer(const struct tp_gpu *gpu, const struct tp_gpu *p
 	return TP_FAIL(ncclUnhandledCudaError, "device %d can't reach device %d; NCCL_P2P_DISABLE=1 goes through host memory", gpu->ordinal, peer->ordinal);
 }
 
+ncclResult_t tp_gpu_allow(const struct tp_gpu_memory *memory, CUdevice peer)
+{
+	CUmemAccessDesc access = { { CU_MEM_LOCATION_TYPE_DEVICE, peer }, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	if (memory->kind != TP_GPU_VMM) return ncclSuccess;
+	TP_CUDA_TRY(memory->gpu, MemSetAccess((CUdeviceptr)(uintptr_t)memory->ptr, memory->mapped, &access, 1));
+	return ncclSuccess;
+}
+
 ncclResult_t tp_gpu_map_again(const struct tp_gpu *gpu, const struct tp_gpu_memory *memory, struct tp_gpu_memory *out)
 {
 	struct tp_gpu_memory m = { .gpu = gpu, .kind = TP_GPU_IMPORTED_VMM, .bytes = memory->bytes, .mapped = memory->mapped };
