@@ -10,7 +10,6 @@ work=$(mktemp -d) || exit 1
 server=
 trap '[ -z "$server" ] || kill $server 2>/dev/null; cleanup_namespaces; rm -rf "$work"' EXIT
 make_namespaces
-run() { timeout 60 "$BUILD_DIR/bin/telpher" verbs run "$@"; }
 # Is the port held by a listener of A?
 holds() { at_a grep -qE "@telpher-verbs/1/$(id -u)/port/[0-9a-f]+/$1$" /proc/net/unix; }
 port=7200

@@ -41,6 +41,7 @@ struct cm_id {
 	int backlog;                    /* of a listener: requests that wait to be fetched, at most */
 	bool parting;                   /* a copy of one that the program has destroyed: its peer has yet to hear of it */
 	struct cm_group *groups;        /* group.c: joined */
+	struct rdma_addrinfo *resolved; /* newer.c */
 	struct ibv_qp_init_attr *for_requests;      /* an endpoint that listens: what its connections' QPs are made from */
 };
 
@@ -91,6 +92,8 @@ void cm_raise_locked(struct cm_id *id, struct cm_id *listener, enum rdma_cm_even
 	const struct rdma_ud_param *ud);
 /* MULTICAST_JOIN, which gives the join's context where others give private data. */
 void cm_raise_joined_locked(struct cm_id *id, const struct rdma_ud_param *ud, void *context);
+/* One that the program wrote. */
+void cm_raise_written_locked(struct cm_id *id, enum rdma_cm_event_type type, int status, uint64_t arg);
 /* A sync id: waits for the event that the call led to. */
 int cm_complete(struct cm_id *id);
 int cm_qp_to(struct cm_id *id, enum ibv_qp_state state);

@@ -247,6 +247,7 @@ static void go_on_parting_locked(const struct cm_id *id)
 	copy->listener = NULL;
 	copy->groups = NULL;
 	copy->for_requests = NULL;
+	copy->resolved = NULL;
 	copy->port_fd = -1;
 	copy->state = CM_LEAVING;
 	copy->give_up_ms = cm_now_ms() + PART_MS;

@@ -85,6 +85,15 @@ void cm_raise_joined_locked(struct cm_id *id, const struct rdma_ud_param *ud, vo
 		(*place)->pub.param.ud.private_data = context;
 }
 
+void cm_raise_written_locked(struct cm_id *id, enum rdma_cm_event_type type, int status, uint64_t arg)
+{
+	struct cm_event **place = ((struct cm_channel *)id->pub.channel)->last;
+	cm_raise_locked(id, NULL, type, status, NULL, NULL);
+	/* The newest member of the event's union. */
+	if (*place)
+		memcpy(&(*place)->pub.param, &arg, sizeof(arg));
+}
+
 int rdma_get_cm_event(struct rdma_event_channel *pub, struct rdma_cm_event **out)
 {
 	struct cm_channel *channel = (struct cm_channel *)pub;
@@ -234,6 +243,7 @@ int rdma_destroy_id(struct rdma_cm_id *pub)
 		rdma_destroy_event_channel(pub->channel);
 	free(pub->route.path_rec);
 	free(id->for_requests);
+	rdma_freeaddrinfo(id->resolved);
 	free(id);
 	return 0;
 }

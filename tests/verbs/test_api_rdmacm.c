@@ -1,0 +1,290 @@
+/* librdmacm.so.1 as a program sees it: events, addresses, a connection within one process, over the bus and over the wire. */
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <rdma/rdma_cma.h>
+#include "verbs/helper_api.h"
+
+#define PORT 17471
+enum { EVENT_ADDRINFO_RESOLVED = 16, EVENT_ADDRINFO_ERROR, EVENT_USER };
+
+/* The library is another than the one that tests link with: it is loaded, as programs load it. */
+static struct {
+	struct rdma_event_channel *(*create_channel)(void);
+	void (*destroy_channel)(struct rdma_event_channel *);
+	int (*create_id)(struct rdma_event_channel *, struct rdma_cm_id **, void *, enum rdma_port_space);
+	int (*destroy_id)(struct rdma_cm_id *);
+	int (*bind_addr)(struct rdma_cm_id *, struct sockaddr *);
+	int (*listen)(struct rdma_cm_id *, int);
+	int (*resolve_addr)(struct rdma_cm_id *, struct sockaddr *, struct sockaddr *, int);
+	int (*resolve_route)(struct rdma_cm_id *, int);
+	int (*create_qp)(struct rdma_cm_id *, struct ibv_pd *, struct ibv_qp_init_attr *);
+	void (*destroy_qp)(struct rdma_cm_id *);
+	int (*connect)(struct rdma_cm_id *, struct rdma_conn_param *);
+	int (*accept)(struct rdma_cm_id *, struct rdma_conn_param *);
+	int (*reject)(struct rdma_cm_id *, const void *, uint8_t);
+	int (*disconnect)(struct rdma_cm_id *);
+	int (*notify)(struct rdma_cm_id *, enum ibv_event_type);
+	int (*get_event)(struct rdma_event_channel *, struct rdma_cm_event **);
+	int (*ack_event)(struct rdma_cm_event *);
+	const char *(*event_str)(enum rdma_cm_event_type);
+	void (*freeaddrinfo)(struct rdma_addrinfo *);
+	int (*write_event)(struct rdma_cm_id *, enum rdma_cm_event_type, int, uint64_t);
+	int (*resolve_addrinfo)(struct rdma_cm_id *, const char *, const char *, const struct rdma_addrinfo *);
+	int (*query_addrinfo)(struct rdma_cm_id *, struct rdma_addrinfo **);
+} cm;
+
+static bool load(void)
+{
+	static const struct { const char *name; void *at; } calls[] = {
+		{ "rdma_create_event_channel", &cm.create_channel }, { "rdma_destroy_event_channel", &cm.destroy_channel },
+		{ "rdma_create_id", &cm.create_id }, { "rdma_destroy_id", &cm.destroy_id }, { "rdma_bind_addr", &cm.bind_addr },
+		{ "rdma_listen", &cm.listen }, { "rdma_resolve_addr", &cm.resolve_addr }, { "rdma_resolve_route", &cm.resolve_route },
+		{ "rdma_create_qp", &cm.create_qp }, { "rdma_destroy_qp", &cm.destroy_qp }, { "rdma_connect", &cm.connect },
+		{ "rdma_accept", &cm.accept }, { "rdma_reject", &cm.reject }, { "rdma_disconnect", &cm.disconnect }, { "rdma_notify", &cm.notify },
+		{ "rdma_get_cm_event", &cm.get_event }, { "rdma_ack_cm_event", &cm.ack_event }, { "rdma_event_str", &cm.event_str },
+		{ "rdma_freeaddrinfo", &cm.freeaddrinfo }, { "rdma_write_cm_event", &cm.write_event },
+		{ "rdma_resolve_addrinfo", &cm.resolve_addrinfo }, { "rdma_query_addrinfo", &cm.query_addrinfo },
+	};
+	void *library = dlopen("librdmacm.so.1", RTLD_NOW);
+	for (size_t i = 0; library && i < sizeof(calls) / sizeof(calls[0]); i++) {
+		void *found = dlsym(library, calls[i].name);
+		if (!found)
+			return false;
+		memcpy(calls[i].at, &found, sizeof(found));
+	}
+	return library != NULL;
+}
+
+static struct rdma_cm_event *next(struct rdma_event_channel *channel, int type)
+{
+	struct rdma_cm_event *event;
+	assert_int_equal(cm.get_event(channel, &event), 0);
+	if ((int)event->event != type)
+		fail_msg("%s (%d), not %s", cm.event_str(event->event), event->status, cm.event_str((enum rdma_cm_event_type)type));
+	return event;
+}
+static void pass(struct rdma_event_channel *channel, int type) { assert_int_equal(cm.ack_event(next(channel, type)), 0); }
+
+static void a_program_writes_events_of_its_own(void **state)
+{
+	(void)state;
+	struct rdma_event_channel *channel = cm.create_channel();
+	struct rdma_cm_id *id;
+	uint64_t arg;
+	assert_int_equal(cm.create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	assert_int_equal(cm.write_event(id, (enum rdma_cm_event_type)EVENT_USER, 77, 0x1122334455667788), 0);
+	struct rdma_cm_event *event = next(channel, EVENT_USER);
+	memcpy(&arg, &event->param, sizeof(arg));
+	assert_int_equal(event->status, 77);
+	assert_true(arg == 0x1122334455667788);
+	assert_ptr_equal(event->id, id);
+	cm.ack_event(event);
+	errno = 0;
+	assert_int_equal(cm.write_event(id, RDMA_CM_EVENT_ESTABLISHED, 0, 0), -1);
+	assert_int_equal(errno, EINVAL);
+	assert_int_equal(cm.destroy_id(id), 0);
+	cm.destroy_channel(channel);
+}
+
+static void an_id_resolves_names_and_keeps_what_it_found(void **state)
+{
+	(void)state;
+	struct rdma_event_channel *channel = cm.create_channel();
+	struct rdma_addrinfo *info, hints = { .ai_flags = RAI_NUMERICHOST | RAI_FAMILY, .ai_family = AF_INET, .ai_port_space = RDMA_PS_TCP };
+	struct rdma_cm_id *id;
+	assert_int_equal(cm.create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	errno = 0;
+	assert_int_equal(cm.query_addrinfo(id, &info), -1);
+	assert_int_equal(errno, ENOENT);
+	assert_int_equal(cm.resolve_addrinfo(id, "127.0.0.1", "7471", &hints), 0);
+	pass(channel, EVENT_ADDRINFO_RESOLVED);
+	for (int twice = 0; twice < 2; twice++) {
+		assert_int_equal(cm.query_addrinfo(id, &info), 0);
+		assert_int_equal(((struct sockaddr_in *)(void *)info->ai_dst_addr)->sin_port, htons(7471));
+		cm.freeaddrinfo(info);
+	}
+	assert_int_equal(cm.resolve_addrinfo(id, "no address", "7471", &hints), 0);
+	pass(channel, EVENT_ADDRINFO_ERROR);
+	assert_int_equal(cm.query_addrinfo(id, &info), -1);
+	hints.ai_flags = 0x10;              /* RAI_SA: there is none on Ethernet */
+	assert_int_equal(cm.resolve_addrinfo(id, "127.0.0.1", "7471", &hints), -1);
+	assert_int_equal(errno, EOPNOTSUPP);
+	assert_int_equal(cm.destroy_id(id), 0);
+	cm.destroy_channel(channel);
+}
+
+/* A listener and a client that has resolved its address. */
+struct ends { struct rdma_event_channel *server_channel, *client_channel; struct rdma_cm_id *listener, *client, *server; };
+
+static void make_qp(struct rdma_cm_id *id)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 } };
+	assert_int_equal(cm.create_qp(id, NULL, &attr), 0);
+}
+
+static void open_ends(struct ends *ends, uint16_t port, int backlog)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(port) }, to = any;
+	to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	ends->server_channel = cm.create_channel();
+	ends->client_channel = cm.create_channel();
+	assert_int_equal(cm.create_id(ends->server_channel, &ends->listener, NULL, RDMA_PS_TCP), 0);
+	assert_int_equal(cm.bind_addr(ends->listener, (struct sockaddr *)&any), 0);
+	assert_int_equal(cm.listen(ends->listener, backlog), 0);
+	assert_int_equal(cm.create_id(ends->client_channel, &ends->client, NULL, RDMA_PS_TCP), 0);
+	assert_int_equal(cm.resolve_addr(ends->client, NULL, (struct sockaddr *)&to, 1000), 0);
+	pass(ends->client_channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	assert_int_equal(cm.resolve_route(ends->client, 1000), 0);
+	pass(ends->client_channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+}
+
+static void close_ends(struct ends *ends)
+{
+	assert_int_equal(cm.destroy_id(ends->client), 0);
+	assert_int_equal(cm.destroy_id(ends->listener), 0);
+	cm.destroy_channel(ends->client_channel);
+	cm.destroy_channel(ends->server_channel);
+}
+
+static void two_ids_connect_talk_and_part(void **state)
+{
+	(void)state;
+	struct ends ends;
+	struct rdma_conn_param param = { .private_data = "hello", .private_data_len = 6, .responder_resources = 1, .initiator_depth = 1, .retry_count = 7 };
+	open_ends(&ends, PORT, 1);
+	make_qp(ends.client);
+	assert_int_equal(cm.connect(ends.client, &param), 0);
+	struct rdma_cm_event *event = next(ends.server_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	assert_string_equal(event->param.conn.private_data, "hello");
+	ends.server = event->id;
+	cm.ack_event(event);
+	make_qp(ends.server);
+	param.private_data = "welcome";
+	param.private_data_len = 8;
+	assert_int_equal(cm.accept(ends.server, &param), 0);
+	event = next(ends.client_channel, RDMA_CM_EVENT_ESTABLISHED);
+	assert_string_equal(event->param.conn.private_data, "welcome");
+	cm.ack_event(event);
+	pass(ends.server_channel, RDMA_CM_EVENT_ESTABLISHED);
+	/* It was known already: nothing follows. */
+	assert_int_equal(cm.notify(ends.server, IBV_EVENT_COMM_EST), 0);
+
+	static char from[64] = "over the queue pairs", to[64];
+	struct ibv_mr *source = ibv_reg_mr(ends.client->pd, from, sizeof(from), 0);
+	struct ibv_mr *sink = ibv_reg_mr(ends.server->pd, to, sizeof(to), IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_sge in = { (uintptr_t)to, sizeof(to), sink->lkey }, out = { (uintptr_t)from, sizeof(from), source->lkey };
+	struct ibv_recv_wr receive = { .sg_list = &in, .num_sge = 1 }, *bad_receive;
+	struct ibv_send_wr send = { .sg_list = &out, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad_send;
+	assert_int_equal(ibv_post_recv(ends.server->qp, &receive, &bad_receive), 0);
+	assert_int_equal(ibv_post_send(ends.client->qp, &send, &bad_send), 0);
+	assert_int_equal(next_wc(ends.server->recv_cq).status, IBV_WC_SUCCESS);
+	assert_string_equal(to, from);
+	assert_int_equal(next_wc(ends.client->send_cq).status, IBV_WC_SUCCESS);
+
+	assert_int_equal(cm.disconnect(ends.client), 0);
+	pass(ends.server_channel, RDMA_CM_EVENT_DISCONNECTED);
+	pass(ends.client_channel, RDMA_CM_EVENT_DISCONNECTED);
+	ibv_dereg_mr(source);
+	ibv_dereg_mr(sink);
+	cm.destroy_qp(ends.server);
+	cm.destroy_qp(ends.client);
+	assert_int_equal(cm.destroy_id(ends.server), 0);
+	close_ends(&ends);
+}
+
+static void a_refusal_brings_its_reason_and_data(void **state)
+{
+	(void)state;
+	struct ends ends;
+	open_ends(&ends, PORT + 1, 0);
+	make_qp(ends.client);
+	assert_int_equal(cm.connect(ends.client, NULL), 0);
+	struct rdma_cm_event *event = next(ends.server_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	ends.server = event->id;
+	cm.ack_event(event);
+	assert_int_equal(cm.reject(ends.server, "no", 3), 0);
+	event = next(ends.client_channel, RDMA_CM_EVENT_REJECTED);
+	assert_int_equal(event->status, 28);
+	assert_string_equal(event->param.conn.private_data, "no");
+	cm.ack_event(event);
+	cm.destroy_qp(ends.client);
+	assert_int_equal(cm.destroy_id(ends.server), 0);
+	close_ends(&ends);
+}
+
+static void nobody_listens(void **state)
+{
+	(void)state;
+	struct ends ends;
+	open_ends(&ends, PORT + 2, 0);
+	assert_int_equal(cm.destroy_id(ends.listener), 0);
+	make_qp(ends.client);
+	assert_int_equal(cm.connect(ends.client, NULL), 0);
+	struct rdma_cm_event *event = next(ends.client_channel, RDMA_CM_EVENT_REJECTED);
+	assert_int_equal(event->status, 8);
+	cm.ack_event(event);
+	cm.destroy_qp(ends.client);
+	assert_int_equal(cm.create_id(ends.server_channel, &ends.listener, NULL, RDMA_PS_TCP), 0);
+	close_ends(&ends);
+}
+
+/* More requests than the backlog holds come again later: none is lost. */
+static void a_full_backlog_makes_requests_wait(void **state)
+{
+	(void)state;
+	enum { CLIENTS = 4 };
+	struct ends ends[CLIENTS];
+	open_ends(&ends[0], PORT + 3, 1);
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(PORT + 3), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	for (int i = 0; i < CLIENTS; i++) {
+		if (i) {
+			assert_int_equal(cm.create_id(ends[0].client_channel, &ends[i].client, NULL, RDMA_PS_TCP), 0);
+			assert_int_equal(cm.resolve_addr(ends[i].client, NULL, (struct sockaddr *)&to, 1000), 0);
+			pass(ends[0].client_channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+			assert_int_equal(cm.resolve_route(ends[i].client, 1000), 0);
+			pass(ends[0].client_channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+		}
+		make_qp(ends[i].client);
+		assert_int_equal(cm.connect(ends[i].client, NULL), 0);
+	}
+	for (int i = 0; i < CLIENTS; i++) {
+		struct rdma_cm_event *event = next(ends[0].server_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+		ends[i].server = event->id;
+		cm.ack_event(event);
+		assert_int_equal(cm.reject(ends[i].server, NULL, 0), 0);
+		pass(ends[0].client_channel, RDMA_CM_EVENT_REJECTED);
+	}
+	for (int i = 0; i < CLIENTS; i++) {
+		cm.destroy_qp(ends[i].client);
+		assert_int_equal(cm.destroy_id(ends[i].server), 0);
+		if (i)
+			assert_int_equal(cm.destroy_id(ends[i].client), 0);
+	}
+	close_ends(&ends[0]);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_program_writes_events_of_its_own), cmocka_unit_test(an_id_resolves_names_and_keeps_what_it_found),
+		cmocka_unit_test(two_ids_connect_talk_and_part), cmocka_unit_test(a_refusal_brings_its_reason_and_data), cmocka_unit_test(nobody_listens),
+		cmocka_unit_test(a_full_backlog_makes_requests_wait),
+	};
+	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
+	if (argc > 1)
+		setenv("TELPHER_VERBS_CARRIER", argv[1], 1);
+	if (!load()) {
+		printf("librdmacm.so.1 isn't built (Debian: librdmacm-dev): %s\n", dlerror());
+		return 77;
+	}
+	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	/* Once more, each message as a packet. */
+	if (!failed && argc == 1)
+		execl("/proc/self/exe", argv[0], "wire", (char *)NULL);
+	return failed;
+}
