@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include "verbs/capture.h"
 #include "verbs/engine.h"
+#include "verbs/path.h"
 #include "verbs/wire.h"
 
 enum { LINK_RAW_IP = 101, FLUSH_NS = 100000000, UDP_BYTES = 8, V4_BYTES = 20, V6_BYTES = 40 };
@@ -74,6 +75,7 @@ int tp_capture_start(const char *path)
 	file = out;
 	pthread_mutex_unlock(&lock);
 	atomic_store_explicit(&tp_capture_running, true, memory_order_relaxed);
+	tp_path_watch();
 	return 0;
 }
 
@@ -85,6 +87,7 @@ void tp_capture_stop(void)
 		TP_WARN("the capture is not whole: %s", strerror(errno));
 	file = NULL;
 	pthread_mutex_unlock(&lock);
+	tp_path_watch();
 }
 
 void tp_capture_from_environment(void)

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include "verbs/capture.h"
 #include "verbs/internal.h"
 #include "verbs/path.h"
 
@@ -59,6 +60,7 @@ static void disarm(struct tp_path *path)
 	path->timed = false;
 	path->silent = false;
 	path->rnr_tried = 0;
+	path->fated = path->fated_there = false;
 }
 
 static void drop_bounce(struct tp_path *path)
@@ -242,7 +244,8 @@ static struct load load_of(struct tp_qp *qp, struct tp_wqe *wqe, const struct tp
 		return (struct load){ TP_PATH_THERE, sizeof(struct tp_path_span), true, false };
 	if (wqe->length <= TP_PATH_INLINE)
 		return (struct load){ TP_PATH_HERE, wqe->length, false, false };
-	if (wqe->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && tp_path_of(qp)->in_flight == 0 && tp_path_place(qp, wqe))
+	if (wqe->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && tp_path_of(qp)->in_flight == 0 && !tp_path_is_watched(tp_path_of(qp)) &&
+		tp_path_place(qp, wqe))
 		return (struct load){ TP_PATH_NO_DATA, 0, false, true };
 	if (any_null(spans, count))
 		return (struct load){ TP_PATH_THERE, sizeof(struct tp_path_span), true, false };
@@ -255,7 +258,8 @@ static void fill_head(struct tp_qp *qp, const struct tp_wqe *wqe, const struct l
 		.mtu = (uint8_t)qp->attr.path_mtu, .dest_qpn = qp->attr.dest_qp_num, .src_qpn = qp->ibv.qp_num, .epoch = tp_path_of(qp)->epoch,
 		.seq = qp->sq.exec, .psn = qp->send_psn, .imm = wqe->imm, .length = wqe->length, .srqn = wqe->srqn,
 		.rkey = is_atomic(wqe->opcode) ? wqe->atomic.rkey : wqe->rdma.rkey, .addr = is_atomic(wqe->opcode) ? wqe->atomic.addr : wqe->rdma.addr,
-		.flags = (uint8_t)((wqe->flags & IBV_SEND_SOLICITED ? TP_PATH_SOLICITED : 0u) | (load->placed ? TP_PATH_PLACED : 0u)) };
+		.flags = (uint8_t)((wqe->flags & IBV_SEND_SOLICITED ? TP_PATH_SOLICITED : 0u) | (load->placed ? TP_PATH_PLACED : 0u) |
+			(tp_path_of(qp)->fated_there ? TP_PATH_FATED : 0u)) };
 	request->bytes = (uint32_t)tp_align_up(TP_PATH_HEAD_BYTES + load->bytes, 64);
 }
 
@@ -298,7 +302,8 @@ static bool make_bounce(struct tp_qp *qp, const struct tp_wqe *wqe, const struct
 
 enum sent { SENT, ENDED, WAITS };
 
-static enum sent put_into_ring(struct tp_qp *qp, struct tp_wqe *wqe, const struct tp_span *spans, int count)
+/* head: a copy of what was sent. */
+static enum sent put_into_ring(struct tp_qp *qp, struct tp_wqe *wqe, const struct tp_span *spans, int count, struct tp_path_request *head)
 {
 	struct tp_path *path = tp_path_of(qp);
 	struct load load = load_of(qp, wqe, spans, count);
@@ -324,6 +329,7 @@ static enum sent put_into_ring(struct tp_qp *qp, struct tp_wqe *wqe, const struc
 		complete_at_once(qp, IBV_WC_LOC_PROT_ERR);
 		return ENDED;
 	}
+	*head = *request;
 	tp_path_commit(path->link, bytes);
 	return SENT;
 }
@@ -347,8 +353,15 @@ static bool ask(struct tp_qp *qp, struct tp_wqe *wqe)
 		complete_at_once(qp, status);
 		return true;
 	}
-	enum sent sent = put_into_ring(qp, wqe, spans, count);
+	struct tp_path_request head;
+	enum sent sent = put_into_ring(qp, wqe, spans, count, &head);
+	if (sent == SENT && tp_capture_on()) {
+		struct tp_path_operands operands = { wqe->atomic.compare_add, wqe->atomic.swap };
+		tp_path_trace_request(qp, true, &head, is_atomic(wqe->opcode) ? &operands : NULL, spans, count);
+	}
 	tp_span_leave(spans, count);
+	if (sent != WAITS)
+		path->fated = path->fated_there = false;
 	if (sent != SENT)
 		return sent == ENDED;
 	uint32_t packets = tp_packets(wqe->length, qp->attr.path_mtu);
@@ -381,10 +394,44 @@ static bool go_back(struct tp_qp *qp)
 	return true;
 }
 
+/* Faults of this process: false where the request must wait for them, or has met its end. */
+static bool meets_fate(struct tp_qp *qp, const struct tp_wqe *wqe)
+{
+	struct tp_path *path = tp_path_of(qp);
+	struct tp_path_request request = { .opcode = (uint8_t)wqe->opcode, .length = wqe->length };
+	enum ibv_wc_status status = IBV_WC_SUCCESS;
+	if (path->fated)
+		return true;
+	struct tp_path_fate fate = tp_path_fate(qp, true, &request);
+	if (fate.lost && !tp_qp_reliable(qp->ibv.qp_type)) {
+		if (path->in_flight == 0)
+			complete_at_once(qp, IBV_WC_SUCCESS);
+		return false;
+	}
+	if (fate.never && path->in_flight)
+		return false;
+	if (fate.never) {
+		path->back = true;
+		path->back_to = qp->sq.exec;
+		path->back_psn = qp->send_psn;
+		if (!wait_locked(qp, TP_REPLY_SILENT, 0, &status)) {
+			path->back = false;
+			complete_at_once(qp, status);
+		}
+		return false;
+	}
+	path->fated = true;
+	if (!fate.delay_ns)
+		return true;
+	path->wait_until_ns = tp_clock_ns() + fate.delay_ns;
+	arm(path);
+	return false;
+}
+
 static void run(struct tp_qp *qp)
 {
 	struct tp_path *path = tp_path_of(qp);
-	bool asked = false;
+	bool asked = false, watched = tp_path_is_watched(path);
 	if (is_dead(path) && end_with_peer(qp))
 		return;
 	if (path->back && !go_back(qp))
@@ -405,8 +452,13 @@ static void run(struct tp_qp *qp)
 			local_locked(qp, wqe);
 			continue;
 		}
-		if (path->in_flight == 0 && !atomic_load_explicit(&path->link->yard->watched, memory_order_relaxed) && tp_path_direct(qp))
+		if (path->in_flight == 0 && !watched && tp_path_direct(qp))
 			continue;
+		if (watched && !meets_fate(qp, wqe)) {
+			if (path->wait_until_ns || path->in_flight || path->back)
+				break;
+			continue;
+		}
 		if (!ask(qp, wqe))
 			break;
 		asked = true;
@@ -432,12 +484,24 @@ static bool take_result(struct tp_qp *qp, struct tp_wqe *wqe, uint64_t value)
 	return placed;
 }
 
+static void trace_result(struct tp_qp *qp, const struct tp_wqe *wqe, uint8_t reply, uint8_t rnr_timer, uint64_t value)
+{
+	const struct tp_path *path = tp_path_of(qp);
+	struct tp_path_outcome outcome = { .opcode = wqe->opcode, .length = wqe->length, .psn = (uint32_t)wqe->carrier[0], .msn = path->msn,
+		.reply = reply, .rnr_timer = rnr_timer, .value = value };
+	struct tp_span span = { .grip = { .addr = path->bounce }, .bytes = wqe->length };
+	tp_path_trace_answer(qp, false, &outcome, &span, path->bounce ? 1 : 0);
+}
+
 static void complete_to(struct tp_qp *qp, uint32_t end, uint64_t value)
 {
 	struct tp_path *path = tp_path_of(qp);
 	while (qp->sq.done != end && qp->sq.done != qp->sq.exec) {
 		struct tp_wqe *wqe = tp_sq_at(&qp->sq, qp->sq.done);
 		bool placed = take_result(qp, wqe, value);
+		path->msn = (path->msn + 1) & 0xffffff;
+		if (tp_capture_on() && qp->sq.done + 1 == end)
+			trace_result(qp, wqe, TP_REPLY_ACK, 0, value);
 		drop_bounce(path);
 		path->silent = false;
 		path->rnr_tried = 0;
@@ -452,7 +516,17 @@ static void refused(struct tp_qp *qp, const struct tp_path_answer *answer)
 {
 	struct tp_path *path = tp_path_of(qp);
 	enum ibv_wc_status status = answer->reply == TP_PATH_REPLY_LOCAL ? IBV_WC_LOC_PROT_ERR : tp_reply_status((enum tp_reply)answer->reply);
+	if (tp_capture_on())
+		trace_result(qp, tp_sq_at(&qp->sq, answer->seq), answer->reply, answer->rnr_timer, 0);
 	drop_bounce(path);
+	if (answer->reply == TP_PATH_REPLY_LATER) {
+		path->back = path->fated = path->fated_there = true;
+		path->back_to = answer->seq;
+		path->back_psn = (uint32_t)tp_sq_at(&qp->sq, answer->seq)->carrier[0];
+		path->wait_until_ns = tp_clock_ns() + answer->value;
+		arm(path);
+		return;
+	}
 	if (answer->reply == TP_REPLY_RNR || answer->reply == TP_REPLY_SILENT || answer->reply == TP_REPLY_SEQUENCE) {
 		path->back = true;
 		path->back_to = answer->seq;

@@ -6,6 +6,7 @@
  *   path.c         the initiator: takes requests from the send queue, chooses a mechanism for each
  *   path_direct.c  the initiator: straight into and out of the target's memory
  *   path_map.c     memory that was born shared: found when registered, mapped by peers
+ *   path_trace.c   faults, and packets as they would be on a wire
  *   path_serve.c   the target: requests that came by the ring
  *   path_doors.c   what a QP shows to its peer, and how both keep out of each other's memory once it was closed
  *
@@ -89,13 +90,15 @@ struct tp_path_request {
 };
 #define TP_PATH_SOLICITED 1u
 #define TP_PATH_PLACED 2u           /* WRITE_WITH_IMM: the data are there already */
+#define TP_PATH_FATED 4u            /* it was late once: the target's faults have struck it */
 _Static_assert(sizeof(struct tp_path_request) == 56, "a request");
 #define TP_PATH_HEAD_BYTES 64u
 struct tp_path_operands { uint64_t compare_add, swap; };        /* follow an atomic */
 struct tp_path_span { uint64_t addr, bytes; };
 
 /* Ends `covers` requests of one QP, up to and with seq. */
-enum tp_path_verdict { TP_PATH_REPLY_LOCAL = 16 };              /* beside tp_reply: the initiator's memory is missing */
+/* Beside tp_reply: the initiator's memory is missing; a fault of the target's delays it by `value` ns. */
+enum { TP_PATH_REPLY_LOCAL = 16, TP_PATH_REPLY_LATER };
 struct tp_path_answer {
 	uint32_t qpn, epoch, seq, covers;
 	uint8_t reply, rnr_timer;
@@ -194,6 +197,8 @@ struct tp_path {
 	uint64_t give_up_ns;
 	uint64_t limit_at_ns;           /* timed: by when something in flight must have been answered */
 	bool silent, timed;
+	bool fated, fated_there;        /* the faults' dice were thrown for the request at sq.exec: here, at the target */
+	uint32_t msn, served;           /* requests that ended, as initiator and as target: for captures */
 	uint8_t rnr_tried;
 	uint8_t *bounce;                /* one request's data while it is in flight */
 	bool bounce_read;
@@ -252,6 +257,21 @@ void tp_path_unmap_all(struct tp_path_link *link);
 uint32_t tp_path_show_region(uint64_t addr, uint64_t length);
 void tp_path_hide_region(uint32_t region);
 void tp_path_map_forget(void);
+
+/* ---- path_trace.c ---- */
+/* Does one of the two processes capture, or have faults? Then everything goes through the ring. */
+bool tp_path_is_watched(const struct tp_path *path);
+/* This process began or ended that: its peers learn of it. */
+void tp_path_watch(void);
+/* What the packets of a request and its answer would meet; out: this process is the initiator. */
+struct tp_path_fate { bool never, lost; uint64_t delay_ns; };
+struct tp_path_fate tp_path_fate(struct tp_qp *qp, bool out, const struct tp_path_request *request);
+void tp_path_be_slow(void);
+/* Into the capture, if there is one. */
+void tp_path_trace_request(struct tp_qp *qp, bool out, const struct tp_path_request *request, const struct tp_path_operands *operands,
+	const struct tp_span *spans, int count);
+struct tp_path_outcome { uint32_t opcode, length, psn, msn; uint8_t reply, rnr_timer; uint64_t value; };
+void tp_path_trace_answer(struct tp_qp *qp, bool out, const struct tp_path_outcome *outcome, const struct tp_span *spans, int count);
 
 /* ---- path_serve.c ---- */
 void tp_path_serve(struct tp_path_link *link, const struct tp_path_request *request, const uint8_t *data, struct tp_path_answer *answer);

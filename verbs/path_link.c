@@ -640,6 +640,7 @@ static bool make_yard_locked(void)
 	yard->magic = TP_PATH_MAGIC;
 	yard->version = TP_PATH_VERSION;
 	tp_path_own_yard = yard;
+	tp_path_watch();
 	return true;
 }
 

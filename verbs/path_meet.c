@@ -17,6 +17,7 @@
 #include <unistd.h>
 #include "verbs/internal.h"
 #include "verbs/path_meet.h"
+#include "verbs/wire_fault.h"
 
 enum { ANSWER_MS = 2000, FDS_MAX = 3 };
 
@@ -104,7 +105,7 @@ static uint64_t netns(void)
 void tp_path_introduce(struct tp_path_hello *hello, enum tp_path_hello_kind kind, int slot, int peer_slot)
 {
 	*hello = (struct tp_path_hello){ .magic = TP_PATH_MAGIC, .version = TP_PATH_VERSION, .kind = kind, .slot = slot, .uid = geteuid(),
-		.dumpable = (uint32_t)prctl(PR_GET_DUMPABLE), .netns = netns(), .process = tp_process_hash(), .nonce = probed.nonce,
+		.dumpable = (uint32_t)prctl(PR_GET_DUMPABLE), .faults = tp_fault_wire(), .netns = netns(), .process = tp_process_hash(), .nonce = probed.nonce,
 		.nonce_addr = (uintptr_t)&probed.nonce, .token_addr = (uintptr_t)&probed.tokens[peer_slot & (TP_PATH_SLOTS - 1)] };
 }
 
@@ -127,6 +128,8 @@ enum tp_path_reason tp_path_probe(pid_t pid, const struct tp_path_hello *hello, 
 		return TP_PATH_OTHER_NETNS;
 	if (hello->dumpable != 1 || prctl(PR_GET_DUMPABLE) != 1)
 		return TP_PATH_NOT_DUMPABLE;
+	if (hello->faults || tp_fault_wire())
+		return TP_PATH_FAULTS;
 	if (pid <= 0)
 		return TP_PATH_OTHER_PIDNS;
 	tp_secret_random(&token, sizeof(token));

@@ -12,7 +12,7 @@ struct tp_path_hello {
 	uint32_t reason;                /* ANSWER */
 	int32_t error;
 	uint32_t yield;                 /* ANSWER: another connection between the two is under way, or there */
-	uint32_t pad;
+	uint32_t faults;                /* some strike packets: the wire, where they are real */
 	uint64_t netns, process;
 	uint64_t nonce, nonce_addr, token_addr;
 };

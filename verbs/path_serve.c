@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include "verbs/capture.h"
 #include "verbs/internal.h"
 #include "verbs/path.h"
 
@@ -15,6 +16,8 @@ struct visit {
 	bool local_fault;               /* the initiator's memory */
 	bool late;                      /* the initiator has given the request up */
 	uint64_t value;
+	uint64_t late_ns;               /* by a fault */
+	uint8_t *buffer;                /* a READ's data, for the capture */
 };
 
 /* ---- the initiator's memory ---- */
@@ -168,7 +171,7 @@ static int read_out(const struct tp_grip *grip, struct visit *visit)
 {
 	const struct tp_path_request *request = visit->request;
 	struct iovec local = { grip->addr, request->length };
-	if (!(grip->flags & TP_KEY_NULL) && exchange(visit, true, &local, 1) == 0)
+	if (!(grip->flags & TP_KEY_NULL) && !tp_capture_on() && exchange(visit, true, &local, 1) == 0)
 		return 0;
 	uint8_t *buffer = visit->late ? NULL : malloc(request->length);
 	int error = buffer ? tp_grip_read(grip, 0, buffer, request->length) : EFAULT;
@@ -177,7 +180,7 @@ static int read_out(const struct tp_grip *grip, struct visit *visit)
 		visit->local_fault = true;
 		error = EFAULT;
 	}
-	free(buffer);
+	visit->buffer = buffer;
 	return error;
 }
 
@@ -236,15 +239,64 @@ static enum tp_reply execute_locked(struct tp_qp *qp, struct visit *visit)
 	}
 }
 
+/* The fault that strikes the request, if one does. */
+static bool is_struck(struct tp_qp *qp, struct visit *visit)
+{
+	if (visit->request->flags & TP_PATH_FATED)
+		return false;
+	struct tp_path_fate fate = tp_path_fate(qp, false, visit->request);
+	bool reliable = tp_qp_reliable(qp->ibv.qp_type);
+	visit->late_ns = reliable && !fate.never ? fate.delay_ns : 0;
+	return reliable ? fate.never || fate.delay_ns : fate.lost;
+}
+
+/* The request as packets that come in. Data that are elsewhere are fetched first: from then on they are here. */
+static bool trace_in(struct tp_qp *qp, struct visit *visit, struct tp_path_request *copy)
+{
+	bool atomic = copy->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || copy->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+	if (copy->form == TP_PATH_THERE && copy->opcode != IBV_WR_RDMA_READ) {
+		visit->buffer = fetch(visit);
+		if (!visit->buffer)
+			return false;
+		visit->data = visit->buffer;
+		copy->form = TP_PATH_HERE;
+		visit->request = copy;
+	}
+	struct tp_span span = { .grip = { .addr = (uint8_t *)(uintptr_t)visit->data }, .bytes = copy->length };
+	tp_path_trace_request(qp, false, copy, atomic ? (const struct tp_path_operands *)(const void *)visit->data : NULL, &span,
+		copy->form == TP_PATH_HERE ? 1 : 0);
+	return true;
+}
+
+static void trace_out(struct tp_qp *qp, const struct visit *visit, enum tp_reply reply)
+{
+	struct tp_path_outcome outcome = { .opcode = visit->request->opcode, .length = visit->request->length, .psn = visit->request->psn,
+		.msn = visit->path->served, .reply = (uint8_t)reply, .rnr_timer = qp->attr.min_rnr_timer, .value = visit->value };
+	struct tp_span span = { .grip = { .addr = visit->buffer }, .bytes = visit->request->length };
+	if (!visit->local_fault && !visit->late)
+		tp_path_trace_answer(qp, true, &outcome, &span, visit->buffer ? 1 : 0);
+}
+
 static enum tp_reply serve_locked(struct tp_qp *qp, struct visit *visit)
 {
 	const struct tp_path_request *request = visit->request;
+	struct tp_path_request copy;
 	if (qp->carrier != &tp_path || tp_path_of(qp)->link != visit->link)
 		return TP_REPLY_SILENT;
 	visit->path = tp_path_of(qp);
 	if (atomic_load_explicit(&visit->path->peer->ends, memory_order_relaxed) != visit->path->ends)
 		return TP_REPLY_SILENT;
+	if (is_struck(qp, visit))
+		return TP_REPLY_SILENT;
+	bool traced = tp_capture_on() && tp_target_receives(qp);
+	copy = *request;
+	if (traced && !trace_in(qp, visit, &copy))
+		return TP_REPLY_REMOTE_OPERATION;
 	enum tp_reply reply = execute_locked(qp, visit);
+	if (reply == TP_REPLY_ACK)
+		visit->path->served = (visit->path->served + 1) & 0xffffff;
+	if (traced)
+		trace_out(qp, visit, reply);
 	if (reply == TP_REPLY_ACK) {
 		uint32_t packets = tp_packets(request->length, (enum ibv_mtu)request->mtu);
 		qp->recv_psn = (request->psn + packets) & 0xffffff;
@@ -263,6 +315,7 @@ void tp_path_serve(struct tp_path_link *link, const struct tp_path_request *requ
 	struct visit visit = { .link = link, .request = request, .data = data };
 	struct tp_qp *qp = tp_qp_get(request->dest_qpn);
 	enum tp_reply reply = TP_REPLY_SILENT;
+	tp_path_be_slow();
 	if (qp) {
 		pthread_mutex_lock(&qp->lock);
 		reply = serve_locked(qp, &visit);
@@ -270,8 +323,9 @@ void tp_path_serve(struct tp_path_link *link, const struct tp_path_request *requ
 		pthread_mutex_unlock(&qp->lock);
 		tp_qp_put(qp);
 	}
-	answer->reply = visit.local_fault ? TP_PATH_REPLY_LOCAL : visit.late ? TP_REPLY_SEQUENCE : (uint8_t)reply;
-	answer->value = visit.value;
+	free(visit.buffer);
+	answer->reply = visit.late_ns ? TP_PATH_REPLY_LATER : visit.local_fault ? TP_PATH_REPLY_LOCAL : visit.late ? TP_REPLY_SEQUENCE : (uint8_t)reply;
+	answer->value = visit.late_ns ? visit.late_ns : visit.value;
 	answer->single = request->opcode == IBV_WR_RDMA_READ || request->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
 		request->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }

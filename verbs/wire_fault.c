@@ -6,6 +6,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 #include "verbs/engine.h"
+#include "verbs/path.h"
 #include "verbs/wire_fault.h"
 
 enum { KEPT_MAX = 256 };
@@ -185,6 +186,7 @@ int tp_fault_wire_set(const char *text)
 	pthread_mutex_unlock(&lock);
 	atomic_store_explicit(&tp_fault_wire_any, !none, memory_order_relaxed);
 	atomic_store_explicit(&tp_fault_wire_out, !none && (r.sides & SIDE_OUT), memory_order_relaxed);
+	tp_path_watch();
 	return 0;
 }
 
@@ -257,6 +259,30 @@ int tp_fault_packet(struct tp_fault_packet *packet, struct tp_endpoint *endpoint
 	}
 	pthread_mutex_unlock(&lock);
 	return copies;
+}
+
+struct tp_fault_toll tp_fault_stream(const struct tp_fault_stream *stream)
+{
+	enum { DRAWS_MAX = 4096 };
+	struct tp_fault_toll toll = { 0 };
+	uint32_t draws = TP_MIN(stream->packets, (uint32_t)DRAWS_MAX);
+	pthread_mutex_lock(&lock);
+	if (rules.sides & (stream->out ? SIDE_OUT : SIDE_IN)) {
+		const struct tp_fault_packet packet = { .from = stream->from, .to = stream->to, .tos = stream->tos, .bytes = stream->bytes, .out = stream->out };
+		uint32_t ip_bytes = stream->bytes + 8 + (stream->to->sa.sa_family == AF_INET6 ? 40 : 20);
+		toll.never = rules.dead || (rules.unroute && (same_address(&rules.unroute_to, stream->to) || same_address(&rules.unroute_to, stream->from))) ||
+			(rules.mtu && ip_bytes > rules.mtu);
+		for (uint32_t i = 0; i < draws && !toll.never; i++) {
+			toll.last_lost = is_lost(&packet) || happens(rules.corrupt);
+			toll.lost += toll.last_lost;
+			if (happens(rules.delay))
+				toll.delay_ns += rules.delay_ns;
+		}
+		if (draws)
+			toll.lost = (uint32_t)((uint64_t)toll.lost * stream->packets / draws);
+	}
+	pthread_mutex_unlock(&lock);
+	return toll;
 }
 
 void tp_fault_flush(void)

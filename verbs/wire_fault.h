@@ -25,6 +25,10 @@ struct tp_fault_packet {
 };
 /* How many times the packet goes on: 0 (lost, or kept for later), 1, 2. route NULL: it came in. */
 int tp_fault_packet(struct tp_fault_packet *packet, struct tp_endpoint *endpoint, uint32_t sender, const struct tp_route *route);
+/* Where there are no packets (path_trace.c): what so many, of so many bytes at most (from BTH to ICRC), would meet. */
+struct tp_fault_stream { const union tp_addr *from, *to; uint8_t tos; bool out; uint32_t packets, bytes; };
+struct tp_fault_toll { bool never /* none gets through */, last_lost; uint32_t lost; uint64_t delay_ns; };
+struct tp_fault_toll tp_fault_stream(const struct tp_fault_stream *stream);
 /* Sends what was kept and is due. */
 void tp_fault_flush(void);
 /* How long the receiver sleeps before each batch. */
