@@ -29,9 +29,12 @@ enum {
 /* The program's memory, 16 aligned bytes: no other rank touches it while the kernel runs. */
 #ifdef TP_EMULATE
 #define TP_OF_OBJECT inline
-/* Tests may define it: called where a rank's lateness shows. */
-extern "C" __attribute__((weak)) void tp_lines_test_delay(void);
-TP_DEVICE void tp_lines_delay() { if (tp_lines_test_delay) tp_lines_test_delay(); }
+/* Tests may define it: called where lateness shows, of a rank (it may sleep) or of a thread (the turns that it is to miss). */
+extern "C" __attribute__((weak)) unsigned tp_lines_test_delay(void);
+TP_DEVICE void tp_lines_delay()
+{
+	for (unsigned turns = tp_lines_test_delay ? tp_lines_test_delay() : 0; turns; turns--) tp_nap(turns, false);
+}
 TP_DEVICE tp_four tp_load_user16(const void *p) { return *(const tp_four *)p; }
 TP_DEVICE void tp_store_user16(void *p, tp_four v) { *(tp_four *)p = v; }
 TP_DEVICE tp_four tp_load_user8(const void *p)
@@ -399,6 +402,7 @@ TP_DEVICE void tp_unit_take(const tp_fused_args &a, tp_lines &k, int first, int 
 	tp_four (*v)[L::VECTORS])
 {
 	const char *at = L::place(tp_lines_slots<L>(a, a.rank, phase, epoch), unit);
+	tp_lines_delay();
 	for (;;) {
 		bool ok = true;
 		TP_UNROLL
