@@ -103,6 +103,7 @@ struct tp_cuda_plan {
 	uint64_t programs;                          /* the device's address */
 	uint32_t stride;
 	size_t chunk_limit;                         /* what slots, rings and scratch memory hold: agreed */
+	size_t ring_limit;                          /* rings in slots of their own: for calls that allow all that other slots hold; 0: none */
 	/* The geometry of the last call, for others of the same size. */
 	size_t fit_block, fit_chunk, fit_line;
 	struct tp_dev_call fit;

@@ -74,6 +74,14 @@ static ncclResult_t find_function(struct loading *l, const char *name, CUfunctio
 		"this library wasn't built as a whole");
 }
 
+static bool has_function(const struct loading *l, const char *name)
+{
+	CUfunction function;
+	for (int i = 0; i < l->nmodules; i++)
+		if (tp_cuda->ModuleGetFunction(&function, l->modules[i], name) == CUDA_SUCCESS) return true;
+	return false;
+}
+
 static ncclResult_t find_kind(struct loading *l, enum tp_cuda_kind kind)
 {
 	struct tp_cuda_kernels *k = l->kernels;
@@ -136,7 +144,7 @@ static ncclResult_t load_all(struct loading *l)
 	TP_TRY(load_images(l));
 	for (enum tp_cuda_kind kind = 0; kind < TP_CUDA_NKINDS; kind++) {
 		l->at = 0;
-		TP_TRY(find_kind(l, kind));
+		if (kind != TP_CUDA_FUSED + TP_FUSED_WINDOW || has_function(l, "tp_window_f32_sum")) TP_TRY(find_kind(l, kind));
 	}
 	TP_TRY(find_function(l, "tp_transfers", &l->kernels->transfers));
 	TP_TRY(find_function(l, "tp_transfers_more", &l->kernels->transfers_more));

@@ -38,6 +38,7 @@ void tp_cuda_fill_reduce(const struct tp_exec_call *call, struct tp_dev_reduce *
 static void fit_geometry(const struct tp_exec_call *call, struct tp_cuda_plan *p)
 {
 	size_t limit = TP_MIN(call->chunk_bytes, p->chunk_limit), line = call->line_bytes;
+	if (p->ring_limit && limit == p->chunk_limit) limit = p->ring_limit;
 	if (p->fit_block == call->block_bytes && p->fit_chunk == limit && p->fit_line == line) return;
 	struct tp_geometry_split split = tp_geometry_share(call->block_bytes, line, (uint32_t)p->spec.nchannels);
 	p->fit = (struct tp_dev_call){ .programs = p->programs, .program_stride = p->stride, .block_bytes = call->block_bytes, .chunk_bytes = limit,
