@@ -2,6 +2,11 @@
  * Telpher's text of NCCL's interface, binary compatible with NCCL 2.28.9. It needs no CUDA: cudaStream_t is declared here
  * as the opaque pointer that it is, alike whether cuda_runtime.h is included before, after or not at all.
  *
+ * Ranks are GPUs where the machine has any, else processes with host memory; TELPHER_DEVICE=host|cuda decides, for a process and
+ * alike on all ranks.
+ * GPU ranks: a rank's device is that of the calling thread's CUDA context when its communicator is made. Buffers are memory that
+ * this device reaches, streams are CUDA's; calls return when the work is in the stream, and may be captured in CUDA graphs. Several
+ * ranks may share a GPU; those of one process then each need a non-blocking stream of their own (ncclInvalidUsage says so).
  * Host ranks: buffers are plain memory of the calling process, and a stream is one that telpher_stream_create (telpher.h)
  * made. With a NULL stream, or CUDA's 0x1 and 0x2, a call returns when its operation is done (on a non-blocking
  * communicator: ncclInProgress, then ncclCommGetAsyncError until ncclSuccess).
@@ -13,8 +18,8 @@
  * until the operation is done. Operations of one communicator are totally ordered: every rank must issue the same
  * collectives in the same order; where ranks disagree, each gets ncclInvalidUsage naming two of them and their calls.
  *
- * The host side of NCCL's device interface (ncclDevCommCreate, ncclTeamWorld, …: nccl_device.h) is exported too; for host
- * ranks those calls fail with ncclInvalidUsage, and those that return a structure return zeros. */
+ * The host side of NCCL's device interface (ncclDevCommCreate, ncclTeamWorld, …: nccl_device.h) is exported too; those
+ * calls fail with ncclInvalidUsage, and those that return a structure return zeros. */
 #ifndef NCCL_H_
 #define NCCL_H_
 
@@ -119,9 +124,9 @@ typedef struct ncclConfig_v22800 {
 	unsigned int magic;         /* 0xcafebeef */
 	unsigned int version;       /* the caller's NCCL_VERSION_CODE */
 	int blocking;               /* 2.14: 1 (default) or 0 */
-	int cgaClusterSize;         /* 2.17: GPUs only, 0 to 8 */
-	int minCTAs;                /* 2.17: GPUs only */
-	int maxCTAs;                /* 2.17: GPUs only */
+	int cgaClusterSize;         /* 2.17: 0 to 8; accepted, without effect */
+	int minCTAs;                /* 2.17: GPU ranks: thread blocks of a kernel, at least (where the GPU can hold them) … */
+	int maxCTAs;                /* 2.17: … and at most */
 	const char *netName;        /* 2.17: the network transport to use, by name */
 	int splitShare;             /* 2.18: 0 or 1; accepted, a split always has resources of its own */
 	int trafficClass;           /* 2.26 */
@@ -129,9 +134,9 @@ typedef struct ncclConfig_v22800 {
 	int collnetEnable;          /* 2.27: 0 or 1 */
 	int CTAPolicy;              /* 2.27: NCCL_CTA_POLICY_* */
 	int shrinkShare;            /* 2.27: 0 or 1; as splitShare */
-	int nvlsCTAs;               /* 2.27: GPUs only */
-	int nChannelsPerNetPeer;    /* 2.28: GPUs only */
-	int nvlinkCentricSched;     /* 2.28: 0 or 1, GPUs only */
+	int nvlsCTAs;               /* 2.27: accepted, without effect */
+	int nChannelsPerNetPeer;    /* 2.28: accepted, without effect */
+	int nvlinkCentricSched;     /* 2.28: 0 or 1; accepted, without effect */
 } ncclConfig_t;
 
 #define NCCL_CONFIG_INITIALIZER { \
@@ -189,7 +194,7 @@ TP_NCCL_CALL_(ncclResult_t, ncclCommInitRankScalable,
 
 /* Make a communicator whose ranks all belong to one thread */
 /* A communicator of ndev ranks that all belong to this thread: comms[ndev], comms[i] being rank i on device devlist[i] (NULL: i).
- * Host ranks take any device numbers >= 0, each once. */
+ * Host ranks take any device numbers >= 0, each once. GPU ranks may name a device several times: these ranks share it. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommInitAll, (ncclComm_t *comms, int ndev, const int *devlist))
 
 /* Make communicators of the parts of another */
@@ -229,20 +234,24 @@ TP_NCCL_CALL_(ncclResult_t, ncclCommCuDevice, (const ncclComm_t comm, int *devic
 TP_NCCL_CALL_(ncclResult_t, ncclCommUserRank, (const ncclComm_t comm, int *rank))
 
 /* Announce a buffer that will be used often */
-/* Announces that a buffer will be used often. Host ranks gain nothing; accepted, *handle is set, and goes back to ncclCommDeregister. */
+/* Announces that a buffer will be used often: GPU ranks of a host map it into each other, where its memory can be shared. Host ranks gain nothing;
+ * accepted. *handle is set, and goes back to ncclCommDeregister. Nothing that uses the buffer may be outstanding then. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommRegister, (const ncclComm_t comm, void *buff, size_t size, void **handle))
 /* Undoes ncclCommRegister. NULL is accepted. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle))
 
 /* Register memory for GPUs' one-sided access */
-/* GPU windows. Host ranks: ncclInvalidUsage. */
+/* Collective over comm, all ranks with the same size: *win: a window of this rank's buff[size], mapped by the GPU ranks of the host that reach
+ * each other. winFlags: NCCL_WIN_DEFAULT, or NCCL_WIN_COLL_SYMMETRIC, which promises that calls use the same offsets on all ranks.
+ * Memory must be ncclMemAlloc's or cudaMalloc's, else ncclInvalidUsage. Host ranks: ncclInvalidUsage. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommWindowRegister,
 	(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags))
-/* NULL is accepted; host ranks have no other. */
+/* Undoes it; not collective. Nothing that uses the window may be outstanding on any rank. NULL is accepted. ncclInvalidArgument: not a window of comm. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommWindowDeregister, (ncclComm_t comm, ncclWindow_t win))
 
 /* Allocate and free memory for buffers */
-/* *ptr: size bytes of what the ranks of this process use (TELPHER_DEVICE): host memory, zeroed, aligned to a page. Size 0 gives NULL. */
+/* *ptr: size bytes of what the ranks of this process use (TELPHER_DEVICE): memory of the calling thread's GPU that other processes can map, or host
+ * memory; zeroed, aligned to a page at least. Size 0 gives NULL. */
 TP_NCCL_CALL_(ncclResult_t, ncclMemAlloc, (void **ptr, size_t size))
 /* Frees it. NULL is accepted. A pointer that ncclMemAlloc did not return is ncclInvalidArgument. */
 TP_NCCL_CALL_(ncclResult_t, ncclMemFree, (void *ptr))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What host memory needs beyond NCCL's interface: streams, and how a process learns its rank. These symbols carry the
+ * What programs need beyond NCCL's interface: streams of host memory, and how a process learns its rank. These symbols carry the
  * version TELPHER_0.1; a program that only uses nccl.h needs none of them. */
 #ifndef TELPHER_H_
 #define TELPHER_H_
@@ -20,7 +20,8 @@ const char *telpher_version(void);
 /* A stream runs its operations one after the other, in the order of the calls, on a thread of the library,
  * whatever communicators they belong to; operations of one communicator keep their order across streams too. A stream is
  * passed wherever NCCL takes a cudaStream_t, and belongs to this process. All calls may come from any thread. A stream
- * that isn't one (foreign, destroyed) is ncclInvalidArgument.
+ * that isn't one (foreign, destroyed) is ncclInvalidArgument. GPU ranks use CUDA's streams instead: there these calls are
+ * ncclInvalidUsage.
  * With the streams NULL, 0x1 and 0x2 a call returns when its operation is done; these have no order among each other
  * beyond the communicator's own. */
 /* *stream: a new stream, with nothing on it. */

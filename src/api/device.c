@@ -1,6 +1,6 @@
-/* GPU windows and the host side of NCCL's device interface (nccl_device.h of 2.28.9). Host ranks have neither; the entry
- * points are here since consumers bind to them, with the original's calling convention: a team is three ints by value,
- * requirements and handles are pointers that are never looked at. */
+/* GPU windows, and the host side of NCCL's device interface (nccl_device.h of 2.28.9). Of the latter Telpher has nothing, as its
+ * structures are compiled into programs' own kernels; the entry points are here since consumers bind to them, with the original's
+ * calling convention: a team is three ints by value, requirements and handles are pointers that are never looked at. */
 #include "api/api.h"
 
 typedef struct { int nRanks, rank, stride; } ncclTeam_t;
@@ -19,24 +19,16 @@ TP_API(ncclResult_t, ncclGinBarrierCreateRequirement, (ncclComm_t comm, ncclTeam
 TP_API(int, ncclLLA2ACalcSlots, (int maxElts, int maxEltSize));
 TP_API(ncclResult_t, ncclLLA2ACreateRequirement, (int nBlocks, int nSlots, void *handle, void *requirements));
 
-#define NOT_HERE(name) TP_FAIL(ncclInvalidUsage, name ": host ranks have no " WHAT)
+#define NOT_HERE(name) TP_FAIL(ncclInvalidUsage, name ": this library has no " WHAT)
 
-#define WHAT "GPU windows; use the collectives or send and receive"
 ncclResult_t pncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags)
 {
-	(void)buff, (void)size, (void)win, (void)winFlags;
-	TP_TRY(tp_comm_check(comm, "ncclCommWindowRegister"));
-	return NOT_HERE("ncclCommWindowRegister");
+	return tp_comm_window_register(comm, buff, size, win, winFlags);
 }
 
-ncclResult_t pncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win)
-{
-	TP_TRY(tp_comm_check(comm, "ncclCommWindowDeregister"));
-	return win ? NOT_HERE("ncclCommWindowDeregister") : ncclSuccess;
-}
-#undef WHAT
+ncclResult_t pncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) { return tp_comm_window_deregister(comm, win); }
 
-#define WHAT "device communicators, which are for GPU kernels"
+#define WHAT "device communicators (NCCL's interface for programs' own kernels)"
 ncclResult_t pncclDevCommCreate(ncclComm_t comm, const void *requirements, void *devComm)
 {
 	(void)requirements, (void)devComm;
@@ -52,7 +44,7 @@ ncclResult_t pncclDevCommDestroy(ncclComm_t comm, const void *devComm)
 }
 #undef WHAT
 
-#define WHAT "teams, which are for GPU kernels"
+#define WHAT "teams (NCCL's interface for programs' own kernels)"
 static ncclTeam_t no_team(ncclResult_t logged)
 {
 	(void)logged;
@@ -90,7 +82,7 @@ int pncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank)
 }
 #undef WHAT
 
-#define WHAT "device-side barriers and mailboxes, which are for GPU kernels"
+#define WHAT "device-side barriers and mailboxes (NCCL's interface for programs' own kernels)"
 ncclResult_t pncclLsaBarrierCreateRequirement(ncclTeam_t team, int nBarriers, void *handle, void *requirements)
 {
 	(void)team, (void)nBarriers, (void)handle, (void)requirements;

@@ -5,25 +5,24 @@
 /* Registered by a folder of the library; seen only where a program (a test) is linked without it. */
 #define HONOURED "read by a part of the library that isn't in this program"
 
-#define GPU "GPU ranks only"
-#define GIN "networking started by a GPU: GPU ranks only"
+#define GPU "a part of NCCL that Telpher doesn't have"
+#define GIN "networking started by a GPU isn't there"
 #define IB "no InfiniBand or RoCE transport yet"
-#define MULTICAST "NVLink multicast: GPU ranks only"
-#define MULTINODE "NVLink between machines: GPU ranks only"
-#define TOPOLOGY "host ranks need no search of the hardware's topology"
+#define MULTICAST "NVLink multicast isn't used"
+#define MULTINODE "NVLink between machines isn't used yet"
+#define TOPOLOGY "the hardware's topology isn't searched"
 #define OLD "NCCL itself no longer reads it"
-#define GPU_CARD "moves GPU memory to and from a network card: GPU ranks only"
-#define GPU_P2P "memory shared between GPUs: GPU ranks only"
-#define LAUNCH "how GPU kernels are launched: GPU ranks only"
-#define BLOCKS "number and size of GPU thread blocks: GPU ranks only"
-#define CHANNELS "host ranks use one channel"
-#define PROTOCOL "buffers of the GPU protocols: GPU ranks only"
+#define GPU_CARD "network cards don't reach GPU memory yet"
+#define GPU_P2P "memory is shared between GPUs another way here"
+#define LAUNCH "GPU kernels are launched another way here"
+#define BLOCKS "see NCCL_MIN_CTAS and NCCL_MAX_CTAS"
+#define PROTOCOL "a buffer or limit of NCCL's protocols; ours have no such setting"
 #define PLUGIN "plugins of this kind aren't loaded yet"
 #define COLLNET "CollNet (reductions inside the switch) isn't there"
-#define REGISTER "registration of buffers with a GPU or card: host ranks need none"
+#define REGISTER "only what a program registers is registered"
 #define PROXY "NCCL's proxy thread; ours has no such setting"
 #define RAS "NCCL's RAS service isn't there"
-#define SYMMETRIC "symmetric kernels: GPU ranks only"
+#define SYMMETRIC "NCCL's symmetric kernels; ours have no such setting"
 #define BOOT "start-up works another way here"
 
 const struct tp_env_reason tp_env_reasons[] = {
@@ -34,7 +33,7 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_CGA_CLUSTER_SIZE", BLOCKS },
 	{ "NCCL_CHECKS_DISABLE", OLD },
 	{ "NCCL_CHECK_MODE", "arguments are always checked" },
-	{ "NCCL_CHECK_POINTERS", "tells GPU memory from host memory: GPU ranks only" },
+	{ "NCCL_CHECK_POINTERS", HONOURED },
 	{ "NCCL_CHUNK_SIZE", "chunk sizes follow the plan" },
 	{ "NCCL_COLLNET_ENABLE", COLLNET },
 	{ "NCCL_COLLNET_NODE_THRESHOLD", COLLNET },
@@ -46,8 +45,8 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_CONNECT_ROUND_MAX_PEERS", BOOT },
 	{ "NCCL_CROSS_NIC", TOPOLOGY },
 	{ "NCCL_CTA_POLICY", BLOCKS },
-	{ "NCCL_CUMEM_ENABLE", "CUDA memory: GPU ranks only" },
-	{ "NCCL_CUMEM_HOST_ENABLE", "CUDA memory: GPU ranks only" },
+	{ "NCCL_CUMEM_ENABLE", HONOURED },
+	{ "NCCL_CUMEM_HOST_ENABLE", "host memory is shared by memfd, and pinned" },
 	{ "NCCL_DEBUG", HONOURED },
 	{ "NCCL_DEBUG_FILE", HONOURED },
 	{ "NCCL_DEBUG_SUBSYS", HONOURED },
@@ -81,7 +80,7 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_GRAPH_DUMP_FILE_RANK", TOPOLOGY },
 	{ "NCCL_GRAPH_FILE", TOPOLOGY },
 	{ "NCCL_GRAPH_HELPER_DISABLE", LAUNCH },
-	{ "NCCL_GRAPH_MIXING_SUPPORT", LAUNCH },
+	{ "NCCL_GRAPH_MIXING_SUPPORT", HONOURED },
 	{ "NCCL_GRAPH_REGISTER", REGISTER },
 	{ "NCCL_GRAPH_STREAM_ORDERING", LAUNCH },
 	{ "NCCL_GROUP_CUDA_STREAM", LAUNCH },
@@ -151,14 +150,14 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_LL_THRESHOLD", OLD },
 	{ "NCCL_LOCAL_REGISTER", REGISTER },
 	{ "NCCL_LSA_TEAM_SIZE", GPU },
-	{ "NCCL_MAX_CTAS", BLOCKS },
-	{ "NCCL_MAX_NCHANNELS", CHANNELS },
-	{ "NCCL_MAX_NRINGS", CHANNELS },
+	{ "NCCL_MAX_CTAS", HONOURED },
+	{ "NCCL_MAX_NCHANNELS", HONOURED },
+	{ "NCCL_MAX_NRINGS", BLOCKS },
 	{ "NCCL_MAX_P2P_NCHANNELS", BLOCKS },
 	{ "NCCL_MEM_SYNC_DOMAIN", LAUNCH },
-	{ "NCCL_MIN_CTAS", BLOCKS },
-	{ "NCCL_MIN_NCHANNELS", CHANNELS },
-	{ "NCCL_MIN_NRINGS", CHANNELS },
+	{ "NCCL_MIN_CTAS", HONOURED },
+	{ "NCCL_MIN_NCHANNELS", HONOURED },
+	{ "NCCL_MIN_NRINGS", BLOCKS },
 	{ "NCCL_MIN_P2P_NCHANNELS", BLOCKS },
 	{ "NCCL_MLOPART_RDMA_ENABLE", GPU_CARD },
 	{ "NCCL_MNNVL_CLIQUE_ID", MULTINODE },
@@ -167,7 +166,7 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_MNNVL_RAIL_PER_HOST", MULTINODE },
 	{ "NCCL_MNNVL_SCATTER_NETS_ENABLE", MULTINODE },
 	{ "NCCL_MNNVL_UUID", MULTINODE },
-	{ "NCCL_MULTI_RANK_GPU_ENABLE", "several ranks on a GPU: GPU ranks only" },
+	{ "NCCL_MULTI_RANK_GPU_ENABLE", "several ranks may always share a GPU" },
 	{ "NCCL_MULTI_SEGMENT_REGISTER", REGISTER },
 	{ "NCCL_NCHANNELS_PER_NET_PEER", BLOCKS },
 	{ "NCCL_NET", HONOURED },
@@ -202,16 +201,16 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_OOB_NET_ENABLE", "start-up never uses a network transport" },
 	{ "NCCL_OOB_NET_IFNAME", "start-up uses NCCL_SOCKET_IFNAME" },
 	{ "NCCL_P2P_DIRECT_DISABLE", GPU_P2P },
-	{ "NCCL_P2P_DISABLE", GPU_P2P },
+	{ "NCCL_P2P_DISABLE", HONOURED },
 	{ "NCCL_P2P_EPOCH_ENABLE", LAUNCH },
-	{ "NCCL_P2P_LEVEL", GPU_P2P },
+	{ "NCCL_P2P_LEVEL", HONOURED },
 	{ "NCCL_P2P_LL_THRESHOLD", PROTOCOL },
 	{ "NCCL_P2P_MAX_PEERS", BLOCKS },
 	{ "NCCL_P2P_NET_CHUNKSIZE", "TELPHER_NET_CHUNK is the size of a network link's chunks" },
 	{ "NCCL_P2P_NVL_CHUNKSIZE", GPU_P2P },
 	{ "NCCL_P2P_PCI_CHUNKSIZE", GPU_P2P },
 	{ "NCCL_P2P_PER_CHANNEL_NET_BW", BLOCKS },
-	{ "NCCL_P2P_PXN_LEVEL", "a card reached through another GPU: GPU ranks only" },
+	{ "NCCL_P2P_PXN_LEVEL", "network cards don't reach GPU memory yet" },
 	{ "NCCL_P2P_READ_ENABLE", GPU_P2P },
 	{ "NCCL_P2P_SCHEDULE_GROUP_SIZE", LAUNCH },
 	{ "NCCL_P2P_USE_CUDA_MEMCPY", GPU_P2P },
@@ -224,7 +223,7 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_PROXY_CPUSET", PROXY },
 	{ "NCCL_PROXY_DUMP_SIGNAL", PROXY },
 	{ "NCCL_PXN_C2C", GPU_CARD },
-	{ "NCCL_PXN_DISABLE", "a card reached through another GPU: GPU ranks only" },
+	{ "NCCL_PXN_DISABLE", "network cards don't reach GPU memory yet" },
 	{ "NCCL_RAS_ADDR", RAS },
 	{ "NCCL_RAS_ENABLE", RAS },
 	{ "NCCL_RAS_TIMEOUT_FACTOR", RAS },

@@ -72,7 +72,7 @@ ncclResult_t tp_agree_settings(struct ncclComm *comm, enum tp_device_kind kind)
 	copy_text(own.version, sizeof(own.version), "2.28.9");
 	copy_text(own.algo, sizeof(own.algo), algo);
 	copy_text(own.proto, sizeof(own.proto), proto);
-	TP_TRY(tp_cost_load(&comm->model));
+	TP_TRY(kind == TP_DEVICE_CUDA ? tp_cost_load_gpu(&comm->model) : tp_cost_load(&comm->model));
 	tp_cost_pack(&comm->model, &own.cost);
 	struct digest *digests = tp_alloc((size_t)comm->nranks, sizeof(*digests), "the ranks' settings");
 	if (!digests) return ncclSystemError;
@@ -112,7 +112,9 @@ ncclResult_t tp_agree_model(struct ncclComm *comm)
 		if (least.inside) comm->model.slot_bytes_inside = least.inside;
 		if (least.across) comm->model.slot_bytes_across = least.across;
 		comm->model.by_ref_inside = least.by_ref;
-		result = tp_cores_judge(comm, &all[0].place, sizeof(*all));
+		/* GPUs don't share processors; several ranks of one GPU are the budget's affair. */
+		if (!comm->gpu) result = tp_cores_judge(comm, &all[0].place, sizeof(*all));
+		else if (comm->model.slot_bytes_inside) comm->model.slot_bytes_inside *= (size_t)comm->nchannels;
 	}
 	free(all);
 	return result;

@@ -4,12 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/internal.h"
+#include "comm/gpu.h"
 
 void tp_comm_tear_down(struct ncclComm *comm)
 {
 	if (comm->runnable.run) tp_engine_forget(&comm->runnable);
 	tp_exec_destroy(comm->exec);
+	if (comm->gpu) tp_gpu_rank_close(comm);
 	if (comm->links) tp_links_destroy(comm->links);
 	if (comm->boot) tp_boot_close(comm->boot);
 	tp_flight_destroy(comm->flight);
@@ -39,6 +40,7 @@ static void nap_us(long us)
 static void empty(struct ncclComm *comm)
 {
 	int inside = atomic_load_explicit(&comm->inside, memory_order_seq_cst);
+	if (comm->gpu) tp_gpu_rank_abort(comm->gpu);        /* before the run lock: who has it may wait for a kernel */
 	if (inside > 1 || atomic_load_explicit(&comm->queued, memory_order_acquire))
 		TP_WARN("comm %p rank %d: ended while operations are outstanding: they fail", (void *)comm, comm->rank);
 	do {
@@ -70,12 +72,13 @@ static void post(struct ncclComm *comm, enum tp_event_kind kind, const char *tex
 static void end(struct ncclComm *comm, const char *what)
 {
 	int rank = comm->rank, nranks = comm->nranks, device = comm->device;
+	unsigned long long bus = comm->gpu ? (unsigned long long)comm->gpu->gpu->bus : 0;
 	tp_log_set_device(device);
 	if (comm->links) tp_report_paths(comm);
 	tp_comm_tear_down(comm);
 	tp_comm_leave(comm);
 	tp_comm_free(comm);
-	TP_INFO(TP_INIT, "comm %p rank %d nranks %d cudaDev %d busId 0 - %s COMPLETE", (void *)comm, rank, nranks, device, what);
+	TP_INFO(TP_INIT, "comm %p rank %d nranks %d cudaDev %d busId %llx - %s COMPLETE", (void *)comm, rank, nranks, device, bus, what);
 }
 
 /* Only one caller may end a communicator. */
@@ -114,7 +117,8 @@ static ncclResult_t run_close(struct tp_job *base)
 	job->ran = true;
 	tp_log_set_device(comm->device);
 	ncclResult_t result = ncclSuccess;
-	if (comm->boot && !(atomic_load_explicit(&comm->gate, memory_order_acquire) & TP_GATE_ERROR)) result = tp_comm_drain(comm);
+	if (comm->boot && !(atomic_load_explicit(&comm->gate, memory_order_acquire) & TP_GATE_ERROR))
+		result = comm->gpu ? tp_gpu_rank_drain(comm) : tp_comm_drain(comm);
 	if (!job->destroy) {
 		if (result == ncclSuccess) TP_INFO(TP_INIT, "comm %p rank %d nranks %d - Finalize COMPLETE", (void *)comm, comm->rank, comm->nranks);
 		tp_comm_leave(comm);
@@ -178,6 +182,7 @@ ncclResult_t tp_comm_stop(struct ncclComm *comm, const char *why)
 	uint32_t before = atomic_fetch_or_explicit(&comm->gate, TP_GATE_REVOKED, memory_order_seq_cst);
 	if (before & TP_GATE_REVOKED) return ncclSuccess;
 	if (!(before & TP_GATE_ERROR)) post(comm, TP_EVENT_REVOKED, why);
+	if (comm->gpu) tp_gpu_rank_abort(comm->gpu);
 	tp_comm_drop_all(comm);
 	tp_bell_ring(comm->runnable.bell);
 	return ncclSuccess;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/internal.h"
+#include "comm/gpu.h"
 
 #define RESERVE 16
 
@@ -29,6 +29,7 @@ struct ncclComm *tp_comm_new(void)
 			comm->next_all = all;
 			all = comm;
 			pthread_mutex_init(&comm->queue_lock, NULL);
+			pthread_mutex_init(&comm->launch_lock, NULL);
 			pthread_mutex_init(&comm->choice_lock, NULL);
 		}
 	}
@@ -49,6 +50,8 @@ static void wipe(struct ncclComm *comm)
 	comm->alarm_seen = 0;
 	comm->alarm = NULL;
 	comm->exec = NULL;
+	tp_gpu_rank_free(comm->gpu);        /* that never met anybody */
+	comm->gpu = NULL;
 	comm->boot = NULL;
 	tp_comm_set_seq(comm, 0);
 	memset(&comm->runnable, 0, sizeof(comm->runnable));
@@ -142,8 +145,9 @@ ncclResult_t tp_comm_may_call(struct ncclComm *comm, const char *name)
 void tp_comm_set_error(struct ncclComm *comm, ncclResult_t result)
 {
 	int none = ncclSuccess;
-	if (atomic_compare_exchange_strong_explicit(&comm->error, &none, result, memory_order_acq_rel, memory_order_relaxed))
-		atomic_fetch_or_explicit(&comm->gate, TP_GATE_ERROR, memory_order_release);    /* pairs with tp_comm_may_call */
+	if (!atomic_compare_exchange_strong_explicit(&comm->error, &none, result, memory_order_acq_rel, memory_order_relaxed)) return;
+	atomic_fetch_or_explicit(&comm->gate, TP_GATE_ERROR, memory_order_release);        /* pairs with tp_comm_may_call */
+	if (comm->gpu) tp_gpu_rank_abort(comm->gpu);
 }
 
 void tp_comm_look_for_events(struct ncclComm *comm)
@@ -176,6 +180,7 @@ ncclResult_t tp_comm_async_error(ncclComm_t comm, ncclResult_t *out)
 	/* Where another thread runs the rank, that one looks. */
 	if (!(gate & (TP_GATE_INIT | TP_GATE_ERROR)) && tp_engine_try_lock(&comm->runnable)) {
 		tp_comm_look_for_events(comm);
+		if (comm->gpu) tp_gpu_watch_faults(comm);
 		tp_engine_unlock(&comm->runnable);
 	}
 	ncclResult_t result = atomic_load_explicit(&comm->error, memory_order_acquire);

@@ -61,6 +61,8 @@ ncclResult_t tp_memory_alloc(void **out, size_t bytes);
 ncclResult_t tp_memory_free(void *memory);
 ncclResult_t tp_memory_register(ncclComm_t comm, void *buffer, size_t bytes, void **handle);
 ncclResult_t tp_memory_deregister(ncclComm_t comm, void *handle);
+ncclResult_t tp_comm_window_register(ncclComm_t comm, void *buffer, size_t bytes, ncclWindow_t *out, int flags);
+ncclResult_t tp_comm_window_deregister(ncclComm_t comm, ncclWindow_t window);
 
 /* Host streams. */
 ncclResult_t tp_stream_create(cudaStream_t *out);

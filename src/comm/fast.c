@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/internal.h"
+#include "comm/gpu.h"
 
 static inline bool buffers_fit(const struct tp_last_call *last, const void *send_, void *recv_)
 {
@@ -83,7 +83,11 @@ static ncclResult_t make_op(const struct tp_comm_call *call, struct tp_op **out)
 	/* A rank that doesn't use one of the buffers need not give it. */
 	exec->input = call->send ? call->send : call->recv;
 	exec->output = call->recv ? call->recv : (void *)(uintptr_t)call->send;
-	exec->line_bytes = TP_LINE_BYTES;
+	exec->line_bytes = comm->gpu ? TP_GPU_LINE_BYTES : TP_LINE_BYTES;
+	if (comm->gpu) {                    /* read by the kernel */
+		exec->device_scalar = op->device_scalar;
+		op->device_scalar = NULL;
+	}
 	exec->block_bytes = tp_call_block_bytes(call);
 	struct tp_choice_entry choice;
 	if (result == ncclSuccess && call->count)
@@ -97,7 +101,7 @@ static ncclResult_t make_op(const struct tp_comm_call *call, struct tp_op **out)
 		exec->chunk_bytes = choice.chunk_bytes;
 		exec->ref_bytes = choice.ref_bytes;
 		op->predicted_us = choice.us;
-		op->remember = (choice.plan->shape == TP_SHAPE_ONE_SHOT || choice.plan->shape == TP_SHAPE_DIRECT)
+		op->remember = comm->gpu ? (int)call->op < ncclNumOps : (choice.plan->shape == TP_SHAPE_ONE_SHOT || choice.plan->shape == TP_SHAPE_DIRECT)
 			&& exec->block_bytes <= TP_MIN(TP_EXEC_FUSED_BYTES, exec->ref_bytes) && (int)call->op < ncclNumOps && comm->nranks > 1
 			&& comm->boot->nhosts == 1;
 	}
@@ -108,6 +112,11 @@ static ncclResult_t make_op(const struct tp_comm_call *call, struct tp_op **out)
 /* The stream's place in the operation; a stream that isn't one is an error. */
 static ncclResult_t place_on_stream(const struct tp_comm_call *call, struct tp_op *op)
 {
+	if (call->comm->gpu) {
+		op->stream = call->stream;
+		op->nstreams = 1;
+		return ncclSuccess;
+	}
 	op->waits = tp_stream_is_sync(call->stream);
 	if (op->waits) return ncclSuccess;
 	pthread_mutex_lock(&tp_order_lock);
@@ -131,13 +140,15 @@ static ncclResult_t call_collective(const struct tp_comm_call *call)
 	}
 	if (tp_group_depth) return tp_group_add_op(call->comm, op);
 	struct tp_issue issue = { .comm = call->comm, .first = op, .last = op };
-	return tp_issue_all(&issue);
+	return call->comm->gpu ? tp_gpu_issue_all(&issue) : tp_issue_all(&issue);
 }
 
 static ncclResult_t call_transfer(const struct tp_comm_call *call)
 {
 	struct tp_stream *stream = NULL;
-	if (!tp_stream_is_sync(call->stream)) {
+	if (call->comm->gpu) {
+		stream = (struct tp_stream *)call->stream;
+	} else if (!tp_stream_is_sync(call->stream)) {
 		pthread_mutex_lock(&tp_order_lock);
 		ncclResult_t result = tp_stream_find(call->stream, call->name, &stream);
 		pthread_mutex_unlock(&tp_order_lock);
@@ -152,6 +163,7 @@ static ncclResult_t call_checked(const struct tp_comm_call *call)
 {
 	TP_TRY(tp_comm_may_call(call->comm, call->name));
 	TP_TRY(tp_validate_call(call));
+	if (call->comm->gpu) TP_TRY(tp_gpu_validate_call(call));
 	if (atomic_load_explicit(&call->comm->gate, memory_order_relaxed) & TP_GATE_TRACING) trace(call);
 	return call->coll == TP_SEND_RECV ? call_transfer(call) : call_collective(call);
 }
@@ -160,6 +172,7 @@ ncclResult_t tp_comm_call(const struct tp_comm_call *call)
 {
 	ncclResult_t result = ncclSuccess;
 	if (tp_likely(call_again(call, &result))) return result;
+	if (tp_gpu_call_again(call, &result)) return result;
 	result = tp_comm_enter(call->comm, call->name);
 	if (result == ncclSuccess) {
 		/* A send or receive of its own is a group of one. */

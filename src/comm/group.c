@@ -3,14 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/internal.h"
+#include "comm/gpu.h"
 
 struct group_comm {
 	struct group_comm *next;
 	struct tp_issue issue;
 	struct tp_exec_transfer *transfers;
 	int ntransfers, room;
-	struct tp_stream **streams;         /* of the transfers, each once */
+	void **streams;                     /* of the transfers, each once: struct tp_stream, or CUDA's handles */
 	int nstreams;
 	bool waits;                         /* a transfer had no stream */
 };
@@ -83,22 +83,22 @@ ncclResult_t tp_group_add_op(struct ncclComm *comm, struct tp_op *op)
 	return result;
 }
 
-static ncclResult_t add_stream(struct group_comm *g, struct tp_stream *stream)
+static ncclResult_t add_stream(struct group_comm *g, void *stream)
 {
-	if (!stream) {
+	if (!stream && !g->issue.comm->gpu) {
 		g->waits = true;
 		return ncclSuccess;
 	}
 	for (int i = 0; i < g->nstreams; i++)
 		if (g->streams[i] == stream) return ncclSuccess;
-	struct tp_stream **more = realloc(g->streams, (size_t)(g->nstreams + 1) * sizeof(*more));
+	void **more = realloc(g->streams, (size_t)(g->nstreams + 1) * sizeof(*more));
 	if (!more) return TP_FAIL(ncclSystemError, "no memory for a group's streams");
 	g->streams = more;
 	g->streams[g->nstreams++] = stream;
 	return ncclSuccess;
 }
 
-ncclResult_t tp_group_add_transfer(struct ncclComm *comm, const struct tp_exec_transfer *transfer, struct tp_stream *stream)
+ncclResult_t tp_group_add_transfer(struct ncclComm *comm, const struct tp_exec_transfer *transfer, void *stream)
 {
 	struct group_comm *g;
 	TP_TRY(find_comm(comm, &g));
@@ -123,11 +123,33 @@ ncclResult_t tp_group_add_job(struct tp_job *job)
 	return ncclSuccess;
 }
 
+/* GPU ranks: no plan; the executor's kernel for sends and receives takes them as they are. */
+static ncclResult_t fuse_gpu_transfers(struct group_comm *g)
+{
+	struct ncclComm *comm = g->issue.comm;
+	struct tp_op *op = tp_op_new(comm);
+	if (!op) return ncclSystemError;
+	size_t largest = 0;
+	for (int i = 0; i < g->ntransfers; i++) largest = TP_MAX(largest, g->transfers[i].bytes);
+	op->record = (struct tp_call){ .func = TP_SEND_RECV, .type = ncclUint8, .root = -1 };
+	op->call = (struct tp_exec_call){ .line_bytes = TP_GPU_LINE_BYTES, .block_bytes = largest, .chunk_bytes = comm->p2p_chunk_bytes,
+		.tag = TP_P2P_TAG, .transfers = g->transfers, .ntransfers = g->ntransfers, .reduce = { .type = ncclUint8 } };
+	op->transfers = g->transfers;
+	g->transfers = NULL;
+	op->stream = (cudaStream_t)g->streams[0];
+	op->streams = (cudaStream_t *)g->streams;
+	op->nstreams = g->nstreams;
+	g->streams = NULL;
+	append_op(g, op);
+	return ncclSuccess;
+}
+
 /* The one operation of all sends and receives of a communicator. */
 static ncclResult_t fuse_transfers(struct group_comm *g)
 {
 	if (!g->ntransfers) return ncclSuccess;
 	struct ncclComm *comm = g->issue.comm;
+	if (comm->gpu) return fuse_gpu_transfers(g);
 	struct tp_transfer *shape = tp_alloc((size_t)g->ntransfers, sizeof(*shape), "a group's sends and receives");
 	struct tp_op *op = shape ? tp_op_new(comm) : NULL;
 	if (!op) {
@@ -218,7 +240,7 @@ static ncclResult_t run_comms(struct group_comm *comms)
 	}
 	if (result == ncclSuccess) result = check_streams(comms);
 	if (result == ncclSuccess && comms) {
-		result = tp_issue_all(&comms->issue);
+		result = comms->issue.comm->gpu ? tp_gpu_issue_all(&comms->issue) : tp_issue_all(&comms->issue);
 		for (struct group_comm *g = comms; g; g = g->next) g->issue.first = NULL;
 	}
 	for (struct group_comm *g = comms; g != entered; g = g->next) tp_comm_leave(g->issue.comm);

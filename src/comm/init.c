@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/internal.h"
+#include "comm/gpu.h"
 
 struct init_job {
 	struct tp_job job;
@@ -59,19 +59,30 @@ static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args,
 	times[0] = tp_clock_ns();
 	TP_TRY(tp_agree_settings(comm, args->kind));
 	TP_TRY(make_layout(comm));
+	if (comm->gpu) TP_TRY(tp_gpu_rank_agree(comm));
 	TP_INFO(TP_INIT, "comm %p rank %d nRanks %d nNodes %d localRanks %d localRank %d MNNVL 0", (void *)comm, comm->rank, comm->nranks,
 		comm->boot->nhosts, comm->boot->nlocal, comm->boot->local);
 	log_channels(comm);
 	times[1] = tp_clock_ns();
-	struct tp_links_options links = { .nchannels = comm->nchannels, .allow_by_ref = true,
+	struct tp_links_options links = { .nchannels = comm->nchannels, .allow_by_ref = !comm->gpu,
 		.net_name = comm->config.net_name[0] ? comm->config.net_name : NULL };
+	if (comm->gpu) {
+		links.gpu = comm->gpu->gpu;
+		links.region_bytes = tp_gpu_rank_region_bytes(comm);
+	}
 	TP_TRY(tp_links_create(comm->boot, &links, &comm->links));
-	TP_TRY(tp_exec_create(comm->boot, comm->links, &comm->exec));
+	if (comm->gpu) TP_TRY(tp_gpu_rank_open(comm));
+	else TP_TRY(tp_exec_create(comm->boot, comm->links, &comm->exec));
 	TP_TRY(tp_flight_create(comm->rank, comm->nranks, comm->boot->comm_hash, coll_name, &comm->flight));
 	times[2] = tp_clock_ns();
 	TP_TRY(tp_report_check(comm));
 	TP_TRY(tp_agree_model(comm));
-	tp_comm_init_runnable(comm);
+	if (comm->gpu) {
+		tp_gpu_watch_init_runnable(comm);
+		TP_TRY(tp_gpu_watch_add(comm));
+	} else {
+		tp_comm_init_runnable(comm);
+	}
 	times[3] = tp_clock_ns();
 	return ncclSuccess;
 }
@@ -87,6 +98,15 @@ static void tell_failure(struct ncclComm *comm, ncclResult_t result)
 	tp_boot_post_event(comm->boot, &event);
 }
 
+/* NCCL's line, which tools read. */
+static void log_init(const struct ncclComm *comm, const struct tp_init_args *args, const char *what)
+{
+	const struct tp_gpu *gpu = comm->gpu ? comm->gpu->gpu : NULL;
+	TP_INFO(TP_INIT, "%s comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId %llx commId 0x%llx - Init %s", args->name, (const void *)comm,
+		args->rank, args->nranks, comm->device, gpu ? gpu->nvml : comm->device, gpu ? (unsigned long long)gpu->bus : 0ull,
+		(unsigned long long)tp_hash64(args->ids, sizeof(*args->ids), 0), what);
+}
+
 ncclResult_t tp_init_join(struct ncclComm *comm, const struct tp_init_args *args)
 {
 	uint64_t times[4] = { 0 }, start = tp_clock_ns();
@@ -94,19 +114,17 @@ ncclResult_t tp_init_join(struct ncclComm *comm, const struct tp_init_args *args
 	pthread_once(&once, log_once);
 	comm->rank = args->rank;
 	comm->nranks = args->nranks;
-	comm->nchannels = 1;
+	comm->nchannels = 1;            /* GPU ranks agree on more */
 	comm->p2p_chunk_bytes = 1u << 20;
 	tp_log_set_device(comm->device);
-	TP_INFO(TP_INIT, "%s comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId 0 commId 0x%llx - Init START", args->name, (void *)comm,
-		args->rank, args->nranks, comm->device, comm->device, (unsigned long long)tp_hash64(args->ids, sizeof(*args->ids), 0));
+	log_init(comm, args, "START");
 	ncclResult_t result = join(comm, args, times);
 	if (result != ncclSuccess) {
 		tell_failure(comm, result);
 		tp_comm_tear_down(comm);
 		return result;
 	}
-	TP_INFO(TP_INIT, "%s comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId 0 commId 0x%llx - Init COMPLETE", args->name, (void *)comm,
-		args->rank, args->nranks, comm->device, comm->device, (unsigned long long)tp_hash64(args->ids, sizeof(*args->ids), 0));
+	log_init(comm, args, "COMPLETE");
 	TP_INFO(TP_INIT, "Init timings - %s: rank %d nranks %d total %.2f (kernels 0.00, alloc 0.00, bootstrap %.2f, allgathers %.2f, topo 0.00, "
 		"graphs 0.00, connections %.2f, rest %.2f)", args->name, args->rank, args->nranks, seconds(start, times[3]), seconds(start, times[0]),
 		seconds(times[0], times[1]), seconds(times[1], times[2]), seconds(times[2], times[3]));
@@ -116,12 +134,17 @@ ncclResult_t tp_init_join(struct ncclComm *comm, const struct tp_init_args *args
 }
 
 /* A handle with its configuration, before anybody is met. */
-ncclResult_t tp_init_handle(const struct tp_config *config, int device, struct ncclComm **out)
+ncclResult_t tp_init_handle(const struct tp_config *config, int device, struct tp_gpu_rank *gpu, struct ncclComm **out)
 {
 	struct ncclComm *comm = tp_comm_new();
-	if (!comm) return ncclSystemError;
+	if (!comm) {
+		tp_gpu_rank_free(gpu);
+		return ncclSystemError;
+	}
 	comm->config = *config;
-	comm->device = device;
+	comm->device = gpu ? gpu->gpu->ordinal : device;
+	comm->gpu = gpu;
+	if (gpu) atomic_fetch_or_explicit(&comm->gate, TP_GATE_GPU, memory_order_relaxed);
 	if (!config->blocking) atomic_fetch_or_explicit(&comm->gate, TP_GATE_NONBLOCKING, memory_order_relaxed);
 	*out = comm;
 	return ncclSuccess;
@@ -174,8 +197,9 @@ static int device_of_process(void)
 	return device;
 }
 
+/* device: a host rank's number; ordinal: a GPU rank's device, -1: the calling thread's. */
 static ncclResult_t init_rank(const char *name, ncclComm_t *out, int nranks, int rank, int nids, const ncclUniqueId *ids,
-	const ncclConfig_t *user_config, int device)
+	const ncclConfig_t *user_config, int device, int ordinal)
 {
 	if (!out || !ids) return TP_FAIL(ncclInvalidArgument, "%s: %s is NULL", name, out ? "the unique id" : "comm");
 	if (nranks < 1) return TP_FAIL(ncclInvalidArgument, "%s: nranks is %d; it must be at least 1", name, nranks);
@@ -185,10 +209,18 @@ static ncclResult_t init_rank(const char *name, ncclComm_t *out, int nranks, int
 	TP_TRY(tp_config_read(user_config, NULL, &config));
 	enum tp_device_kind kind;
 	TP_TRY(tp_device_kind(&kind));
+	/* Here, since a group's joins are made by other threads. */
+	struct tp_gpu_rank *gpu = NULL;
+	if (kind == TP_DEVICE_CUDA) TP_TRY(tp_gpu_rank_new(ordinal, &gpu));
 	struct init_job *init = tp_alloc(1, sizeof(*init), "a new communicator");
-	if (!init) return ncclSystemError;
-	ncclUniqueId *copy = nids == 1 ? &init->id : tp_alloc((size_t)nids, sizeof(*copy), "unique ids");
-	ncclResult_t result = copy ? tp_init_handle(&config, device, &init->job.comm) : ncclSystemError;
+	ncclUniqueId *copy = NULL;
+	if (init) copy = nids == 1 ? &init->id : tp_alloc((size_t)nids, sizeof(*copy), "unique ids");
+	if (!copy) {
+		tp_gpu_rank_free(gpu);
+		free(init);
+		return ncclSystemError;
+	}
+	ncclResult_t result = tp_init_handle(&config, device, gpu, &init->job.comm);
 	if (result != ncclSuccess) {
 		if (copy != &init->id) free(copy);
 		free(init);
@@ -209,7 +241,7 @@ static ncclResult_t init_rank(const char *name, ncclComm_t *out, int nranks, int
 ncclResult_t tp_comm_init_rank(const char *name, ncclComm_t *out, int nranks, int rank, int nids, const ncclUniqueId *ids,
 	const ncclConfig_t *config)
 {
-	return tp_group_note(init_rank(name, out, nranks, rank, nids, ids, config, device_of_process()));
+	return tp_group_note(init_rank(name, out, nranks, rank, nids, ids, config, device_of_process(), -1));
 }
 
 ncclResult_t tp_comm_init_all(ncclComm_t *comms, int ndev, const int *devlist)
@@ -217,21 +249,25 @@ ncclResult_t tp_comm_init_all(ncclComm_t *comms, int ndev, const int *devlist)
 	static const char name[] = "ncclCommInitAll";
 	if (!comms) return tp_group_note(TP_FAIL(ncclInvalidArgument, "%s: comms is NULL", name));
 	if (ndev < 1) return tp_group_note(TP_FAIL(ncclInvalidArgument, "%s: ndev is %d; it must be at least 1", name, ndev));
+	enum tp_device_kind kind;
+	ncclResult_t result = tp_device_kind(&kind);
+	if (result != ncclSuccess) return tp_group_note(result);
 	for (int i = 0; devlist && i < ndev; i++) {
 		if (devlist[i] < 0) return tp_group_note(TP_FAIL(ncclInvalidArgument, "%s: devlist[%d] is %d", name, i, devlist[i]));
 		for (int k = 0; k < i; k++)
-			if (devlist[k] == devlist[i])
+			if (devlist[k] == devlist[i] && kind == TP_DEVICE_HOST)
 				return tp_group_note(TP_FAIL(ncclInvalidUsage, "%s: device %d is in devlist twice", name, devlist[i]));
 	}
 	ncclUniqueId id;
-	ncclResult_t result = tp_boot_unique_id(&id);
+	result = tp_boot_unique_id(&id);
 	if (result != ncclSuccess) return tp_group_note(result);
 	ncclComm_t *made = tp_alloc((size_t)ndev, sizeof(*made), "communicators");
 	if (!made) return tp_group_note(ncclSystemError);
 	bool nested = tp_group_depth > 0;
 	tp_group_start();
 	for (int i = 0; i < ndev; i++)
-		tp_group_note(init_rank(name, nested ? &comms[i] : &made[i], ndev, i, 1, &id, NULL, devlist ? devlist[i] : i));
+		tp_group_note(init_rank(name, nested ? &comms[i] : &made[i], ndev, i, 1, &id, NULL, devlist ? devlist[i] : i,
+			devlist ? devlist[i] : i));
 	result = tp_group_end();
 	if (!nested && (result == ncclSuccess || result == ncclInProgress)) memcpy(comms, made, (size_t)ndev * sizeof(*made));
 	/* Some ranks may have come through where others failed. */

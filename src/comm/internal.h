@@ -5,7 +5,8 @@
  * on a stream also waits until it is the first of that stream, so several communicators can share one.
  *
  * Locks, in this order: tp_order_lock (streams, and that the orders of streams and queues agree), comm->queue_lock,
- * comm->choice_lock. The run lock is taken before any of them, never inside. */
+ * comm->choice_lock. The run lock is taken before any of them, never inside; so is a GPU rank's launch lock, which is never held
+ * together with the run lock. */
 #ifndef TP_COMM_INTERNAL_H
 #define TP_COMM_INTERNAL_H
 
@@ -36,7 +37,8 @@ enum tp_gate {
 	TP_GATE_REVOKED = 16,
 	TP_GATE_NONBLOCKING = 32,
 	TP_GATE_TRACING = 64,       /* each call is logged (NCCL_DEBUG_SUBSYS=COLL) */
-	TP_GATE_CLOSED = 128        /* free: the handle means nothing */
+	TP_GATE_CLOSED = 128,       /* free: the handle means nothing */
+	TP_GATE_GPU = 256           /* a GPU rank: calls go the way of gpu_call.c */
 };
 #define TP_GATE_REFUSES (TP_GATE_INIT | TP_GATE_ERROR | TP_GATE_FINALIZED | TP_GATE_ABORTED | TP_GATE_REVOKED | TP_GATE_CLOSED)
 
@@ -79,6 +81,9 @@ struct tp_op {
 	struct tp_stream_place place;       /* of the first stream */
 	struct tp_stream_place *more_places;/* of further streams (a group's sends and receives): [nplaces - 1], owned */
 	int nplaces;
+	cudaStream_t stream;                /* GPU ranks: the stream, … */
+	cudaStream_t *streams;              /* … or, where nstreams > 1, all of a group's sends and receives: owned */
+	int nstreams;
 };
 
 /* The last call of each collective, ready to run again. */
@@ -116,6 +121,8 @@ struct tp_redop {
 };
 #define TP_REDOPS 256
 
+struct tp_gpu_rank;
+
 struct ncclComm {
 	_Atomic uint64_t magic;
 	_Atomic uint32_t gate;
@@ -124,9 +131,10 @@ struct ncclComm {
 	_Atomic uint32_t queued;            /* operations in the queue or running */
 	uint32_t alarm_seen;                /* with the run lock */
 	_Atomic uint32_t *alarm;
-	struct tp_exec *exec;
+	struct tp_exec *exec;               /* host ranks */
+	struct tp_gpu_rank *gpu;            /* GPU ranks (gpu.h); goes with the launch lock */
 	struct tp_boot *boot;
-	_Atomic uint64_t seq;               /* of the last collective; written with the run lock */
+	_Atomic uint64_t seq;               /* of the last collective; written with the run lock (GPU ranks: launch lock) */
 	struct tp_runnable runnable;
 	struct tp_last_call last[TP_NCOLLS];    /* with the run lock */
 
@@ -142,6 +150,7 @@ struct ncclComm {
 	uint64_t stalled_since_ns;
 	uint32_t splits;                    /* derived communicators so far: part of their ids */
 
+	pthread_mutex_t launch_lock;        /* GPU ranks: whoever launches, with everything that belongs to it */
 	pthread_mutex_t queue_lock;
 	struct tp_op *head, *tail, *spare;
 	struct tp_op *current;              /* with the run lock */
@@ -210,6 +219,10 @@ void tp_comm_drop_all(struct ncclComm *comm);
 /* Returns when nothing is outstanding and net links have nothing left to move. */
 ncclResult_t tp_comm_drain(struct ncclComm *comm);
 void tp_comm_lock_run(struct ncclComm *comm);
+/* Looks for two ranks whose last calls differ, for so long; true: found, and the communicator is in error. Run lock held. */
+bool tp_comm_seek_mismatch(struct ncclComm *comm, uint64_t budget_ms);
+/* A wait has lasted long: the same, once, and whether somebody has left. Run lock held. */
+void tp_comm_seek_stall(struct ncclComm *comm, uint64_t waited_ms);
 
 /* fast.c: what a wait does now and then while it spins; ends it by an error. */
 ncclResult_t tp_comm_poll_wait(void *comm, uint64_t waited_ns);
@@ -238,7 +251,8 @@ struct tp_job;
 extern _Thread_local int tp_group_depth __attribute__((tls_model("initial-exec")));
 /* Notes a call in this thread's group. */
 ncclResult_t tp_group_add_op(struct ncclComm *comm, struct tp_op *op);
-ncclResult_t tp_group_add_transfer(struct ncclComm *comm, const struct tp_exec_transfer *transfer, struct tp_stream *stream);
+/* stream: a struct tp_stream, NULL where the caller waits; GPU ranks: CUDA's handle. */
+ncclResult_t tp_group_add_transfer(struct ncclComm *comm, const struct tp_exec_transfer *transfer, void *stream);
 /* Remembers an error of a call in the group; returns it. */
 ncclResult_t tp_group_note(ncclResult_t result);
 
@@ -257,9 +271,8 @@ ncclResult_t tp_job_submit(struct tp_job *job);
 ncclResult_t tp_jobs_run(struct tp_job *jobs, bool blocking);
 ncclResult_t tp_group_add_job(struct tp_job *job);
 
-/* memory.c, device.c */
+/* memory.c */
 void tp_memory_forget_comm(const struct ncclComm *comm);
-ncclResult_t tp_device_probe(const char *driver, const char *library, bool *works);
 
 /* close.c: frees everything that init made; nobody else may be inside. */
 void tp_comm_tear_down(struct ncclComm *comm);
@@ -274,7 +287,8 @@ struct tp_init_args {
 	ncclComm_t *out;
 	bool joined;                            /* the job ran */
 };
-ncclResult_t tp_init_handle(const struct tp_config *config, int device, struct ncclComm **out);
+/* gpu: of this rank, taken over; NULL: a host rank. */
+ncclResult_t tp_init_handle(const struct tp_config *config, int device, struct tp_gpu_rank *gpu, struct ncclComm **out);
 ncclResult_t tp_init_join(struct ncclComm *comm, const struct tp_init_args *args);
 void tp_init_failed(struct ncclComm *comm, ncclResult_t result);
 

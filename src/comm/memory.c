@@ -1,4 +1,4 @@
-/* ncclMemAlloc for host ranks: whole pages, remembered, so that only what came from here is freed here. Registered buffers
+/* ncclMemAlloc. GPU ranks: see gpu_memory.c. Host ranks: whole pages, remembered, so that only what came from here is freed here. Registered buffers
  * are remembered for the same reason. */
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include <unistd.h>
 #include <errno.h>
 
-#include "comm/internal.h"
+#include "comm/gpu.h"
 
 struct block { struct block *next; void *address; size_t bytes; const void *comm; };
 
@@ -45,6 +45,7 @@ ncclResult_t tp_memory_alloc(void **out, size_t bytes)
 		*out = NULL;
 		return ncclSuccess;
 	}
+	if (kind == TP_DEVICE_CUDA) return tp_gpu_memory_alloc(bytes, out);
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	if (bytes > (size_t)PTRDIFF_MAX - page) return TP_FAIL(ncclInvalidArgument, "ncclMemAlloc: %zu bytes are more than memory can hold", bytes);
 	size_t whole = tp_align_up(bytes, page);
@@ -62,6 +63,9 @@ ncclResult_t tp_memory_alloc(void **out, size_t bytes)
 ncclResult_t tp_memory_free(void *memory)
 {
 	if (!memory) return ncclSuccess;
+	enum tp_device_kind kind;
+	TP_TRY(tp_device_kind(&kind));
+	if (kind == TP_DEVICE_CUDA) return tp_gpu_memory_free(memory);
 	struct block *b = take(&allocated, memory, NULL);
 	if (!b) return TP_FAIL(ncclInvalidArgument, "ncclMemFree: %p did not come from ncclMemAlloc, or was freed before", memory);
 	munmap(b->address, b->bytes);
@@ -76,6 +80,11 @@ ncclResult_t tp_memory_register(ncclComm_t comm, void *buffer, size_t bytes, voi
 	TP_TRY(tp_comm_enter(comm, "ncclCommRegister"));
 	ncclResult_t result = tp_comm_may_call(comm, "ncclCommRegister");
 	struct block *b = NULL;
+	if (result == ncclSuccess && comm->gpu) {
+		result = tp_gpu_memory_register(comm, buffer, bytes, handle);
+		tp_comm_leave(comm);
+		return result;
+	}
 	if (result == ncclSuccess && !(b = tp_alloc(1, sizeof(*b), "a registration"))) result = ncclSystemError;
 	if (b) {
 		pthread_mutex_lock(&lock);
@@ -92,6 +101,11 @@ ncclResult_t tp_memory_deregister(ncclComm_t comm, void *handle)
 {
 	if (!handle) return ncclSuccess;
 	TP_TRY(tp_comm_enter(comm, "ncclCommDeregister"));
+	if (comm->gpu) {
+		ncclResult_t undone = tp_gpu_memory_deregister(comm, handle);
+		tp_comm_leave(comm);
+		return undone;
+	}
 	struct block *b = take(&registered, handle, comm);
 	ncclResult_t result = b ? ncclSuccess
 		: TP_FAIL(ncclInvalidArgument, "ncclCommDeregister: %p is not a registration of communicator %p", handle, (void *)comm);

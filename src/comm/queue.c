@@ -29,6 +29,7 @@ void tp_op_free(struct tp_op *op)
 	struct ncclComm *comm = op->comm;
 	free(op->transfers);
 	free(op->more_places);
+	free(op->streams);
 	tp_plan_free(op->own_plan);
 	pthread_mutex_lock(&comm->queue_lock);
 	op->next = comm->spare;
@@ -145,6 +146,27 @@ ncclResult_t tp_comm_explain(struct ncclComm *comm, ncclResult_t found, uint64_t
 	}
 	fail(comm, found);
 	return verdict(comm);
+}
+
+bool tp_comm_seek_mismatch(struct ncclComm *comm, uint64_t budget_ms)
+{
+	uint64_t start = tp_clock_ms(), waited = 0;
+	do {
+		tp_comm_look_for_events(comm);
+		if (verdict(comm) != ncclSuccess) return true;
+		if (find_mismatch(comm, tp_comm_seq(comm), waited / ASK_MS)) return true;
+		struct timespec nap = { 0, 2000000 };
+		nanosleep(&nap, NULL);
+		waited = tp_clock_ms() - start;
+	} while (waited < budget_ms);
+	return false;
+}
+
+void tp_comm_seek_stall(struct ncclComm *comm, uint64_t waited_ms)
+{
+	uint64_t seq = tp_comm_seq(comm);
+	if (!seq || verdict(comm) != ncclSuccess) return;
+	if (!find_mismatch(comm, seq, waited_ms / ASK_MS)) find_departed(comm, seq);
 }
 
 static void remember(struct ncclComm *comm, const struct tp_op *op, struct tp_last_call *last)
@@ -286,7 +308,7 @@ void tp_comm_lock_run(struct ncclComm *comm)
 void tp_comm_drop_all(struct ncclComm *comm)
 {
 	tp_comm_lock_run(comm);
-	run_comm(&comm->runnable);
+	comm->runnable.run(&comm->runnable);
 	tp_engine_unlock(&comm->runnable);
 }
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/internal.h"
+#include "comm/gpu.h"
 
 struct derive_job {
 	struct tp_job job;
@@ -60,7 +60,7 @@ static ncclResult_t join_child(struct derive_job *job)
 	TP_INFO(TP_INIT, "%s comm %p rank %d nranks %d parent %p splitCount %u color %d key %d", job->shrink ? "ncclCommShrink" : "ncclCommSplit",
 		(void *)job->child, rank, job->nmembers, (void *)parent, job->count, job->color, job->key);
 	struct tp_init_args args = { .name = job->shrink ? "ncclCommShrink" : "ncclCommSplit", .nranks = job->nmembers, .rank = rank,
-		.nids = 1, .ids = &id, .kind = TP_DEVICE_HOST };
+		.nids = 1, .ids = &id, .kind = parent->gpu ? TP_DEVICE_CUDA : TP_DEVICE_HOST };
 	return tp_init_join(job->child, &args);
 }
 
@@ -94,7 +94,9 @@ static ncclResult_t submit(struct derive_job *job, const ncclConfig_t *user_conf
 	struct ncclComm *parent = job->parent;
 	struct tp_config config;
 	ncclResult_t result = tp_config_read(user_config, user_config ? NULL : &parent->config, &config);
-	if (result == ncclSuccess && has_child) result = tp_init_handle(&config, parent->device, &job->child);
+	struct tp_gpu_rank *gpu = NULL;
+	if (result == ncclSuccess && has_child && parent->gpu) result = tp_gpu_rank_like(parent->gpu, &gpu);
+	if (result == ncclSuccess && has_child) result = tp_init_handle(&config, parent->device, gpu, &job->child);
 	job->job.run = run_derive;
 	job->job.discard = discard_derive;
 	job->job.comm = job->child ? job->child : parent;
@@ -163,7 +165,8 @@ static ncclResult_t check_state(struct ncclComm *parent, int flags)
 	uint32_t gate = atomic_load_explicit(&parent->gate, memory_order_acquire);
 	if (gate & (TP_GATE_INIT | TP_GATE_FINALIZED)) return tp_comm_may_call(parent, "ncclCommShrink");
 	if (flags == NCCL_SHRINK_ABORT) return tp_comm_stop(parent, "shrinks the communicator");
-	if (atomic_load_explicit(&parent->queued, memory_order_acquire) && !(gate & TP_GATE_ERROR))
+	bool busy = parent->gpu ? tp_gpu_rank_is_busy(parent) : atomic_load_explicit(&parent->queued, memory_order_acquire) != 0;
+	if (busy && !(gate & TP_GATE_ERROR))
 		return TP_FAIL(ncclInvalidUsage, "ncclCommShrink: operations are outstanding on communicator %p; wait for them, or use "
 			"NCCL_SHRINK_ABORT", (void *)parent);
 	return ncclSuccess;

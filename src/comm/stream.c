@@ -86,6 +86,11 @@ void tp_stream_op_done(struct tp_op *op, ncclResult_t result)
 ncclResult_t tp_stream_create(cudaStream_t *out)
 {
 	if (!out) return TP_FAIL(ncclInvalidArgument, "telpher_stream_create: stream is NULL");
+	enum tp_device_kind kind;
+	TP_TRY(tp_device_kind(&kind));
+	if (kind == TP_DEVICE_CUDA)
+		return TP_FAIL(ncclInvalidUsage, "telpher_stream_create: ranks of this process are GPUs, which use CUDA's streams; TELPHER_DEVICE=host makes them "
+			"host ranks");
 	struct tp_stream *stream = tp_alloc(1, sizeof(*stream), "a stream");
 	if (!stream) return ncclSystemError;
 	pthread_mutex_lock(&tp_order_lock);

@@ -93,17 +93,29 @@ static void a_job_without_a_place_to_meet_is_told_what_is_missing(void **state)
 	set("");
 }
 
+static ncclResult_t kind_with(const char *device, const char *library, enum tp_device_kind *kind)
+{
+	setenv("TELPHER_DEVICE", device, 1);
+	setenv("TELPHER_CUDA_LIBRARY", library, 1);
+	tp_param_reload();
+	ncclResult_t result = tp_device_kind(kind);
+	unsetenv("TELPHER_DEVICE");
+	unsetenv("TELPHER_CUDA_LIBRARY");
+	tp_param_reload();
+	return result;
+}
+
 static void a_driver_that_is_broken_is_an_error(void **state)
 {
 	(void)state;
-	bool works = true;
-	assert_int_equal(tp_device_probe("/nonexistent/driver", "libcuda.so.1", &works), ncclSuccess);
-	assert_false(works);
-	/* A driver's file is there, and its library isn't, or isn't one. */
-	assert_int_equal(tp_device_probe("/proc/version", "libtelpher-no-such-library.so", &works), ncclSystemError);
+	enum tp_device_kind kind = TP_DEVICE_CUDA;
+	/* Demanded, and not there, or no driver at all: never host ranks in silence. */
+	assert_int_equal(kind_with("auto", "libtelpher-no-such-library.so", &kind), ncclSystemError);
 	assert_non_null(strstr(tp_log_last_error(), "TELPHER_DEVICE=host"));
-	assert_int_equal(tp_device_probe("/proc/version", "libm.so.6", &works), ncclSystemError);
-	assert_false(works);
+	assert_int_equal(kind_with("cuda", "libm.so.6", &kind), ncclSystemError);
+	assert_int_equal(kind, TP_DEVICE_CUDA);
+	assert_int_equal(kind_with("host", "libtelpher-no-such-library.so", &kind), ncclSuccess);
+	assert_int_equal(kind, TP_DEVICE_HOST);
 }
 
 static void a_configuration_inherits_from_its_parent(void **state)

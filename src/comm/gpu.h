@@ -1,0 +1,180 @@
+/* What the files gpu_*.c share: a communicator's end on a GPU.
+ *
+ * A call of GPU ranks doesn't wait and has no queue: it is checked, its plan found, and its kernels launched on the caller's
+ * stream, all by the caller, under the rank's launch lock. What follows is the GPU's: streams order the kernels, and events
+ * order the streams (gpu_order.c). Two threads of ours look on: the watcher (gpu_watch.c), for deaths, mismatched calls and
+ * kernels' complaints, and, where ranks are on several hosts, the engine, which moves the network's slots.
+ *
+ * Whoever waits inside CUDA may hold locks of the driver's while a kernel spins, so what ends kernels (tp_gpu_rank_abort) and what finds
+ * out that they must end (the watcher) never calls CUDA and never takes the launch lock. */
+#ifndef TP_COMM_GPU_H
+#define TP_COMM_GPU_H
+
+#include "comm/internal.h"
+#include "exec/cuda.h"
+#include "mem/mem.h"
+
+#define TP_GPU_LINE_BYTES 128           /* parts and chunks are multiples of it: a line of LL128, a transaction of the memory */
+#define TP_GPU_CALLS 64                 /* calls remembered; a power of two */
+#define TP_GPU_CAPTURES 8               /* captures under way that a communicator knows */
+
+/* Which stream: a handle may be used again after its stream is destroyed, a number never is. */
+struct tp_gpu_stream { CUstream handle; unsigned long long id; };
+#define TP_GPU_LEGACY_ID (~0ull)
+
+/* What a communicator has in a capture under way. */
+struct tp_gpu_capture {
+	unsigned long long id;              /* 0: free */
+	uint64_t used;                      /* to find the one that was used least recently */
+	CUgraph graph;
+	CUgraphNode last;                   /* of the last operation */
+	CUgraphNode record;                 /* records `done` after all of them; NULL: none (no mixing) */
+	struct tp_gpu_held *held;
+};
+
+/* What the host node of a captured launch knows; it lives as long as the graph. */
+struct tp_gpu_wake { struct tp_gpu_wake *next; struct tp_gpu_rank *rank; uint64_t kernels; };
+/* What a graph holds: a user object of CUDA's, so we hear when the last copy of the graph is gone. */
+struct tp_gpu_held { struct tp_gpu_rank *rank; struct tp_gpu_wake *wakes; };
+
+struct tp_gpu_call {                    /* a call that was made, ready to be made again */
+	bool used;
+	uint8_t coll;
+	int type, op, root;
+	size_t count;
+	ptrdiff_t in_place;
+	size_t send_bytes, recv_bytes;
+	struct tp_exec_call call;
+	struct tp_call record;
+};
+
+struct tp_gpu_rank {
+	const struct tp_gpu *gpu;
+	struct tp_cuda_kernels *kernels;
+	_Atomic(struct tp_cuda_exec *) exec;    /* read without the launch lock by who aborts */
+	/* With comm->launch_lock. */
+	CUevent done;                       /* the last operation, and all before it */
+	CUevent join;                       /* passing: what other streams of a group have done so far */
+	struct tp_gpu_stream last;          /* where the last eager operation went; valid where `launched` */
+	bool launched;
+	bool recorded;                      /* `done` stands behind it */
+	struct tp_gpu_capture captures[TP_GPU_CAPTURES];
+	uint64_t capture_turn;
+	_Atomic int graphs;                 /* that hold operations of ours; the rank lives as long as they */
+	bool captured;                      /* there was one */
+	struct tp_gpu_call calls[TP_GPU_CALLS];
+	struct tp_gpu_stream checked;       /* the last stream that was found fit (strict) */
+	_Atomic unsigned long long stream_used; /* its number, for the other ranks of this process */
+
+	bool mixing;                        /* NCCL_GRAPH_MIXING_SUPPORT */
+	bool check_pointers;                /* NCCL_CHECK_POINTERS */
+	bool strict;                        /* other ranks of this communicator in this process use this GPU */
+	bool shared;                        /* or in other processes */
+	bool counts;                        /* kernels are counted when they are done: net links */
+	int blocks;                         /* of the device's, promised to this rank */
+	struct tp_mem *mem;
+	struct tp_gpu_window *windows;      /* with comm->choice_lock */
+	uint64_t comm_hash;
+	/* Kernels that were started, or will be before the engine hears more: counted where `counts`. */
+	_Atomic uint64_t expected;
+	_Atomic uint64_t launches;          /* calls of the executor; the watcher's clock of what is new */
+	struct ncclComm *comm;              /* NULL once it was closed */
+	struct tp_gpu_rank *next_watched;   /* with the watcher's lock, as what follows */
+	uint64_t seen_launches, quiet_since_ms, asked_ms;
+};
+
+/* gpu_init.c */
+/* The device of this rank: of the calling thread, or (ordinal >= 0) of that number. Before anybody is met. */
+ncclResult_t tp_gpu_rank_new(int ordinal, struct tp_gpu_rank **out);
+ncclResult_t tp_gpu_rank_like(const struct tp_gpu_rank *parent, struct tp_gpu_rank **out);
+void tp_gpu_rank_free(struct tp_gpu_rank *rank);        /* nothing was made with others */
+/* Kernels, and how many blocks (comm->nchannels). Collective. */
+ncclResult_t tp_gpu_rank_agree(struct ncclComm *comm);
+size_t tp_gpu_rank_region_bytes(const struct ncclComm *comm);
+/* Links are there: the executor. Collective. */
+ncclResult_t tp_gpu_rank_open(struct ncclComm *comm);
+/* An error of CUDA as one message with the call, the device and the rank. */
+ncclResult_t tp_gpu_rank_fail(const struct ncclComm *comm, const char *what, CUresult error);
+#define TP_GPU_TRY(comm_, call_) \
+	do { \
+		CUresult cuda_ = tp_cuda->call_; \
+		if (tp_unlikely(cuda_ != CUDA_SUCCESS)) return tp_gpu_rank_fail(comm_, #call_, cuda_); \
+	} while (0)
+
+/* gpu_budget.c: blocks of a device that living communicators of this process may use at once. */
+struct tp_gpu_budget {                  /* what a rank tells the others */
+	uint8_t uuid[16];
+	uint64_t process;
+	int32_t resident, available;        /* of the device; not promised yet in this process */
+	int32_t least, most;                /* as configured */
+	uint8_t mps, launch_blocking, pad[6];
+	char bus_id[16];
+};
+void tp_gpu_budget_fill(const struct ncclComm *comm, struct tp_gpu_budget *out);
+/* From all ranks' words: the number of channels, the same everywhere; *sharers: ranks of this one's GPU, *in_process: those of its process too. */
+ncclResult_t tp_gpu_budget_judge(const struct ncclComm *comm, const struct tp_gpu_budget *all, int *nchannels, int *sharers,
+	int *in_process);
+void tp_gpu_budget_take(const struct tp_gpu *gpu, int blocks);
+void tp_gpu_budget_give_back(const struct tp_gpu *gpu, int blocks);
+
+/* gpu_call.c */
+/* The same call again, no group, nothing special about the communicator. false: the long way. */
+bool tp_gpu_call_again(const struct tp_comm_call *call, ncclResult_t *result);
+/* NCCL_CHECK_POINTERS, after tp_validate_call. */
+ncclResult_t tp_gpu_validate_call(const struct tp_comm_call *call);
+/* Launches operations of these communicators, in their order, and frees them. */
+ncclResult_t tp_gpu_issue_all(struct tp_issue *issues);
+/* Channels and chunk of a choice, which the chooser leaves to the machine. */
+void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, struct tp_choice *choice);
+
+/* gpu_order.c, launch lock held, the GPU's context current */
+struct tp_gpu_place {                   /* where a launch goes */
+	const cudaStream_t *streams;        /* [count], each once; the kernels go to the first */
+	int count;
+	CUstream stream;                    /* the first */
+	unsigned long long id;
+	struct tp_gpu_capture *capture;     /* NULL: not captured */
+};
+/* Is this a stream that these ranks can use? */
+ncclResult_t tp_gpu_order_check(struct ncclComm *comm, const cudaStream_t *streams, int count);
+ncclResult_t tp_gpu_order_before(struct ncclComm *comm, struct tp_gpu_place *place);
+ncclResult_t tp_gpu_order_after(struct ncclComm *comm, struct tp_gpu_place *place, uint64_t kernels);
+/* Makes sure that `done` stands behind the last eager operation. */
+ncclResult_t tp_gpu_order_settle(struct ncclComm *comm);
+
+/* gpu_memory.c */
+ncclResult_t tp_gpu_memory_alloc(size_t bytes, void **out);
+ncclResult_t tp_gpu_memory_free(void *memory);
+/* comm: entered. */
+ncclResult_t tp_gpu_memory_register(struct ncclComm *comm, void *buffer, size_t bytes, void **handle);
+ncclResult_t tp_gpu_memory_deregister(struct ncclComm *comm, void *handle);
+void tp_gpu_memory_close(struct tp_gpu_rank *rank);
+
+/* gpu_watch.c */
+ncclResult_t tp_gpu_watch_add(struct ncclComm *comm);
+void tp_gpu_watch_remove(struct ncclComm *comm);
+void tp_gpu_watch_kick(void);           /* something was launched while the watcher slept for long */
+/* Another rank of this communicator in this process, on this GPU, whose stream this is; -1: there is none. */
+int tp_gpu_watch_find_user(const struct ncclComm *comm, unsigned long long stream_id);
+void tp_gpu_watch_wake(struct tp_gpu_rank *rank);       /* the engine, for the network's sake */
+extern _Atomic bool tp_gpu_watch_dozes;
+static inline void tp_gpu_watch_launched(void)
+{
+	if (tp_unlikely(atomic_load_explicit(&tp_gpu_watch_dozes, memory_order_relaxed))) tp_gpu_watch_kick();
+}
+/* What kernels have complained about, as an error of the communicator. Run lock held. */
+void tp_gpu_watch_faults(struct ncclComm *comm);
+void tp_gpu_watch_init_runnable(struct ncclComm *comm);
+bool tp_gpu_watch_has(uint64_t comm_hash);      /* a rank of this process in that communicator is alive */
+
+/* gpu_close.c */
+/* Kernels end, with or without their result. From any thread. */
+void tp_gpu_rank_abort(struct tp_gpu_rank *rank);
+/* Until all that was launched is done; an error of the communicator ends it early. */
+ncclResult_t tp_gpu_rank_drain(struct ncclComm *comm);
+bool tp_gpu_rank_is_busy(struct ncclComm *comm);        /* something is outstanding */
+/* Takes executor, links and boot out of the communicator and frees them as soon as nobody needs them. */
+void tp_gpu_rank_close(struct ncclComm *comm);
+void tp_gpu_rank_bury(void);            /* frees what was closed and is no longer needed */
+
+#endif

@@ -1,0 +1,236 @@
+/* A call of GPU ranks, from its checks to the launch.
+ *
+ * Budget of a call that was made before (tp_gpu_call_again) besides CUDA's launch: 0.5 us. That leaves room for the launch lock, a look in
+ * a small table, one line for the call board and one for the flight recorder, and three calls of the driver that do no more than
+ * read (the current context, the stream's number, whether it is captured); not for an allocation or a log line. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/gpu.h"
+
+#define FEW 16                  /* operations of a group that are launched at once */
+#define FEW_STREAMS 32
+#define SMALLEST_CHUNK ((size_t)8 << 10)
+#define LARGEST_CHUNK ((size_t)1 << 20)
+
+/* ---- the launch: launch lock held ---- */
+
+static void announce(struct ncclComm *comm, struct tp_exec_call *call, struct tp_call *record)
+{
+	uint64_t seq = tp_comm_seq(comm);
+	if (record->func != TP_SEND_RECV) {
+		record->seq = ++seq;
+		tp_comm_set_seq(comm, seq);
+		/* Without the number, since a graph replays the same kernel again and again. */
+		call->tag = record->hash;
+		tp_boot_post_call(comm->boot, record);
+	}
+	tp_flight_begin(comm->flight, TP_MAX(seq, 1), record->func, record->count, record->type, record->op, record->root);
+}
+
+/* The calls that have something to do; records are those of all. */
+static ncclResult_t launch_entered(struct ncclComm *comm, struct tp_gpu_place *place, struct tp_exec_call *calls, int ncalls)
+{
+	struct tp_gpu_rank *rank = comm->gpu;
+	struct tp_cuda_exec *exec = atomic_load_explicit(&rank->exec, memory_order_relaxed);
+	struct tp_cuda_status before, after;
+	if (rank->counts) tp_cuda_exec_status(exec, &before);
+	TP_TRY(tp_cuda_exec_launch(exec, place->stream, calls, ncalls));
+	uint64_t kernels = 0;
+	if (rank->counts) {
+		tp_cuda_exec_status(exec, &after);
+		kernels = after.launched - before.launched;
+		if (!place->capture) atomic_fetch_add_explicit(&rank->expected, kernels, memory_order_seq_cst);
+	}
+	TP_TRY(tp_gpu_order_after(comm, place, kernels));
+	if (rank->counts && !place->capture) tp_gpu_watch_wake(rank);
+	return ncclSuccess;
+}
+
+static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, int nstreams, struct tp_exec_call *calls,
+	struct tp_call *records, int ncalls)
+{
+	struct tp_gpu_rank *rank = comm->gpu;
+	struct tp_gpu_place place = { .streams = streams, .count = nstreams };
+	struct tp_exec_call todo[FEW];
+	int ntodo = 0;
+	bool pushed;
+	TP_TRY(tp_gpu_order_check(comm, streams, nstreams));
+	TP_TRY(tp_gpu_enter(rank->gpu, &pushed));
+	ncclResult_t result = tp_gpu_order_before(comm, &place);
+	bool announced = result == ncclSuccess;
+	for (int i = 0; i < ncalls && announced; i++) {
+		announce(comm, &calls[i], &records[i]);
+		if (records[i].count || calls[i].ntransfers) todo[ntodo++] = calls[i];
+	}
+	if (announced && ntodo) result = launch_entered(comm, &place, todo, ntodo);
+	tp_gpu_leave(pushed);
+	/* The others count on what was announced. */
+	if (tp_unlikely(result != ncclSuccess && announced)) return tp_comm_explain(comm, result, tp_comm_seq(comm), 0);
+	atomic_fetch_add_explicit(&rank->launches, 1, memory_order_seq_cst);    /* pairs with the watcher's look before it dozes */
+	tp_gpu_watch_launched();
+	return result;
+}
+
+/* ---- calls made before ---- */
+
+static struct tp_gpu_call *place_of(struct tp_gpu_rank *rank, int coll, size_t count, int type, int op, int root)
+{
+	uint64_t h = (count ^ (uint64_t)coll << 56 ^ (uint64_t)type << 48 ^ (uint64_t)op << 40 ^ (uint64_t)(uint32_t)root << 20) * 0x9e3779b97f4a7c15u;
+	return &rank->calls[h >> 58 & (TP_GPU_CALLS - 1)];
+}
+
+static inline bool buffers_fit(const struct tp_gpu_call *last, const void *send_, void *recv_)
+{
+	uintptr_t send = (uintptr_t)send_, recv = (uintptr_t)recv_;
+	if ((!send && last->send_bytes) || (!recv && last->recv_bytes)) return false;
+	return (ptrdiff_t)(send - recv) == last->in_place || send + last->send_bytes <= recv || recv + last->recv_bytes <= send;
+}
+
+static bool gate_is_open(const struct ncclComm *comm)
+{
+	return (atomic_load_explicit(&comm->gate, memory_order_acquire) & ~(uint32_t)TP_GATE_NONBLOCKING) == TP_GATE_GPU;
+}
+
+bool tp_gpu_call_again(const struct tp_comm_call *call, ncclResult_t *result)
+{
+	struct ncclComm *comm = call->comm;
+	if (tp_unlikely(tp_group_depth || !comm || call->coll >= TP_SEND_RECV)) return false;
+	if (tp_unlikely(atomic_load_explicit(&comm->magic, memory_order_relaxed) != TP_COMM_MAGIC || !gate_is_open(comm))) return false;
+	pthread_mutex_lock(&comm->launch_lock);
+	bool handled = false;
+	/* Again, under the lock: abort and destroy raise the gate, then take the lock, before they free anything. */
+	if (tp_likely(gate_is_open(comm))) {
+		struct tp_gpu_rank *rank = comm->gpu;
+		struct tp_gpu_call *last = place_of(rank, call->coll, call->count, (int)call->type, (int)call->op, call->root);
+		if (last->used && last->coll == call->coll && last->count == call->count && last->type == (int)call->type && last->op == (int)call->op
+			&& last->root == call->root && !rank->check_pointers && buffers_fit(last, call->send, call->recv)) {
+			struct tp_exec_call exec = last->call;
+			exec.input = call->send ? call->send : call->recv;
+			exec.output = call->recv ? call->recv : (void *)(uintptr_t)call->send;
+			*result = launch(comm, &call->stream, 1, &exec, &last->record, 1);
+			handled = true;
+		}
+	}
+	pthread_mutex_unlock(&comm->launch_lock);
+	return handled;
+}
+
+static void remember(struct ncclComm *comm, const struct tp_op *op)
+{
+	struct tp_comm_call call = { .coll = op->record.func, .count = op->record.count, .type = (ncclDataType_t)op->record.type,
+		.root = op->record.root, .comm = comm };
+	struct tp_gpu_call *last = place_of(comm->gpu, call.coll, call.count, op->record.type, op->record.op, call.root);
+	bool may_be_in_place;
+	*last = (struct tp_gpu_call){ .used = true, .coll = call.coll, .type = op->record.type, .op = op->record.op, .root = call.root,
+		.count = call.count, .call = op->call, .record = op->record };
+	tp_call_spans(&call, &last->send_bytes, &last->recv_bytes, &last->in_place, &may_be_in_place);
+	if (!may_be_in_place) last->in_place = PTRDIFF_MIN;
+}
+
+/* ---- operations ---- */
+
+static ncclResult_t check_pointer(const struct tp_comm_call *call, const void *pointer, const char *which)
+{
+	const struct tp_gpu *gpu = call->comm->gpu->gpu;
+	struct tp_gpu_pointer found;
+	if (!pointer) return ncclSuccess;
+	TP_TRY(tp_gpu_pointer(pointer, &found));
+	if (!found.device && !found.managed && !found.pinned)
+		return TP_FAIL(ncclInvalidArgument, "%s: %s %p is memory of the host that no GPU sees", call->name, which, pointer);
+	if (found.device && !found.managed && found.ordinal != gpu->ordinal)
+		return TP_FAIL(ncclInvalidArgument, "%s: %s %p is memory of device %d, and rank %d is on device %d", call->name, which, pointer, found.ordinal,
+			call->comm->rank, gpu->ordinal);
+	return ncclSuccess;
+}
+
+ncclResult_t tp_gpu_validate_call(const struct tp_comm_call *call)
+{
+	if (!call->comm->gpu->check_pointers || !call->count) return ncclSuccess;
+	TP_TRY(check_pointer(call, call->send, "sendbuff"));
+	return check_pointer(call, call->recv, "recvbuff");
+}
+
+static void add_stream(cudaStream_t *streams, int *count, cudaStream_t stream)
+{
+	for (int i = 0; i < *count; i++)
+		if (streams[i] == stream) return;
+	streams[(*count)++] = stream;
+}
+
+/* Some operations of one communicator, as one launch. */
+static ncclResult_t launch_ops(struct ncclComm *comm, struct tp_op *first, int nops)
+{
+	struct tp_exec_call calls[FEW];
+	struct tp_call records[FEW];
+	cudaStream_t few[FEW_STREAMS] = { 0 }, *streams = few;
+	int room = 0, nstreams = 0, n = 0;
+	struct tp_cuda_exec *exec = atomic_load_explicit(&comm->gpu->exec, memory_order_relaxed);
+	ncclResult_t result = ncclSuccess;
+	struct tp_op *op = first;
+	for (int i = 0; i < nops; i++, op = op->next) room += op->nstreams;
+	if (room > FEW_STREAMS && !(streams = tp_alloc((size_t)room, sizeof(*streams), "a group's streams"))) return ncclSystemError;
+	for (op = first; n < nops && result == ncclSuccess; n++, op = op->next) {
+		if (op->call.plan) result = tp_cuda_exec_prepare(exec, op->call.plan);
+		calls[n] = op->call;
+		records[n] = op->record;
+		for (int s = 0; s < op->nstreams; s++) add_stream(streams, &nstreams, op->nstreams > 1 ? op->streams[s] : op->stream);
+	}
+	if (result == ncclSuccess) result = launch(comm, streams, nstreams, calls, records, nops);
+	for (n = 0, op = first; n < nops && result == ncclSuccess; n++, op = op->next)
+		if (op->remember) remember(comm, op);
+	if (streams != few) free(streams);
+	return result;
+}
+
+static ncclResult_t issue_ops(struct ncclComm *comm, struct tp_op *first)
+{
+	while (first) {
+		struct tp_op *next = first;
+		int nops = 0;
+		while (next && nops < FEW) {
+			next = next->next;
+			nops++;
+		}
+		TP_TRY(launch_ops(comm, first, nops));
+		first = next;
+	}
+	return ncclSuccess;
+}
+
+/* A communicator that fails doesn't keep the others from what their peers wait for. */
+ncclResult_t tp_gpu_issue_all(struct tp_issue *issues)
+{
+	ncclResult_t result = ncclSuccess;
+	for (struct tp_issue *i = issues; i; i = i->next) {
+		struct ncclComm *comm = i->comm;
+		pthread_mutex_lock(&comm->launch_lock);
+		ncclResult_t issued = tp_comm_may_call(comm, "ncclGroupEnd");
+		if (issued == ncclSuccess) issued = issue_ops(comm, i->first);
+		pthread_mutex_unlock(&comm->launch_lock);
+		if (result == ncclSuccess) result = issued;
+		for (struct tp_op *op = i->first, *next; op; op = next) {
+			next = op->next;
+			tp_op_free(op);
+		}
+		i->first = i->last = NULL;
+	}
+	return result;
+}
+
+/* ---- choice ---- */
+
+/* A line of flags and data moves 4 KB a block in the time that a flag takes; bulk data is worth another block from 16 KB on.
+ * Chunks: an eighth of what a block has to move, so that receiving, reducing and sending overlap; links that hold less cut them
+ * smaller (the executor sees to that, the same on all ranks). */
+void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, struct tp_choice *choice)
+{
+	bool many = coll == TP_ALL_GATHER || coll == TP_REDUCE_SCATTER || coll == TP_ALL_TO_ALL || coll == TP_GATHER || coll == TP_SCATTER;
+	size_t bytes = block_bytes * (many ? (size_t)comm->nranks : 1), unit = choice->algo == TP_ALGO_ONE_SHOT ? 4096 : 16384;
+	int channels = 1;
+	while (channels < comm->nchannels && (size_t)channels * unit < bytes) channels *= 2;
+	choice->nchannels = TP_MIN(channels, comm->nchannels);
+	size_t part = block_bytes / (size_t)choice->nchannels;
+	choice->chunk_bytes = TP_MIN(TP_MAX(tp_align_up(part / 8, 512), SMALLEST_CHUNK), LARGEST_CHUNK);
+	choice->ref_bytes = SIZE_MAX;
+}

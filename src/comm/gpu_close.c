@@ -1,0 +1,176 @@
+/* How a communicator's end on a GPU ends.
+ *
+ * Kernels of other ranks may still read and write memory of ours (the last chunks of the last operation), and ours may still wait
+ * in a stream behind somebody's long work, and graphs may be launched again. So executor, links and boot of a communicator go to a graveyard, and
+ * are freed as soon as its own operations are done, no rank of this process is left in it, and no graph holds it. (Ranks of other processes have
+ * mappings of their own, which keep the memory.) */
+#include <stdlib.h>
+
+#include "comm/gpu.h"
+
+#define WAIT_MS 2000u           /* for kernels that were told to end */
+
+struct grave {
+	struct grave *next;
+	struct tp_gpu_rank *rank;
+	struct tp_links *links;
+	struct tp_boot *boot;
+};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct grave *graves;
+
+static void nap(uint64_t waited_ms)
+{
+	struct timespec length = { 0, waited_ms < 2 ? 20000 : waited_ms < 100 ? 200000 : 2000000 };
+	nanosleep(&length, NULL);
+}
+
+void tp_gpu_rank_abort(struct tp_gpu_rank *rank)
+{
+	struct tp_cuda_exec *exec = atomic_load_explicit(&rank->exec, memory_order_acquire);
+	if (exec) tp_cuda_exec_abort(exec);
+}
+
+/* CUDA_SUCCESS: everything is done. The context is entered here; a capture of this thread doesn't mind. */
+static CUresult query(struct tp_gpu_rank *rank)
+{
+	bool pushed;
+	int mode;
+	if (!rank->done || tp_gpu_enter(rank->gpu, &pushed) != ncclSuccess) return CUDA_SUCCESS;
+	tp_gpu_relax(&mode);
+	CUresult result = tp_cuda->EventQuery(rank->done);
+	tp_gpu_unrelax(mode);
+	tp_gpu_leave(pushed);
+	return result;
+}
+
+static ncclResult_t settle(struct ncclComm *comm)
+{
+	bool pushed;
+	pthread_mutex_lock(&comm->launch_lock);
+	ncclResult_t result = tp_gpu_enter(comm->gpu->gpu, &pushed);
+	if (result == ncclSuccess) {
+		result = tp_gpu_order_settle(comm);
+		tp_gpu_leave(pushed);
+	}
+	pthread_mutex_unlock(&comm->launch_lock);
+	return result;
+}
+
+bool tp_gpu_rank_is_busy(struct ncclComm *comm)
+{
+	return settle(comm) == ncclSuccess && query(comm->gpu) == CUDA_ERROR_NOT_READY;
+}
+
+/* All flights have landed. */
+static void end_flights(struct ncclComm *comm, ncclResult_t result)
+{
+	for (uint64_t i = 0; i <= comm->flight->mask; i++) {
+		struct tp_flight_record *r = &comm->flight->records[i];
+		if (atomic_load_explicit(&r->state, memory_order_relaxed) == TP_FLIGHT_RUNNING)
+			tp_flight_end(r, atomic_load_explicit(&r->seq, memory_order_relaxed), result);
+	}
+}
+
+ncclResult_t tp_gpu_rank_drain(struct ncclComm *comm)
+{
+	uint64_t start = tp_clock_ms();
+	TP_TRY(settle(comm));
+	for (;;) {
+		CUresult found = query(comm->gpu);
+		if (found == CUDA_SUCCESS) break;
+		if (found != CUDA_ERROR_NOT_READY) return tp_comm_explain(comm, tp_gpu_rank_fail(comm, "EventQuery", found), tp_comm_seq(comm), 0);
+		/* The watcher sees events and ends the kernels; then there is nothing to wait for here. */
+		if (atomic_load_explicit(&comm->gate, memory_order_acquire) & (TP_GATE_ERROR | TP_GATE_ABORTED | TP_GATE_REVOKED)) break;
+		nap(tp_clock_ms() - start);
+	}
+	if (tp_links_have_net(comm->links)) return tp_comm_drain(comm);
+	int error = atomic_load_explicit(&comm->error, memory_order_acquire);
+	if (error == ncclSuccess) end_flights(comm, ncclSuccess);
+	return error;
+}
+
+static bool may_be_freed(struct grave *g)
+{
+	return !tp_gpu_watch_has(g->rank->comm_hash) && atomic_load_explicit(&g->rank->graphs, memory_order_acquire) == 0 /* pairs with let_go */
+		&& query(g->rank) != CUDA_ERROR_NOT_READY;
+}
+
+static void bury(struct grave *g)
+{
+	bool pushed;
+	if (tp_gpu_enter(g->rank->gpu, &pushed) == ncclSuccess) {
+		int mode;
+		tp_gpu_relax(&mode);
+		struct tp_cuda_exec *exec = atomic_load_explicit(&g->rank->exec, memory_order_relaxed);
+		if (exec) tp_cuda_exec_destroy(exec);
+		tp_gpu_memory_close(g->rank);
+		if (g->links) tp_links_destroy(g->links);
+		tp_gpu_unrelax(mode);
+		tp_gpu_leave(pushed);
+	}
+	if (g->boot) tp_boot_close(g->boot);
+	tp_gpu_rank_free(g->rank);
+	free(g);
+}
+
+/* Frees what can be freed by now. */
+void tp_gpu_rank_bury(void)
+{
+	struct grave *ready = NULL;
+	pthread_mutex_lock(&lock);
+	for (struct grave **at = &graves; *at;) {
+		struct grave *g = *at;
+		if (!may_be_freed(g)) {
+			at = &g->next;
+			continue;
+		}
+		*at = g->next;
+		g->next = ready;
+		ready = g;
+	}
+	pthread_mutex_unlock(&lock);
+	while (ready) {
+		struct grave *g = ready;
+		ready = g->next;
+		bury(g);
+	}
+}
+
+/* Settled first, so that the event stands behind the last kernel. */
+static struct grave *dig(struct ncclComm *comm)
+{
+	struct tp_gpu_rank *rank = comm->gpu;
+	struct grave *g = tp_alloc(1, sizeof(*g), "a communicator's remains");
+	if (rank->done) settle(comm);
+	tp_gpu_watch_remove(comm);
+	pthread_mutex_lock(&comm->launch_lock);
+	comm->gpu = NULL;
+	rank->comm = NULL;
+	pthread_mutex_unlock(&comm->launch_lock);
+	if (g) *g = (struct grave){ NULL, rank, comm->links, comm->boot };
+	comm->links = NULL;
+	comm->boot = NULL;
+	return g;
+}
+
+void tp_gpu_rank_close(struct ncclComm *comm)
+{
+	bool used = comm->gpu->done != NULL;
+	uint64_t start = tp_clock_ms();
+	struct grave *g = dig(comm);
+	if (!g) return;             /* no memory for a record: what there is stays */
+	if (!used) {
+		bury(g);
+		return;
+	}
+	/* Only for kernels, which end at once: for other ranks and graphs nobody waits. */
+	while (query(g->rank) == CUDA_ERROR_NOT_READY && tp_clock_ms() - start < WAIT_MS) nap(tp_clock_ms() - start);
+	if (query(g->rank) == CUDA_ERROR_NOT_READY)
+		TP_INFO(TP_INIT, "device %d: operations of an ended communicator still wait in a stream; its memory is freed when they are gone", comm->device);
+	pthread_mutex_lock(&lock);
+	g->next = graves;
+	graves = g;
+	pthread_mutex_unlock(&lock);
+	tp_gpu_rank_bury();
+}

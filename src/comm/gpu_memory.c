@@ -1,0 +1,145 @@
+/* Memory of GPU ranks: ncclMemAlloc, registered buffers, windows. What registration is good for: mem/mem.h. */
+#include <stdlib.h>
+
+#include "comm/gpu.h"
+
+struct tp_gpu_window { struct tp_gpu_window *next; struct tp_mem_window *window; };
+
+struct window_job {
+	struct tp_job job;
+	void *buffer;
+	size_t bytes;
+	int flags;
+	ncclWindow_t *out;
+	bool ran;
+};
+
+ncclResult_t tp_gpu_memory_alloc(size_t bytes, void **out)
+{
+	struct tp_gpu *gpu;
+	TP_TRY(tp_gpu_current(&gpu));
+	return tp_mem_alloc(gpu, bytes, out);
+}
+
+ncclResult_t tp_gpu_memory_free(void *memory) { return tp_mem_free(memory); }
+
+ncclResult_t tp_gpu_memory_register(struct ncclComm *comm, void *buffer, size_t bytes, void **handle)
+{
+	return tp_mem_register(comm->gpu->mem, buffer, bytes, handle);
+}
+
+ncclResult_t tp_gpu_memory_deregister(struct ncclComm *comm, void *handle)
+{
+	/* A communicator that never came to be has registered nothing. */
+	if (!comm->gpu || !comm->gpu->mem)
+		return TP_FAIL(ncclInvalidArgument, "ncclCommDeregister: %p is not a registration of communicator %p", handle, (void *)comm);
+	return tp_mem_deregister(comm->gpu->mem, handle);
+}
+
+static ncclResult_t make_window(struct window_job *job)
+{
+	struct ncclComm *comm = job->job.comm;
+	struct tp_gpu_window *w = tp_alloc(1, sizeof(*w), "a window");
+	if (!w) return ncclSystemError;
+	tp_log_set_device(comm->device);
+	ncclResult_t result = tp_mem_window_create(comm->gpu->mem, job->buffer, job->bytes, job->flags, &w->window);
+	if (result != ncclSuccess) {
+		free(w);
+		return result;
+	}
+	pthread_mutex_lock(&comm->choice_lock);
+	w->next = comm->gpu->windows;
+	comm->gpu->windows = w;
+	pthread_mutex_unlock(&comm->choice_lock);
+	*job->out = (ncclWindow_t)w;
+	return ncclSuccess;
+}
+
+static ncclResult_t run_window(struct tp_job *base)
+{
+	struct window_job *job = (struct window_job *)base;
+	job->ran = true;
+	ncclResult_t result = make_window(job);
+	tp_comm_leave(base->comm);
+	return result;
+}
+
+static void discard_window(struct tp_job *base)
+{
+	struct window_job *job = (struct window_job *)base;
+	if (!job->ran) tp_comm_leave(base->comm);
+	free(job);
+}
+
+/* comm is entered; the job leaves it. */
+static ncclResult_t submit_window(struct ncclComm *comm, void *buffer, size_t bytes, ncclWindow_t *out, int flags)
+{
+	struct window_job *job = tp_alloc(1, sizeof(*job), "a window");
+	if (!job) {
+		tp_comm_leave(comm);
+		return ncclSystemError;
+	}
+	*job = (struct window_job){ .job = { .run = run_window, .discard = discard_window, .comm = comm, .blocking = comm->config.blocking },
+		.buffer = buffer, .bytes = bytes, .flags = flags, .out = out };
+	return tp_job_submit(&job->job);
+}
+
+static ncclResult_t register_window(ncclComm_t comm, void *buffer, size_t bytes, ncclWindow_t *out, int flags)
+{
+	static const char name[] = "ncclCommWindowRegister";
+	TP_TRY(tp_comm_enter(comm, name));
+	ncclResult_t result = tp_comm_may_call(comm, name);
+	if (result == ncclSuccess && !comm->gpu)
+		result = TP_FAIL(ncclInvalidUsage, "%s: host ranks have no GPU windows; use the collectives or send and receive", name);
+	if (result == ncclSuccess && (!buffer || !out || !bytes))
+		result = TP_FAIL(ncclInvalidArgument, "%s: %s", name, !buffer ? "buff is NULL" : !out ? "win is NULL" : "size is 0");
+	if (result == ncclSuccess && (flags & ~NCCL_WIN_COLL_SYMMETRIC))
+		result = TP_FAIL(ncclInvalidArgument, "%s: there are no flags 0x%x", name, (unsigned)flags);
+	if (result == ncclSuccess) return submit_window(comm, buffer, bytes, out, flags);
+	tp_comm_leave(comm);
+	return result;
+}
+
+ncclResult_t tp_comm_window_register(ncclComm_t comm, void *buffer, size_t bytes, ncclWindow_t *out, int flags)
+{
+	return tp_group_note(register_window(comm, buffer, bytes, out, flags));
+}
+
+static ncclResult_t deregister_window(struct ncclComm *comm, ncclWindow_t window)
+{
+	struct tp_gpu_window *found = NULL;
+	if (!window) return ncclSuccess;
+	pthread_mutex_lock(&comm->choice_lock);
+	for (struct tp_gpu_window **at = comm->gpu ? &comm->gpu->windows : NULL; at && *at; at = &(*at)->next) {
+		if (*at != (struct tp_gpu_window *)window) continue;
+		found = *at;
+		*at = found->next;
+		break;
+	}
+	pthread_mutex_unlock(&comm->choice_lock);
+	if (!found) return TP_FAIL(ncclInvalidArgument, "ncclCommWindowDeregister: %p is not a window of communicator %p", (void *)window, (void *)comm);
+	ncclResult_t result = tp_mem_window_destroy(comm->gpu->mem, found->window);
+	free(found);
+	return result;
+}
+
+ncclResult_t tp_comm_window_deregister(ncclComm_t comm, ncclWindow_t window)
+{
+	TP_TRY(tp_comm_enter(comm, "ncclCommWindowDeregister"));
+	ncclResult_t result = deregister_window(comm, window);
+	tp_comm_leave(comm);
+	return result;
+}
+
+/* What the program left registered ends with the communicator. */
+void tp_gpu_memory_close(struct tp_gpu_rank *rank)
+{
+	while (rank->windows) {
+		struct tp_gpu_window *w = rank->windows;
+		rank->windows = w->next;
+		tp_mem_window_destroy(rank->mem, w->window);
+		free(w);
+	}
+	if (rank->mem) tp_mem_destroy(rank->mem);
+	rank->mem = NULL;
+}
