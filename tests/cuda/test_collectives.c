@@ -43,20 +43,45 @@ static void run(int nranks, bool threads, int ndevices, int nhosts, const char *
 	assert_true(gpu_run(&o, everything, &rounds));
 }
 
-static void one_rank(void **state) { (void)state; run(1, false, 1, 1, NULL, NULL); }
-static void two_processes(void **state) { (void)state; run(2, false, 1, 1, NULL, NULL); }
-static void three_processes(void **state) { (void)state; run(3, false, 1, 1, NULL, NULL); }
-static void four_processes(void **state) { (void)state; run(4, false, 1, 1, NULL, NULL); }
-static void eight_processes(void **state) { (void)state; run(8, false, 1, 1, NULL, NULL); }
+struct way { const char *name; int nranks; bool threads; int ndevices, nhosts; const char *first, *second; };
+static const struct way ways[] = {
+	{ "1 process", 1, false, 1, 1, NULL, NULL },
+	{ "2 processes", 2, false, 1, 1, NULL, NULL },
+	{ "3 processes", 3, false, 1, 1, NULL, NULL },
+	{ "4 processes", 4, false, 1, 1, NULL, NULL },
+	{ "8 processes", 8, false, 1, 1, NULL, NULL },
+	{ "1 thread", 1, true, 1, 1, NULL, NULL },
+	{ "2 threads", 2, true, 1, 1, NULL, NULL },
+	{ "3 threads", 3, true, 1, 1, NULL, NULL },
+	{ "4 threads", 4, true, 1, 1, NULL, NULL },
+	{ "8 threads", 8, true, 1, 1, NULL, NULL },
+	{ "4 processes, 4 GPUs", 4, false, 4, 1, NULL, NULL },
+	{ "4 processes, 2 GPUs", 4, false, 2, 1, NULL, NULL },
+	{ "4 threads, 4 GPUs", 4, true, 4, 1, NULL, NULL },
+	{ "2 processes, CUDA IPC", 2, false, 1, 1, "FAKE_CUDA_VMM=0", NULL },
+	{ "2 processes, neither VMM nor IPC", 2, false, 1, 1, "FAKE_CUDA_VMM=0", "FAKE_CUDA_IPC=0" },
+	{ "4 processes, GPUs in pairs", 4, false, 4, 1, "FAKE_CUDA_PEER_GROUP=2", NULL },
+	{ "3 threads, GPUs that don't reach each other", 3, true, 3, 1, "FAKE_CUDA_PEER_GROUP=1", NULL },
+	{ "3 processes, NCCL_P2P_DISABLE", 3, false, 3, 1, "NCCL_P2P_DISABLE=1", NULL },
+	{ "4 processes, 2 hosts", 4, false, 1, 2, NULL, NULL },
+	{ "3 processes, 3 hosts", 3, false, 1, 3, NULL, NULL },
+};
+#define NWAYS (sizeof(ways) / sizeof(ways[0]))
 
+static void results_equal_the_reference(void **state)
+{
+	const struct way *w = *state;
+	run(w->nranks, w->threads, w->ndevices, w->nhosts, w->first, w->second);
+}
+
+/* With arguments: only the ways whose names contain the first. */
 int main(int argc, char **argv)
 {
-	(void)argc;
-	(void)argv;
+	struct CMUnitTest tests[NWAYS];
+	int ntests = 0;
 	gpu_need();
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_rank), cmocka_unit_test(two_processes), cmocka_unit_test(three_processes), cmocka_unit_test(four_processes),
-		cmocka_unit_test(eight_processes),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	for (size_t w = 0; w < NWAYS; w++)
+		if (argc < 2 || strstr(ways[w].name, argv[1]))
+			tests[ntests++] = (struct CMUnitTest){ ways[w].name, results_equal_the_reference, NULL, NULL, (void *)(uintptr_t)&ways[w] };
+	return _cmocka_run_group_tests("cuda_collectives", tests, (size_t)ntests, NULL, NULL);
 }
