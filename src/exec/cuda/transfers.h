@@ -168,8 +168,9 @@ TP_DEVICE void tp_transfers_kernel(tp_transfers_shared &sh, const tp_dev_transfe
 		sh.all.ngroups = sh.nlanes < 1 ? 1 : sh.nlanes < TP_DEV_GROUPS ? sh.nlanes : (uint32_t)TP_DEV_GROUPS;
 		sh.all.room = 2;
 	}
+	const bool stopped = sh.all.stopped;        /* looked at by all before any goes on and finds a fault */
 	tp_block_sync();
-	if (!sh.all.stopped) tp_groups_run<tp_transfers_feed, tp_mover_copy>(sh, nullptr);
+	if (!stopped) tp_groups_run<tp_transfers_feed, tp_mover_copy>(sh, nullptr);
 	tp_block_sync();
 	for (uint32_t i = (uint32_t)tp_thread(); i < sh.nlanes; i += (uint32_t)tp_threads()) {
 		tp_dev_link *home = (tp_dev_link *)sh.lanes[i].home;
