@@ -121,7 +121,7 @@ static void fill_local(const struct tp_links *links, int channel, int lane_class
 	struct tp_gpu_ring ring = tp_gpu_shape_ring(s, channel, lane_class, a, b);
 	*out = (struct tp_device_link){ .slots = (uint64_t)(uintptr_t)(arena_of(links, b, pinned) + ring.place),
 		.head = (uint64_t)(uintptr_t)(arena_of(links, a, pinned) + tp_gpu_shape_head(s, channel, lane_class, b)), .stride = (uint32_t)ring.stride,
-		.mask = ring.nslots - 1, .capacity = (uint32_t)s->capacity, .kind = pinned ? TP_LINK_SHM : TP_LINK_P2P_DEVICE,
+		.mask = ring.nslots - 1, .capacity = (uint32_t)ring.capacity, .kind = pinned ? TP_LINK_SHM : TP_LINK_P2P_DEVICE,
 		.peer = from == boot->rank ? to : from };
 }
 

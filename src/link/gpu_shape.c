@@ -55,9 +55,9 @@ static size_t among_others(int peer, int own) { return (size_t)(peer < own ? pee
 struct tp_gpu_ring tp_gpu_shape_ring(const struct tp_gpu_shape *s, int channel, int lane_class, int from, int to)
 {
 	if (lane_class == 0 && to == (from + 1) % s->nlocal)
-		return (struct tp_gpu_ring){ s->wide + (size_t)channel * s->wide_nslots * s->wide_stride, s->wide_nslots, s->wide_stride };
+		return (struct tp_gpu_ring){ s->wide + (size_t)channel * s->wide_nslots * s->wide_stride, s->wide_nslots, s->wide_stride, s->wide_capacity };
 	size_t number = (among_others(from, to) * (size_t)s->nchannels + (size_t)channel) * TP_LINK_CLASSES + (size_t)lane_class;
-	return (struct tp_gpu_ring){ s->rings + number * s->nslots * s->stride, s->nslots, s->stride };
+	return (struct tp_gpu_ring){ s->rings + number * s->nslots * s->stride, s->nslots, s->stride, s->capacity };
 }
 
 size_t tp_gpu_shape_head(const struct tp_gpu_shape *s, int channel, int lane_class, int to)

@@ -83,7 +83,7 @@ struct tp_gpu_shape {
 };
 /* budget: for one arena without region. From numbers that all ranks agree on. */
 void tp_gpu_shape_fit(int nlocal, int largest_nlocal, int nchannels, size_t budget, size_t region_bytes, struct tp_gpu_shape *out);
-struct tp_gpu_ring { size_t place; uint32_t nslots; size_t stride; };
+struct tp_gpu_ring { size_t place; uint32_t nslots; size_t stride, capacity; };
 /* The ring (channel, class, from, to: places on this host) in the arena of `to`. */
 struct tp_gpu_ring tp_gpu_shape_ring(const struct tp_gpu_shape *shape, int channel, int lane_class, int from, int to);
 /* Its head in the arena of `from`. */

@@ -130,8 +130,8 @@ struct tp_link_path { const char *via; char text[160]; };       /* via: "SHM/CMA
 ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_link_path *out);
 size_t tp_links_inline_capacity(const struct tp_links *links, bool across);    /* the largest chunk that a slot holds */
 /* GPU ranks: links of class 0 from each place on a host to the next (the last one's next is the first) hold larger chunks, for
- * rings: a plan whose links inside hosts are all of these (TP_ALGO_RING) may use chunks of this size. Equal on all ranks.
- * Elsewhere, and in struct tp_device_link, capacity is that of all links. */
+ * rings: a plan whose links inside hosts are all of these (TP_ALGO_RING) may use chunks of this size. Equal on all ranks. Any other
+ * plan keeps to tp_links_inline_capacity, whatever struct tp_device_link says of one link: ranks would disagree. */
 size_t tp_links_ring_capacity(const struct tp_links *links);
 /* GPU ranks: do the GPUs of two ranks of one host load and store each other's memory? Agreed; a rank with itself: true. */
 bool tp_links_reaches(const struct tp_links *links, int a, int b);
