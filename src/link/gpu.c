@@ -112,6 +112,14 @@ static void fill_net(const struct tp_links *links, const struct tp_link *link, s
 		.stride = (uint32_t)link->stride, .mask = link->mask, .capacity = (uint32_t)link->capacity, .kind = TP_LINK_NET, .peer = link->peer };
 }
 
+/* Where some pairs of a host meet over the network, their slots limit all: no rank knows whether a ring leads over others' such pairs. */
+size_t tp_links_ring_capacity(const struct tp_links *links)
+{
+	if (!links->gpu) return links->shape.capacity;
+	size_t wide = links->gpu->shape.wide_capacity;
+	return links->gpu->any_refused && links->shm_disabled ? TP_MIN(wide, tp_net_links_capacity(links->nets)) : wide;
+}
+
 static void fill_local(const struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_device_link *out)
 {
 	const struct tp_boot *boot = links->boot;
@@ -121,7 +129,7 @@ static void fill_local(const struct tp_links *links, int channel, int lane_class
 	struct tp_gpu_ring ring = tp_gpu_shape_ring(s, channel, lane_class, a, b);
 	*out = (struct tp_device_link){ .slots = (uint64_t)(uintptr_t)(arena_of(links, b, pinned) + ring.place),
 		.head = (uint64_t)(uintptr_t)(arena_of(links, a, pinned) + tp_gpu_shape_head(s, channel, lane_class, b)), .stride = (uint32_t)ring.stride,
-		.mask = ring.nslots - 1, .capacity = (uint32_t)ring.capacity, .kind = pinned ? TP_LINK_SHM : TP_LINK_P2P_DEVICE,
+		.mask = ring.nslots - 1, .capacity = (uint32_t)TP_MIN(ring.capacity, tp_links_ring_capacity(links)), .kind = pinned ? TP_LINK_SHM : TP_LINK_P2P_DEVICE,
 		.peer = from == boot->rank ? to : from };
 }
 
@@ -160,8 +168,6 @@ bool tp_links_reaches(const struct tp_links *links, int a, int b)
 {
 	return links->gpu ? tp_gpu_links_reach(links, a, b) : false;
 }
-
-size_t tp_links_ring_capacity(const struct tp_links *links) { return links->gpu ? links->gpu->shape.wide_capacity : links->shape.capacity; }
 
 void tp_gpu_links_path(const struct tp_links *links, int from, int to, struct tp_link_path *out)
 {
