@@ -35,7 +35,7 @@ struct tp_burst *tp_burst_start(struct tp_port *port, struct tp_endpoint *endpoi
 	own->used = 0;
 	own->count = 0;
 	own->closed = true;
-	own->whole = atomic_load_explicit(&endpoint->whole, memory_order_relaxed) || tp_fault_out();
+	own->whole = atomic_load_explicit(&endpoint->whole, memory_order_relaxed);
 	own->error = 0;
 	return own;
 }
@@ -64,27 +64,60 @@ uint8_t *tp_burst_packet(struct tp_burst *burst, const struct tp_packet *packet)
 	return burst->data + burst->used + tp_wire_build(packet, burst->data + burst->used);
 }
 
-void tp_burst_commit(struct tp_burst *burst, const struct tp_packet *packet)
+/* The packet that lies behind those in use goes into a frame. */
+static void append(struct tp_burst *burst, uint32_t psn, uint32_t bytes)
 {
-	uint32_t bytes = packet_bytes(packet);
-	uint8_t *at = burst->data + burst->used;
 	if (!fits_frame(burst, bytes)) {
-		burst->frames[burst->count] = (struct tp_frame){ .data = at, .segment = bytes };
-		burst->psns[burst->count] = packet->psn;
+		burst->frames[burst->count] = (struct tp_frame){ .data = burst->data + burst->used, .segment = bytes };
+		burst->psns[burst->count] = psn;
 		burst->packets[burst->count] = 0;
 		burst->count++;
 		burst->closed = false;
 	}
 	struct tp_frame *frame = &burst->frames[burst->count - 1];
-	uint32_t *packets = &burst->packets[burst->count - 1];
-	uint32_t whole = bytes - TP_WIRE_ICRC_BYTES;
-	memset(at + whole - (-packet->bytes & 3), 0, -packet->bytes & 3);
-	tp_icrc_store(at + whole, tp_icrc_of(burst->icrc, (uint16_t)*packets, at, whole));
 	if (bytes < frame->segment)
 		burst->closed = true;
 	frame->bytes += bytes;
-	(*packets)++;
+	burst->packets[burst->count - 1]++;
 	burst->used += bytes;
+}
+
+static void seal(struct tp_burst *burst, uint32_t bytes)
+{
+	uint8_t *at = burst->data + burst->used;
+	uint16_t id = fits_frame(burst, bytes) ? (uint16_t)burst->packets[burst->count - 1] : 0;
+	uint32_t whole = bytes - TP_WIRE_ICRC_BYTES;
+	tp_icrc_store(at + whole, tp_icrc_of(burst->icrc, id, at, whole));
+}
+
+/* The faults that strike packets that go out. */
+static void commit_faulty(struct tp_burst *burst, uint32_t psn, uint32_t bytes)
+{
+	struct tp_fault_packet packet = { .from = &burst->endpoint->addr, .to = &burst->route->to, .tos = burst->route->tos,
+		.data = burst->data + burst->used, .bytes = bytes, .out = true };
+	uint8_t copy[TP_WIRE_PACKET_MAX];
+	int copies = tp_fault_packet(&packet, burst->endpoint, burst->sender, burst->route);
+	if (copies > 1)
+		memcpy(copy, packet.data, bytes);
+	if (copies > 0)
+		append(burst, psn, bytes);
+	/* Where there is no room for the second there is none. */
+	if (copies > 1 && burst->used + bytes <= BUFFER_BYTES && (fits_frame(burst, bytes) || burst->count < TP_PORT_FRAMES)) {
+		memcpy(burst->data + burst->used, copy, bytes);
+		append(burst, psn, bytes);
+	}
+}
+
+void tp_burst_commit(struct tp_burst *burst, const struct tp_packet *packet)
+{
+	uint32_t bytes = packet_bytes(packet);
+	uint8_t *at = burst->data + burst->used;
+	memset(at + bytes - TP_WIRE_ICRC_BYTES - (-packet->bytes & 3), 0, -packet->bytes & 3);
+	seal(burst, bytes);
+	if (tp_fault_out() && !burst->route->mute)
+		commit_faulty(burst, packet->psn, bytes);
+	else
+		append(burst, packet->psn, bytes);
 }
 
 static void count_sent(struct tp_burst *burst, int frames)
@@ -111,23 +144,6 @@ static void capture(struct tp_burst *burst)
 				.bytes = TP_MIN(burst->frames[i].segment, burst->frames[i].bytes - at) });
 }
 
-/* The faults that strike packets that go out: each frame is one packet then. Returns how many of them were dealt with. */
-static int send_faulty(struct tp_burst *burst, int *error)
-{
-	for (int i = 0; i < burst->count; i++) {
-		struct tp_fault_packet packet = { .from = &burst->endpoint->addr, .to = &burst->route->to, .tos = burst->route->tos,
-			.data = (uint8_t *)(uintptr_t)burst->frames[i].data, .bytes = burst->frames[i].bytes, .out = true };
-		for (int copies = tp_fault_packet(&packet, burst->endpoint, burst->sender, burst->route); copies > 0; copies--) {
-			int one = 0;
-			if (tp_endpoint_send(burst->endpoint, burst->sender, burst->route, &burst->frames[i], 1, &one) == 0) {
-				*error = one;
-				return i;
-			}
-		}
-	}
-	return burst->count;
-}
-
 bool tp_burst_flush(struct tp_burst *burst)
 {
 	if (burst->error || burst->count == 0)
@@ -135,9 +151,7 @@ bool tp_burst_flush(struct tp_burst *burst)
 	int error = 0, sent = burst->count;
 	if (tp_capture_on())
 		capture(burst);
-	if (!burst->route->mute && burst->whole && tp_fault_out())
-		sent = send_faulty(burst, &error);
-	else if (!burst->route->mute)
+	if (!burst->route->mute)
 		sent = tp_endpoint_send(burst->endpoint, burst->sender, burst->route, burst->frames, burst->count, &error);
 	count_sent(burst, sent);
 	if (sent < burst->count) {

@@ -90,7 +90,9 @@ static void serve(struct tp_qp *qp, const struct tp_ingress *in, const struct tp
 	}
 	if ((in->tos & 3) == 3)
 		tp_rc_notify(qp);
-	if (rc->transport == TP_WIRE_UC)
+	if (rc->transport == TP_WIRE_UC && operation == TP_OP_ACK)
+		tp_uc_credit(qp, packet->psn);
+	else if (rc->transport == TP_WIRE_UC)
 		tp_uc_request(qp, packet);
 	else if (operation >= TP_OP_READ_FIRST && operation <= TP_OP_ATOMIC_ACK)
 		tp_rc_answered(qp, packet);
@@ -247,7 +249,7 @@ static int attach(struct tp_qp *qp)
 		free(rc);
 		return error;
 	}
-	rc->window = TP_RC_WINDOW_FIRST;
+	rc->window = rc->transport == TP_WIRE_UC ? TP_UC_WINDOW_BYTES / rc->mtu : TP_RC_WINDOW_FIRST;
 	if (rc->route.mute)
 		TP_WARN("QP 0x%06x uses GID %u, which is of RoCE v1: without a real card no packet goes out; choose a RoCE v2 GID", qp->ibv.qp_num,
 			qp->av.sgid_index);
@@ -261,8 +263,11 @@ static void run(struct tp_qp *qp)
 	struct tp_rc *rc = tp_rc_of(qp);
 	if (!rc->started) {
 		rc->started = true;
-		rc->una = rc->next = rc->top = rc->recover = qp->send_psn;
+		rc->una = rc->next = rc->top = rc->recover = rc->acked = qp->send_psn;
 		rc->current = qp->sq.exec;
+		rc->paced_psn = rc->next;
+		rc->paced_ns = tp_clock_ns();
+		rc->paced = rc->transport == TP_WIRE_UC;
 	}
 	tp_rc_push(qp);
 	qp->send_psn = rc->top;
@@ -274,6 +279,8 @@ static void stop(struct tp_qp *qp)
 	tp_timer_arm(rc->timer, 0);
 	if (rc->held_ns)
 		tp_rc_answer(qp);
+	tp_early_free(&rc->early);
+	tp_early_free(&rc->early_answers);
 	if (!rc->started)
 		return;
 	atomic_fetch_sub_explicit(&rc->flow->bytes, rc->flow_bytes, memory_order_relaxed);
@@ -290,6 +297,8 @@ static void stop(struct tp_qp *qp)
 static void detach(struct tp_qp *qp)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
+	tp_early_free(&rc->early);
+	tp_early_free(&rc->early_answers);
 	tp_timer_free(rc->timer);
 	free(rc);
 	qp->carrier_data = NULL;

@@ -4,6 +4,7 @@
  *   burst.c       packets out: built, given their ICRC, sent in segmented pieces
  *   rc_request.c  the initiator: sends requests in a window, goes back on loss
  *   rc_response.c the initiator: acknowledgements and what READs and atomics fetch
+ *   rc_early.c    packets that came before their turn
  *   rc_hold.c     acknowledgements that wait for a request of ours to go with
  *   rc_serve.c    the responder: requests in order, answers, duplicates; calls the objects' target side (engine.h)
  *   datagram.c    UD */
@@ -19,6 +20,7 @@
 #define TP_RC_READ_PACKETS 64u          /* and at most so many packets */
 #define TP_RC_WINDOW_FIRST 32u      /* packets */
 #define TP_RC_WINDOW_MIN 4u
+#define TP_UC_WINDOW_BYTES (256u << 10)
 #define TP_RC_PROBE_MIN_NS 1000000u
 
 /* The bytes under way to one receiving socket, of all QPs of this process. Entries live as long as the process. */
@@ -67,8 +69,16 @@ struct tp_rc {
 	uint64_t rnr_until_ns;          /* 0: not waiting */
 	uint32_t rnr_tries;
 	uint64_t blocked_until_ns;      /* the socket was full */
-	uint32_t back_psn;              /* what the last NAK asked for, and when it came */
+	uint32_t back_psn;              /* what was found lost last, and when */
 	uint64_t back_ns;
+	bool paced, credited;           /* UC: the peer is waited for; it is known to say what arrived */
+	uint32_t paced_psn;             /* UC: it has arrived, or was lost, before this */
+	uint64_t paced_ns;
+	uint32_t paced_vain;            /* waits without a word */
+	bool repairing;                 /* what is lost alone is on its way: of what was sent behind it about half has arrived */
+	bool peer_keeps;                /* what comes early: only what is lost is sent again */
+	uint32_t acked;                 /* acknowledged to here, whatever data is missing before */
+	struct tp_early *early_answers;
 	uint64_t rtt_ns, timed_ns;
 	uint32_t timed_psn;
 	bool timing;
@@ -80,6 +90,8 @@ struct tp_rc {
 	bool refused;                   /* a NAK was sent for the PSN that is expected, */
 	bool refused_gap;               /* because of a gap */
 	uint32_t gap_psn;               /* the last packet that came too early */
+	uint32_t gap_packets;           /* that came since the gap was last told */
+	struct tp_early *early;
 	uint32_t unanswered;            /* packets served since an acknowledgement */
 	bool ack_due;
 	uint64_t held_ns;               /* the acknowledgement that is due waits until then; 0: it doesn't */
@@ -136,6 +148,10 @@ void tp_rc_fire(struct tp_qp *qp);
 void tp_rc_arm(struct tp_qp *qp);
 /* Sends again from psn on (not before una). loss: the window shrinks. */
 void tp_rc_go_back(struct tp_qp *qp, uint32_t psn, bool loss);
+/* Sends once more the one packet, or piece of a READ, at psn; false: that can't be done now. */
+bool tp_rc_send_again(struct tp_qp *qp, uint32_t psn);
+/* A loss at psn: the window shrinks, once for all losses of a window. */
+void tp_rc_lost(struct tp_rc *rc, uint32_t psn);
 /* Sends what the window allows now, also when the queue is being drained. */
 void tp_rc_push(struct tp_qp *qp);
 /* Completes what has ended. */
@@ -144,6 +160,8 @@ void tp_rc_complete(struct tp_qp *qp);
 void tp_rc_fail_at(struct tp_qp *qp, uint32_t count, enum ibv_wc_status status);
 struct tp_flow *tp_flow_find(const union tp_addr *to, uint32_t slot);
 void tp_rc_congested(struct tp_qp *qp);
+/* UC: packets up to psn have arrived. */
+void tp_uc_credit(struct tp_qp *qp, uint32_t psn);
 /* A request's PSNs: first, and how many (0: it sends nothing). */
 static inline uint32_t tp_wqe_psn(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[0]; }
 static inline uint32_t tp_wqe_packets(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[1]; }
@@ -165,6 +183,17 @@ void tp_rc_answer(struct tp_qp *qp);
 bool tp_rc_take_ack(struct tp_qp *qp, struct tp_packet *packet);
 /* A congested network marked a packet: tells the sender, at most every 50 us. */
 void tp_rc_notify(struct tp_qp *qp);
+
+/* ---- rc_early.c ---- */
+struct tp_early;
+/* Keeps a copy, if it is near enough to what is expected and there is room. */
+void tp_early_keep(struct tp_early **early, const struct tp_packet *packet, uint32_t expected);
+/* The packet kept, NULL: none. It goes by tp_early_pass. */
+const struct tp_packet *tp_early_at(struct tp_early *early, uint32_t psn);
+/* Those from from to before to aren't wanted any more. */
+void tp_early_pass(struct tp_early *early, uint32_t from, uint32_t to);
+bool tp_early_any(const struct tp_early *early);
+void tp_early_free(struct tp_early **early);
 
 /* ---- rc_hold.c ---- */
 /* After a batch of so many packets: true where the acknowledgement that is due had better wait. */

@@ -6,6 +6,7 @@
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 
+enum { PACE_NS = 2000000, PACE_KNOWN_NS = 20000000, PACE_TRIES = 3 };
 enum { PROBES_MIN = 4, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7 };
 
 /* ---- flows ---- */
@@ -29,9 +30,17 @@ struct tp_flow *tp_flow_find(const union tp_addr *to, uint32_t slot)
 	return flow;
 }
 
+/* Packets, as good as we know. */
+static uint32_t under_way(const struct tp_rc *rc)
+{
+	bool uc = rc->transport == TP_WIRE_UC;
+	uint32_t out = uc && !rc->paced ? 0 : (uint32_t)tp_psn_diff(rc->next, uc ? rc->paced_psn : rc->una);
+	return rc->repairing ? out - out / 2 : out;
+}
+
 static void set_flow(struct tp_rc *rc)
 {
-	int64_t bytes = (int64_t)tp_psn_diff(rc->next, rc->una) * rc->mtu;
+	int64_t bytes = (int64_t)under_way(rc) * rc->mtu;
 	if (bytes == rc->flow_bytes)
 		return;
 	atomic_fetch_add_explicit(&rc->flow->bytes, bytes - rc->flow_bytes, memory_order_relaxed);
@@ -41,7 +50,7 @@ static void set_flow(struct tp_rc *rc)
 /* Packets that may go out now. One always may, else a QP could wait for ever behind others. */
 static uint32_t room(struct tp_rc *rc)
 {
-	uint32_t out = (uint32_t)tp_psn_diff(rc->next, rc->una);
+	uint32_t out = under_way(rc);
 	if (out >= rc->window)
 		return 0;
 	int64_t left = (int64_t)rc->endpoint->budget - atomic_load_explicit(&rc->flow->bytes, memory_order_relaxed);
@@ -146,7 +155,7 @@ static bool send_data(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *w
 		uint64_t offset = (uint64_t)index * rc->mtu;
 		packet.bytes = (uint32_t)TP_MIN((uint64_t)rc->mtu, wqe->length - offset);
 		packet.solicited = last && (wqe->flags & IBV_SEND_SOLICITED);
-		packet.ack_request = reliable && (last || allowed == 1 || ++rc->unasked >= ASK_EVERY);
+		packet.ack_request = (reliable && last) || allowed == 1 || ++rc->unasked >= ASK_EVERY;
 		packet.addr = wqe->rdma.addr;
 		packet.rkey = wqe->opcode == IBV_WR_SEND_WITH_INV ? wqe->imm : wqe->rdma.rkey;
 		packet.length = wqe->length;
@@ -223,7 +232,7 @@ static bool step(struct tp_qp *qp, struct tp_burst *burst)
 		return false;
 	struct tp_wqe *wqe = tp_sq_at(&qp->sq, rc->current);
 	if (tp_psn_diff(rc->next, tp_wqe_psn(wqe)) < (int32_t)tp_wqe_packets(wqe)) {
-		uint32_t allowed = rc->transport == TP_WIRE_UC ? UINT32_MAX : room(rc);
+		uint32_t allowed = rc->transport == TP_WIRE_UC && !rc->paced ? UINT32_MAX : room(rc);
 		bool more = allowed > 0 && (tp_wqe_fetches(wqe) ? send_fetch(qp, burst, wqe, allowed) : send_data(qp, burst, wqe, allowed));
 		if (tp_psn_diff(rc->next, rc->top) > 0)
 			rc->top = rc->next;
@@ -328,6 +337,50 @@ void tp_rc_congested(struct tp_qp *qp)
 	rc->recover = rc->top;
 }
 
+/* By an eighth: our own limits keep sockets from overflowing, so most losses are chance. */
+void tp_rc_lost(struct tp_rc *rc, uint32_t psn)
+{
+	if (tp_psn_diff(psn, rc->recover) < 0)
+		return;
+	rc->window = TP_MAX(rc->window * 7 / 8, TP_RC_WINDOW_MIN);
+	rc->recover = rc->top;
+}
+
+/* The request that psn lies in, of those begun; exec: none. */
+static uint32_t request_at(struct tp_qp *qp, uint32_t psn)
+{
+	uint32_t count = qp->sq.done;
+	while (count != qp->sq.exec) {
+		const struct tp_wqe *wqe = tp_sq_at(&qp->sq, count);
+		if (tp_psn_diff(psn, tp_psn_add(tp_wqe_psn(wqe), tp_wqe_packets(wqe))) < 0)
+			break;
+		count++;
+	}
+	return count;
+}
+
+bool tp_rc_send_again(struct tp_qp *qp, uint32_t psn)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	uint32_t count = request_at(qp, psn), next = rc->next, current = rc->current, reads = rc->reads_count;
+	if (rc->rnr_until_ns || rc->blocked_until_ns || count == qp->sq.exec || tp_psn_diff(psn, rc->una) < 0 || tp_psn_diff(psn, next) >= 0)
+		return false;
+	struct tp_wqe *wqe = tp_sq_at(&qp->sq, count);
+	struct tp_burst *burst = tp_burst_start(qp->port, rc->endpoint, rc->sender, &rc->route, &rc->out);
+	if (!burst || (tp_wqe_fetches(wqe) && reads == 0))
+		return false;
+	rc->next = psn;
+	rc->current = count;
+	rc->reads_count -= tp_wqe_fetches(wqe);     /* it is among those under way already */
+	bool sent = tp_wqe_fetches(wqe) ? send_fetch(qp, burst, wqe, UINT32_MAX) : send_data(qp, burst, wqe, 1);
+	sent = tp_burst_flush(burst) && sent;
+	rc->next = next;
+	rc->current = current;
+	rc->reads_count = reads;
+	rc->timing = false;
+	return sent;
+}
+
 void tp_rc_go_back(struct tp_qp *qp, uint32_t psn, bool loss)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
@@ -335,24 +388,14 @@ void tp_rc_go_back(struct tp_qp *qp, uint32_t psn, bool loss)
 		psn = rc->una;
 	if (tp_psn_diff(psn, rc->next) >= 0)
 		return;
-	/* Once a window. By an eighth: our own limits keep sockets from overflowing, so most losses are chance. */
-	if (loss && tp_psn_diff(psn, rc->recover) >= 0) {
-		rc->window = TP_MAX(rc->window * 7 / 8, TP_RC_WINDOW_MIN);
-		rc->recover = rc->top;
-	}
+	if (loss)
+		tp_rc_lost(rc, psn);
 	rc->next = psn;
-	rc->timing = false;
+	rc->timing = rc->repairing = false;
 	rc->unasked = 0;
 	while (rc->reads_count && tp_psn_diff(rc->read_ends[(rc->reads_first + rc->reads_count - 1) % TP_CARD_RD_ATOMIC], psn) > 0)
 		rc->reads_count--;
-	uint32_t current = qp->sq.done;
-	while (current != qp->sq.exec) {
-		const struct tp_wqe *wqe = tp_sq_at(&qp->sq, current);
-		if (tp_psn_diff(psn, tp_psn_add(tp_wqe_psn(wqe), tp_wqe_packets(wqe))) < 0)
-			break;
-		current++;
-	}
-	rc->current = current;
+	rc->current = request_at(qp, psn);
 	set_flow(rc);
 }
 
@@ -379,6 +422,8 @@ void tp_rc_arm(struct tp_qp *qp)
 	} else {
 		rc->progress_ns = rc->probe_ns = 0;
 	}
+	if (rc->transport == TP_WIRE_UC && !when && rc->current != qp->sq.head && under_way(rc))
+		when = rc->paced_ns + (rc->credited ? PACE_KNOWN_NS : PACE_NS);
 	if (rc->answer_ns && (!when || rc->answer_ns < when))
 		when = rc->answer_ns;
 	tp_timer_arm(rc->timer, when);
@@ -414,6 +459,30 @@ static void probe(struct tp_qp *qp, uint64_t now)
 	}
 }
 
+/* UC: what arrived is said by peers like us, so they aren't flooded; others are waited for in vain, and then no more. */
+void tp_uc_credit(struct tp_qp *qp, uint32_t psn)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	psn = tp_psn_add(psn, 1);
+	if (!rc->started || tp_psn_diff(psn, rc->paced_psn) <= 0 || tp_psn_diff(psn, rc->next) > 0)
+		return;
+	rc->credited = rc->paced = true;
+	rc->paced_vain = 0;
+	rc->paced_psn = psn;
+	rc->paced_ns = tp_clock_ns();
+	set_flow(rc);
+}
+
+static void uc_unanswered(struct tp_qp *qp, uint64_t now)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	rc->paced = rc->credited || ++rc->paced_vain < PACE_TRIES;
+	rc->paced_psn = rc->next;
+	rc->paced_ns = now;
+	set_flow(rc);
+	tp_rc_push(qp);
+}
+
 void tp_rc_fire(struct tp_qp *qp)
 {
 	/* The answer may lie in the socket already, where this process had no processor for a while. */
@@ -426,6 +495,8 @@ void tp_rc_fire(struct tp_qp *qp)
 		qp->running = true;
 		if (rc->rnr_until_ns || rc->blocked_until_ns) {
 			tp_rc_push(qp);
+		} else if (rc->transport == TP_WIRE_UC && under_way(rc) && now >= rc->paced_ns + (rc->credited ? PACE_KNOWN_NS : PACE_NS)) {
+			uc_unanswered(qp, now);
 		} else if (rc->una != rc->next && rc->probe_ns && now >= rc->probe_ns) {
 			if (given_up(qp, now)) {
 				char text[TP_ADDR_TEXT];

@@ -4,7 +4,7 @@
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 
-enum { WINDOW_MAX = 256, GROWTH = 8 };
+enum { WINDOW_MAX = 512, WINDOW_BYTES = 512 << 10, GROWTH = 8 };
 
 /* The request that psn belongs to, among those begun; false where there is none. */
 static bool find_request(struct tp_qp *qp, uint32_t psn, uint32_t *count)
@@ -70,20 +70,46 @@ static bool advance(struct tp_qp *qp, uint32_t psn)
 	rc->probe_ns = 0;
 	rc->probes = 0;
 	rc->rnr_tries = 0;
+	rc->repairing = rc->repairing && tp_psn_diff(rc->back_psn, psn) >= 0;
 	rc->window_part += (uint32_t)moved;
-	uint32_t most = TP_MIN((uint32_t)WINDOW_MAX, TP_MAX(rc->endpoint->budget / rc->mtu, TP_RC_WINDOW_MIN));
+	uint32_t most = TP_MIN((uint32_t)WINDOW_MAX, TP_MAX(TP_MIN(rc->endpoint->budget, (uint32_t)WINDOW_BYTES) / rc->mtu, TP_RC_WINDOW_MIN));
 	rc->window = TP_MIN(rc->window + rc->window_part / GROWTH, most);
 	rc->window_part %= GROWTH;
 	return whole;
+}
+
+/* psn is lost: it alone goes again where that suffices, else all from there on. Once a round trip. */
+static void repair(struct tp_qp *qp, uint32_t psn, bool alone)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	uint64_t now = tp_clock_ns();
+	if (psn == rc->back_psn && now - rc->back_ns < rc->rtt_ns + rc->rtt_ns / 4)
+		return;
+	rc->back_psn = psn;
+	rc->back_ns = now;
+	rc->repairing = alone && tp_rc_send_again(qp, psn);
+	if (rc->repairing)
+		tp_rc_lost(rc, psn);
+	else
+		tp_rc_go_back(qp, psn, true);
+}
+
+/* An answer shows that data before it was lost. What came is kept, so that data alone is asked for again. */
+static void data_missing(struct tp_qp *qp)
+{
+	tp_counter_add(qp->port, TP_CNT_IMPLIED_NAK_SEQ_ERR, 1);
+	repair(qp, tp_rc_of(qp)->una, true);
 }
 
 /* Acknowledged up to and with psn. */
 static void acknowledged(struct tp_qp *qp, uint32_t psn)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
-	if (!advance(qp, tp_psn_add(psn, 1))) {
-		tp_counter_add(qp->port, TP_CNT_IMPLIED_NAK_SEQ_ERR, 1);
-		tp_rc_go_back(qp, rc->una, true);
+	psn = tp_psn_add(psn, 1);
+	if (tp_psn_diff(psn, rc->acked) > 0)
+		rc->acked = psn;
+	if (!advance(qp, psn)) {
+		data_missing(qp);
 	} else if (rc->probes == 0 && rc->una != rc->next && !rc->probe_ns) {
 		tp_rc_arm(qp);
 	}
@@ -99,15 +125,8 @@ static void refused(struct tp_qp *qp, const struct tp_packet *packet)
 		[TP_NAK_INVALID_RD] = IBV_WC_REM_INV_RD_REQ_ERR };
 	uint8_t code = packet->syndrome & TP_SYN_VALUE;
 	if (code == TP_NAK_SEQUENCE) {
-		struct tp_rc *rc = tp_rc_of(qp);
-		uint64_t now = tp_clock_ns();
 		tp_counter_add(qp->port, TP_CNT_PACKET_SEQ_ERR, 1);
-		/* Said again while what it asks for is on its way. */
-		if (packet->psn == rc->back_psn && now - rc->back_ns < rc->rtt_ns / 2)
-			return;
-		rc->back_psn = packet->psn;
-		rc->back_ns = now;
-		tp_rc_go_back(qp, packet->psn, true);
+		repair(qp, packet->psn, tp_rc_of(qp)->peer_keeps);
 	} else if (code < TP_ARRAY_LEN(statuses) && find_request(qp, packet->psn, &count)) {
 		tp_rc_fail_at(qp, count, statuses[code]);
 	}
@@ -145,8 +164,8 @@ static void fetched(struct tp_qp *qp, const struct tp_packet *packet)
 	/* What comes before was done: requests are served in order. */
 	bool before = advance(qp, packet->psn);
 	if (!before || index > tp_wqe_received(wqe)) {
-		tp_counter_add(qp->port, TP_CNT_IMPLIED_NAK_SEQ_ERR, 1);
-		tp_rc_go_back(qp, rc->una, true);
+		tp_early_keep(&rc->early_answers, packet, rc->una);
+		data_missing(qp);
 		return;
 	}
 	if (!tp_wqe_fetches(wqe) || (wqe->opcode == IBV_WR_RDMA_READ) == atomic) {
@@ -175,6 +194,21 @@ static void fetched(struct tp_qp *qp, const struct tp_packet *packet)
 	advance(qp, tp_psn_add(packet->psn, 1));
 }
 
+/* And what was kept that follows; then acknowledgements count that were ahead of the data. */
+static void fetched_in_turn(struct tp_qp *qp, const struct tp_packet *packet)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	uint32_t before;
+	do {
+		before = rc->una;
+		fetched(qp, packet);
+		tp_early_pass(rc->early_answers, before, rc->una);
+		packet = tp_early_at(rc->early_answers, rc->una);
+	} while (packet && before != rc->una);
+	if (tp_psn_diff(rc->acked, rc->una) > 0 && !advance(qp, rc->acked) && before != rc->una)
+		data_missing(qp);
+}
+
 void tp_rc_answered(struct tp_qp *qp, const struct tp_packet *packet)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
@@ -186,10 +220,11 @@ void tp_rc_answered(struct tp_qp *qp, const struct tp_packet *packet)
 	if (ahead >= 0 || tp_psn_diff(packet->psn, rc->una) < -1)
 		return;
 	bool data = tp_wire_operation(packet->opcode) != TP_OP_ACK;
+	rc->peer_keeps |= packet->keeps;
 	switch (data ? TP_SYN_ACK : packet->syndrome & TP_SYN_KIND) {
 	case TP_SYN_ACK:
 		if (data)
-			fetched(qp, packet);
+			fetched_in_turn(qp, packet);
 		else
 			acknowledged(qp, packet->psn);
 		break;

@@ -6,13 +6,13 @@
 #include "verbs/rc.h"
 #include "verbs/scatter.h"
 
-enum { ANSWER_EVERY = 24, ANSWER_PACKETS = 128, AGAIN_NS = 20000, CNP_NS = 50000 };
+enum { ANSWER_EVERY = 24, GAP_EVERY = 16, ANSWER_PACKETS = 128, AGAIN_NS = 20000, CNP_NS = 50000 };
 
 static struct tp_packet answer_packet(struct tp_qp *qp, uint8_t operation, uint32_t psn, uint8_t syndrome, uint32_t msn)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
 	return (struct tp_packet){ .opcode = (uint8_t)(rc->transport << 5 | operation), .pkey = TP_CARD_PKEY, .qpn = qp->attr.dest_qp_num,
-		.psn = psn, .syndrome = syndrome, .msn = msn };
+		.psn = psn, .syndrome = syndrome, .msn = msn, .keeps = true };
 }
 
 /* ---- answers ---- */
@@ -403,6 +403,47 @@ static void serve(struct tp_qp *qp, const struct tp_packet *packet)
 	}
 }
 
+static void tell_gap(struct tp_rc *rc)
+{
+	rc->nak = nak_of(TP_REPLY_SEQUENCE);
+	rc->ack_due = false;
+	rc->refused = rc->refused_gap = true;
+	rc->gap_packets = 0;
+}
+
+/* A packet whose turn it is, and those kept that follow. */
+static void serve_in_turn(struct tp_qp *qp, const struct tp_packet *packet)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	uint32_t before;
+	do {
+		before = qp->recv_psn;
+		serve(qp, packet);
+		if (qp->carrier != &tp_wire || !tp_target_receives(qp))
+			return;
+		tp_early_pass(rc->early, before, qp->recv_psn);
+		packet = tp_early_at(rc->early, qp->recv_psn);
+	} while (packet && before != qp->recv_psn);
+	if (before != qp->recv_psn && tp_early_any(rc->early))
+		tell_gap(rc);
+}
+
+/* Too early. The gap is told once, and again where the other side began again and the packet that is missing is missing once
+ * more, or where it may have sent it again for long and that was lost. */
+static void serve_early(struct tp_qp *qp, const struct tp_packet *packet)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	bool again = rc->refused_gap && (tp_psn_diff(packet->psn, rc->gap_psn) <= 0 || ++rc->gap_packets >= GAP_EVERY);
+	/* What follows a request that found no receive comes again with it. */
+	if (!rc->refused || rc->refused_gap)
+		tp_early_keep(&rc->early, packet, qp->recv_psn);
+	if (!rc->refused || again) {
+		tp_counter_add(qp->port, TP_CNT_OUT_OF_SEQUENCE, 1);
+		tell_gap(rc);
+	}
+	rc->gap_psn = packet->psn;
+}
+
 void tp_rc_request(struct tp_qp *qp, const struct tp_packet *packet)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
@@ -416,19 +457,12 @@ void tp_rc_request(struct tp_qp *qp, const struct tp_packet *packet)
 	}
 	tp_target_established_locked(qp);
 	int32_t distance = tp_psn_diff(packet->psn, qp->recv_psn);
-	if (distance == 0) {
-		serve(qp, packet);
-	} else if (distance < 0) {
+	if (distance == 0)
+		serve_in_turn(qp, packet);
+	else if (distance < 0)
 		serve_again(qp, packet);
-	} else if (!rc->refused || (rc->refused_gap && tp_psn_diff(packet->psn, rc->gap_psn) <= 0)) {
-		/* Also where the other side began again, and the packet that was missing is missing once more. */
-		tp_counter_add(qp->port, TP_CNT_OUT_OF_SEQUENCE, 1);
-		rc->nak = nak_of(TP_REPLY_SEQUENCE);
-		rc->ack_due = false;
-		rc->refused = rc->refused_gap = true;
-	}
-	if (distance > 0)
-		rc->gap_psn = packet->psn;
+	else
+		serve_early(qp, packet);
 	/* A NAK at once, an acknowledgement while a long batch is being served: the other side waits for them. */
 	if (qp->carrier == &tp_wire && (rc->nak || (rc->ack_due && ++rc->unanswered >= ANSWER_EVERY)))
 		tp_rc_answer(qp);
@@ -443,6 +477,10 @@ void tp_uc_request(struct tp_qp *qp, const struct tp_packet *packet)
 	if (!tp_target_receives(qp))
 		return;
 	tp_target_established_locked(qp);
+	if (packet->ack_request) {
+		struct tp_packet credit = answer_packet(qp, TP_OP_ACK, packet->psn, TP_SYN_ACK | TP_WIRE_CREDITS_INVALID, rc->msn);
+		tp_burst_send_one(qp, &credit);
+	}
 	bool gap = packet->psn != qp->recv_psn;
 	qp->recv_psn = tp_psn_add(packet->psn, 1);
 	if (gap)

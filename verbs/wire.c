@@ -30,7 +30,8 @@ uint32_t tp_wire_parts(uint8_t opcode)
 	case TP_WIRE_XRC:
 		return parts ? parts | TP_IS_KNOWN | (is_response(operation) ? 0 : TP_HAS_XRCETH) : 0;
 	case TP_WIRE_UC:
-		return operation <= TP_OP_WRITE_ONLY_IMM ? parts | TP_IS_KNOWN : 0;
+		/* An acknowledgement of UC is ours alone: it says what arrived, so that a socket isn't flooded. */
+		return operation <= TP_OP_WRITE_ONLY_IMM || operation == TP_OP_ACK ? parts | TP_IS_KNOWN : 0;
 	case TP_WIRE_UD:
 		if (operation != TP_OP_SEND_ONLY && operation != TP_OP_SEND_ONLY_IMM)
 			return 0;
@@ -62,7 +63,7 @@ size_t tp_wire_build(const struct tp_packet *packet, uint8_t *out)
 	struct tp_bth bth = {
 		.opcode = packet->opcode, .flags = (uint8_t)((packet->solicited ? 0x80 : 0) | 0x40 | pad << 4), .pkey = htobe16(packet->pkey),
 		.qpn = htobe32((packet->fecn ? 0x80000000u : 0) | (packet->becn ? 0x40000000u : 0) | packet->qpn),
-		.psn = htobe32((packet->ack_request ? 0x80000000u : 0) | packet->psn),
+		.psn = htobe32((packet->ack_request ? 0x80000000u : 0) | (packet->keeps ? TP_WIRE_KEEPS : 0) | packet->psn),
 	};
 	uint8_t *at = append(out, &bth, sizeof(bth));
 	if (parts & TP_HAS_DETH) {
@@ -170,7 +171,7 @@ bool tp_wire_parse(const uint8_t *data, size_t bytes, struct tp_packet *out)
 	*out = (struct tp_packet){
 		.opcode = bth.opcode, .pad = pad, .solicited = bth.flags & 0x80, .pkey = be16toh(bth.pkey),
 		.qpn = be32toh(bth.qpn) & TP_WIRE_PSN_MASK, .fecn = be32toh(bth.qpn) >> 31, .becn = be32toh(bth.qpn) >> 30 & 1,
-		.psn = be32toh(bth.psn) & TP_WIRE_PSN_MASK, .ack_request = be32toh(bth.psn) >> 31,
+		.psn = be32toh(bth.psn) & TP_WIRE_PSN_MASK, .ack_request = be32toh(bth.psn) >> 31, .keeps = be32toh(bth.psn) & TP_WIRE_KEEPS,
 		.payload = data + headers, .bytes = (uint32_t)(bytes - headers - pad - TP_WIRE_ICRC_BYTES),
 	};
 	if (!(parts & TP_HAS_PAYLOAD) && out->bytes + pad > 0)

@@ -9,6 +9,7 @@
 
 #define TP_WIRE_UDP_PORT 4791
 #define TP_WIRE_PSN_MASK 0xffffffu
+#define TP_WIRE_KEEPS 0x1000000u
 
 /* Base transport header. */
 struct tp_bth {
@@ -16,7 +17,7 @@ struct tp_bth {
 	uint8_t flags;                  /* SE 0x80, M 0x40, pad count 0x30, version 0x0f */
 	uint16_t pkey;
 	uint32_t qpn;                   /* FECN 0x80000000, BECN 0x40000000, low 24 bits */
-	uint32_t psn;                   /* A (ack wanted) 0x80000000, low 24 bits */
+	uint32_t psn;                   /* A (ack wanted) 0x80000000, reserved 0x7f000000 (ours: 0x01000000, keeps), low 24 bits */
 } __attribute__((packed));
 struct tp_reth { uint64_t addr; uint32_t rkey, length; } __attribute__((packed));
 struct tp_aeth { uint32_t syndrome_msn; } __attribute__((packed));
@@ -53,6 +54,7 @@ struct tp_packet {
 	uint8_t opcode;
 	uint8_t pad;
 	bool solicited, ack_request, fecn, becn;
+	bool keeps;                     /* the sender keeps what comes early: a reserved bit */
 	uint16_t pkey;
 	uint32_t qpn, psn;
 	uint64_t addr;                  /* RETH, AtomicETH */

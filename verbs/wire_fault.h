@@ -13,7 +13,7 @@ void tp_fault_wire_from_environment(void);
 
 extern _Atomic bool tp_fault_wire_any;
 static inline bool tp_fault_wire(void) { return atomic_load_explicit(&tp_fault_wire_any, memory_order_relaxed); }
-extern _Atomic bool tp_fault_wire_out;     /* those that go out: then each is sent alone */
+extern _Atomic bool tp_fault_wire_out;     /* those that go out */
 static inline bool tp_fault_out(void) { return atomic_load_explicit(&tp_fault_wire_out, memory_order_relaxed); }
 
 struct tp_fault_packet {
