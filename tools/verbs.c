@@ -5,8 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "verbs/card.h"
+#include "verbs/path.h"
 
 static int devices(int argc, char **argv)
 {
@@ -95,16 +97,51 @@ static int counters(int argc, char **argv)
 	return wanted && !matched ? tool_usage_error("verbs counters", "there is no device %s", wanted) : 0;
 }
 
+static void print_pairs(int slot)
+{
+	struct tp_path_pair pairs[TP_PATH_SLOTS];
+	int count = tp_path_ask(slot, pairs, TP_PATH_SLOTS);
+	for (int i = 0; i < count; i++)
+		printf("%d\t%d\t%d\t%s\t%llu\t%llu\t%llu\t%s\n", pairs[i].pid, pairs[i].peer_pid, pairs[i].qps, pairs[i].reason == TP_PATH_TAKEN ? "path" : "wire",
+			(unsigned long long)pairs[i].direct, (unsigned long long)pairs[i].mapped, (unsigned long long)pairs[i].ring,
+			tp_path_reason_text((enum tp_path_reason)pairs[i].reason));
+}
+
+/* Each process of this user that uses the card has a socket by whose name it is found, and asked. */
+static int pairs(int argc, char **argv)
+{
+	(void)argv;
+	if (argc > 1)
+		return tool_usage_error("verbs pairs", "it takes no arguments");
+	FILE *file = fopen("/proc/net/unix", "re");
+	char line[512], name[64];
+	bool seen[TP_PATH_SLOTS] = { false };
+	snprintf(name, sizeof(name), "@telpher-verbs-path-%u-", (unsigned)geteuid());
+	printf("PID\tPEER\tQPS\tWAY\tDIRECT\tMAPPED\tRING\tWHY\n");
+	while (file && fgets(line, sizeof(line), file)) {
+		const char *at = strstr(line, name);
+		int slot = at ? atoi(at + strlen(name)) : -1;
+		if (slot < 0 || slot >= TP_PATH_SLOTS || seen[slot])
+			continue;
+		seen[slot] = true;
+		print_pairs(slot);
+	}
+	if (file)
+		fclose(file);
+	return 0;
+}
+
 static int help(FILE *to)
 {
 	fprintf(to, "usage: telpher verbs run [--hide-real] PROGRAM [ARGUMENTS]\n"
-		"       telpher verbs devices | gids [DEVICE] | counters [DEVICE]\n"
+		"       telpher verbs devices | gids [DEVICE] | counters [DEVICE] | pairs\n"
 		"       telpher verbs fault [-p PID] [FAULTS|none]\n"
 		"       telpher verbs capture [-p PID] FILE.pcapng [SECONDS]\n\n"
 		"  run       run a program on the software card: it sees RDMA devices that need no hardware\n"
 		"  devices   the devices and ports that it would see\n"
 		"  gids      their GIDs, in show_gids' columns\n"
 		"  counters  their counters, over all processes of this user\n"
+		"  pairs     which processes of this machine are connected, the way that is taken between them, and why\n"
 		"  fault     have a running process meet faults: lost packets, dead ports, … (--help lists them)\n"
 		"  capture   write a running process's packets into a file for Wireshark\n\n"
 		"`telpher env` lists the TELPHER_VERBS_* variables that say what the card looks like.\n");
@@ -114,7 +151,7 @@ static int help(FILE *to)
 int tool_verbs(int argc, char **argv)
 {
 	static const struct { const char *name; int (*main)(int argc, char **argv); } commands[] = {
-		{ "run", tool_verbs_run }, { "devices", devices }, { "gids", gids }, { "counters", counters }, { "fault", tool_verbs_fault },
+		{ "run", tool_verbs_run }, { "devices", devices }, { "gids", gids }, { "counters", counters }, { "pairs", pairs }, { "fault", tool_verbs_fault },
 		{ "capture", tool_verbs_capture },
 	};
 	if (argc < 2)

@@ -7,6 +7,7 @@
 #include <string.h>
 #include "verbs/fault.h"
 #include "verbs/internal.h"
+#include "verbs/path.h"
 #include "verbs/wire_fault.h"
 
 enum { TEXT_BYTES = 1024 };
@@ -141,6 +142,7 @@ int tp_fault_text_set(const char *text)
 	if (error)
 		return error;
 	set_objects(&parsed);
+	tp_path_watch();
 	pthread_mutex_lock(&lock);
 	snprintf(current, sizeof(current), "%s", text ? text : "");
 	pthread_mutex_unlock(&lock);

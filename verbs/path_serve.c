@@ -7,6 +7,7 @@
 #include "verbs/capture.h"
 #include "verbs/internal.h"
 #include "verbs/path.h"
+#include "verbs/scatter.h"
 
 struct visit {
 	struct tp_path_link *link;
@@ -137,18 +138,42 @@ static enum tp_reply do_send(struct tp_qp *qp, struct visit *visit)
 
 /* ---- RDMA and atomics ---- */
 
-static int write_into(const struct tp_grip *grip, struct visit *visit)
+/* A fault: the message's packets land in some order, as by the wire. */
+static int write_scattered(struct tp_qp *qp, const struct tp_grip *grip, const struct tp_path_request *request, const uint8_t *data)
+{
+	uint32_t mtu = tp_mtu_bytes(qp->attr.path_mtu);
+	int error = 0;
+	for (uint32_t at = 0; at < request->length && !error; at += mtu) {
+		uint32_t bytes = TP_MIN(mtu, request->length - at);
+		if (!tp_scatter_keep(qp, request->addr + at, data + at, bytes, at == 0))
+			error = tp_grip_write(grip, at, data + at, bytes);
+	}
+	return tp_scatter_place(qp, request->srqn, request->rkey) == TP_REPLY_ACK ? error : EFAULT;
+}
+
+static int write_carefully(struct tp_qp *qp, const struct tp_grip *grip, struct visit *visit)
 {
 	const struct tp_path_request *request = visit->request;
+	uint8_t *buffer = visit->late || request->form == TP_PATH_HERE ? NULL : fetch(visit);
+	const uint8_t *data = request->form == TP_PATH_HERE ? visit->data : buffer;
+	int error = EFAULT;
+	if (data)
+		error = tp_fault_on(TP_FAULT_SCATTER) ? write_scattered(qp, grip, request, data) : tp_grip_write(grip, 0, data, request->length);
+	free(buffer);
+	return error;
+}
+
+static int write_into(struct tp_qp *qp, const struct tp_grip *grip, struct visit *visit)
+{
+	const struct tp_path_request *request = visit->request;
+	if (tp_fault_on(TP_FAULT_SCATTER))
+		return write_carefully(qp, grip, visit);
 	if (request->form == TP_PATH_HERE)
 		return tp_grip_write(grip, 0, visit->data, request->length);
 	struct iovec local = { grip->addr, request->length };
 	if (!(grip->flags & TP_KEY_NULL) && exchange(visit, false, &local, 1) == 0)
 		return 0;
-	uint8_t *buffer = visit->late ? NULL : fetch(visit);
-	int error = buffer ? tp_grip_write(grip, 0, buffer, request->length) : EFAULT;
-	free(buffer);
-	return error;
+	return write_carefully(qp, grip, visit);
 }
 
 static enum tp_reply do_write(struct tp_qp *qp, struct visit *visit)
@@ -161,7 +186,7 @@ static enum tp_reply do_write(struct tp_qp *qp, struct visit *visit)
 		reply = tp_target_write_enter_locked(qp, request->srqn, request->rkey, request->addr, request->length, &grip);
 	if (reply != TP_REPLY_ACK)
 		return reply;
-	if (request->length && !(request->flags & TP_PATH_PLACED) && write_into(&grip, visit))
+	if (request->length && !(request->flags & TP_PATH_PLACED) && write_into(qp, &grip, visit))
 		reply = TP_REPLY_REMOTE_ACCESS;
 	tp_key_leave(&grip);
 	return reply == TP_REPLY_ACK && imm ? finish_message(qp, request, IBV_WC_RECV_RDMA_WITH_IMM) : reply;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 #include "verbs/capture.h"
+#include "verbs/fault.h"
 #include "verbs/internal.h"
 #include "verbs/path.h"
 #include "verbs/wire_fault.h"
@@ -17,15 +18,17 @@
 
 /* ---- watched or not ---- */
 
+static bool is_special(void) { return tp_capture_on() || tp_fault_wire() || tp_fault_on(TP_FAULT_SCATTER); }
+
 bool tp_path_is_watched(const struct tp_path *path)
 {
-	return tp_capture_on() || tp_fault_wire() || atomic_load_explicit(&path->link->yard->watched, memory_order_relaxed);
+	return is_special() || atomic_load_explicit(&path->link->yard->watched, memory_order_relaxed);
 }
 
 void tp_path_watch(void)
 {
 	if (tp_path_own_yard)
-		atomic_store_explicit(&tp_path_own_yard->watched, tp_capture_on() || tp_fault_wire(), memory_order_relaxed);
+		atomic_store_explicit(&tp_path_own_yard->watched, is_special(), memory_order_relaxed);
 }
 
 /* ---- faults ---- */
