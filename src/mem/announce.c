@@ -78,8 +78,8 @@ static void say(struct tp_mem *mem, int local, struct word *word, int fd)
 	word->from = mem->boot->rank;
 	word->to = mem->boot->local_ranks[local];
 	word->has_fd = fd >= 0;
-	sign(mem->boot, word, mem->names[local], word->mac);
 	pthread_mutex_lock(&mem->say_lock);
+	sign(mem->boot, word, mem->names[local], word->mac);
 	const struct tp_mem_pending *p = mem->pending;
 	while (p && p->local != local) p = p->next;
 	int error = p ? EAGAIN : deliver(mem, local, word, fd);

@@ -89,9 +89,9 @@ struct tp_mem {
 	int listener;
 	int timer;
 	struct tp_service_watch *watch, *timer_watch;
-	pthread_mutex_t say_lock;
+	pthread_mutex_t say_lock;           /* what is said, and in which order */
 	struct tp_mem_pending *pending;
-	uint64_t names[TP_MEM_LOCAL_MAX];   /* of the sockets of the local ranks */
+	uint64_t names[TP_MEM_LOCAL_MAX];   /* of the sockets of the local ranks; but for the own one with say_lock */
 	/* window.c */
 	_Atomic(struct tp_mem_view *) windows;  /* changes with the lock */
 	uint64_t windows_used[TP_MEM_WINDOWS / 64];

@@ -38,11 +38,13 @@ static ncclResult_t agree_use(struct tp_mem *mem)
 	if (!all) return ncclSystemError;
 	all[boot->rank] = (struct word){ mem->names[boot->local], mem->useful, 0 };
 	ncclResult_t result = tp_boot_all_gather(boot, all, sizeof(*all));
+	pthread_mutex_lock(&mem->say_lock);
 	for (int l = 0; l < boot->nlocal && result == ncclSuccess; l++) {
 		const struct word *theirs = &all[boot->local_ranks[l]];
 		mem->useful &= theirs->useful != 0;
-		if (l < TP_MEM_LOCAL_MAX) mem->names[l] = theirs->name;
+		if (l < TP_MEM_LOCAL_MAX && l != boot->local) mem->names[l] = theirs->name;
 	}
+	pthread_mutex_unlock(&mem->say_lock);
 	free(all);
 	/* Nobody announces anything to a rank that doesn't know yet whom to answer. */
 	return result == ncclSuccess ? tp_boot_barrier(boot) : result;

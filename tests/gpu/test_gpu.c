@@ -395,6 +395,34 @@ static void body_path(void)
 }
 static void without_nvml_paths_have_no_name(void **state) { (void)state; in_child(1, body_path); }
 
+static void body_nvml(void)
+{
+	static const struct { const char *a, *b, *text; enum tp_gpu_distance distance; } pairs[] = {
+		{ "0000:01:00.0", "0000:02:00.0", "NV2", TP_GPU_NVL },
+		{ "0000:02:00.0", "0000:01:00.0", "NV2", TP_GPU_NVL },
+		{ "0000:01:00.0", "0000:03:00.0", "NV12", TP_GPU_NVL },
+		{ "0000:02:00.0", "0000:03:00.0", "PXB", TP_GPU_PXB },
+		{ "0000:01:00.0", "0000:04:00.0", "PHB", TP_GPU_PHB },
+		{ "0000:01:00.0", "0000:05:00.0", "", TP_GPU_UNKNOWN },
+	};
+	struct tp_gpu *gpu = gpu_number(0), *other = gpu_number(1);
+	char text[16], why[128];
+	setenv("TELPHER_NVML_LIBRARY", FAKE_NVML_LIBRARY, 1);
+	tp_param_reload();
+	for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
+		tp_gpu_bus_path_name(pairs[i].a, pairs[i].b, text, sizeof(text));
+		must(strcmp(text, pairs[i].text) == 0);
+		strcpy(gpu->bus_id, pairs[i].a);
+		must(tp_gpu_distance(gpu, pairs[i].b) == pairs[i].distance);
+	}
+	/* Devices that CUDA_VISIBLE_DEVICES hides are NVML's to judge. */
+	uint8_t hidden[16] = { 9, 9 };
+	strcpy(other->bus_id, "0000:03:00.0");
+	must(tp_gpu_reaches(other, hidden, "0000:02:00.0", why, sizeof(why)));
+	must(!tp_gpu_reaches(other, hidden, "0000:04:00.0", why, sizeof(why)) && strstr(why, "NVML says"));
+}
+static void nvml_knows_links_and_bridges(void **state) { (void)state; in_child(2, body_nvml); }
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -418,6 +446,7 @@ int main(void)
 		cmocka_unit_test(memory_is_shared_between_processes_by_ipc),
 		cmocka_unit_test(a_machine_that_shares_nothing_is_found_out),
 		cmocka_unit_test(without_nvml_paths_have_no_name),
+		cmocka_unit_test(nvml_knows_links_and_bridges),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -208,6 +208,14 @@ static void overlapping(struct tp_boot *boot, void *arg)
 	tp_mem_destroy(mem);
 }
 
+static bool is_used(struct tp_mem *mem, int index)
+{
+	pthread_mutex_lock(&mem->lock);
+	bool used = mem->by_index[index] != NULL;
+	pthread_mutex_unlock(&mem->lock);
+	return used;
+}
+
 /* More than there are indices, again and again: none is lost. */
 static void many(struct tp_boot *boot, void *arg)
 {
@@ -224,7 +232,7 @@ static void many(struct tp_boot *boot, void *arg)
 		for (int i = 0; i < COUNT; i++) must(tp_mem_deregister(mem, handles[boot->rank][i]) == ncclSuccess);
 		uint64_t until = tp_clock_ms() + 20000;
 		for (int i = 0; i < TP_MEM_BUFFERS; i++)
-			while (__atomic_load_n(&mem->by_index[i], __ATOMIC_RELAXED)) {
+			while (is_used(mem, i)) {
 				must(tp_clock_ms() < until);
 				usleep(500);
 			}
