@@ -305,7 +305,7 @@ static bool is_loopback(const struct sockaddr *addr)
 
 static void warn_of_source(const struct sockaddr *addr)
 {
-	char name[INET6_ADDRSTRLEN] = "?", text[200];
+	char name[INET6_ADDRSTRLEN] = "?", text[256];
 	inet_ntop(addr->sa_family, addr->sa_family == AF_INET6 ? (const void *)&((const struct sockaddr_in6 *)(const void *)addr)->sin6_addr :
 		(const void *)&((const struct sockaddr_in *)(const void *)addr)->sin_addr, name, sizeof(name));
 	snprintf(text, sizeof(text), "no GID of the software card has the address %s: `telpher verbs gids` shows those it has; TELPHER_VERBS_GIDS=all "
