@@ -1,6 +1,7 @@
 /* Random programs on GPU ranks: communicators, groups, types, counts, streams, graphs, on 1 to 8 ranks, each result compared with a
  * plain reference. One seed makes a program, the same on all ranks; it is printed where something is wrong.
- *   test_cuda_random_programs [seconds [seed]]     (TELPHER_RANDOM_SECONDS, TELPHER_RANDOM_SEED) */
+ *   test_cuda_random_programs [seconds [seed]]     (TELPHER_RANDOM_SECONDS, TELPHER_RANDOM_SEED)
+ * RANDOM_TRACE=1 prints what rank 0 does; RANDOM_ONLY=0110… leaves out the steps with a 0, to find what matters. */
 #include <time.h>
 
 #include "cuda/helper_ops.h"
@@ -8,7 +9,7 @@
 enum { MAX_COMMS = 4, MAX_PENDING = 12, MAX_GRAPHS = 3, MAX_NODES = 3 };
 
 struct member { ncclComm_t comm; int rank, nranks; };   /* nranks 0: none */
-struct pending { struct gpu_op o; int comm, stream; };
+struct pending { struct gpu_op o; int comm, stream, nth; };       /* nth: in its graph, with those of communicators that aren't ours */
 struct kept { CUgraphExec exec; struct pending ops[MAX_NODES]; int n, stream; bool outstanding; };
 
 struct program {
@@ -21,10 +22,25 @@ struct program {
 	struct kept graphs[MAX_GRAPHS];
 	int ngraphs;
 	size_t below_graphs;            /* of the pool: the graphs' memory */
+	bool skip;                      /* draw, but do nothing */
+	int step;
 };
+
+static void trace(const struct program *p, const char *what, const struct pending *all, int n, int stream)
+{
+	if (p->g->r->rank != 0 || !getenv("RANDOM_TRACE")) return;
+	fprintf(stderr, "%d: %s", p->step, what);
+	if (stream >= 0) fprintf(stderr, " on stream %d", stream);
+	for (int i = 0; i < n; i++)
+		fprintf(stderr, "%s %s(comm %d, stream %d, count %zu, type %d, op %d, root %d, %s, skew %d %d, seed %llx)", i ? "," : ":",
+			op_kind_names[all[i].o.kind], all[i].comm, all[i].stream, all[i].o.count, (int)all[i].o.type, (int)all[i].o.op, all[i].o.root,
+			all[i].o.in_place ? "in place" : "out of place", all[i].o.skew_send, all[i].o.skew_recv, (unsigned long long)all[i].o.seed);
+	fprintf(stderr, "\n");
+}
 
 static void settle(struct program *p)
 {
+	trace(p, "settle", NULL, 0, -1);
 	for (int s = 0; s < GPU_STREAMS; s++) gpu_sync(p->g, s);
 	for (int i = 0; i < p->npending; i++) op_check(p->g, &p->pending[i].o);
 	for (int i = 0; i < p->ngraphs; i++)
@@ -49,6 +65,7 @@ static bool draw_pending(struct program *p, struct pending *out)
 static void issue(struct program *p, struct pending *all, int n, bool grouped)
 {
 	struct ranks *r = p->g->r;
+	trace(p, grouped ? "group" : "call", all, n, -1);
 	if (grouped) REQUIRE_OK(ncclGroupStart());
 	for (int i = 0; i < n; i++) REQUIRE_OK(op_issue(&all[i].o, p->members[all[i].comm].comm, p->g->streams[all[i].stream]));
 	if (grouped) REQUIRE_OK(ncclGroupEnd());
@@ -72,6 +89,7 @@ static void run_operations(struct program *p)
 		if (grouped) drawn[mine].stream = stream;
 		mine++;
 	}
+	if (p->skip) return;
 	if (p->npending + mine > MAX_PENDING || !room(p, drawn, mine)) settle(p);
 	for (int i = 0; i < mine; i++) op_prepare(p->g, &drawn[i].o);
 	issue(p, drawn, mine, grouped);
@@ -98,7 +116,11 @@ static void capture(struct program *p)
 	k->stream = (int)below(&p->random, GPU_STREAMS);
 	bool grouped = below(&p->random, 2);
 	for (int i = 0; i < n; i++)
-		if (draw_pending(p, &k->ops[k->n])) k->ops[k->n++].stream = k->stream;
+		if (draw_pending(p, &k->ops[k->n])) {
+			k->ops[k->n].stream = k->stream;
+			k->ops[k->n++].nth = i;
+		}
+	if (p->skip) k->n = 0;
 	for (int i = 0; i < k->n; i++) {
 		if (k->ops[i].o.count > 2000) k->ops[i].o.count %= 2000;
 		op_prepare(p->g, &k->ops[i].o);
@@ -106,6 +128,7 @@ static void capture(struct program *p)
 	p->below_graphs = p->g->used;
 	if (!k->n) return;
 	CUgraph graph;
+	trace(p, "capture", NULL, 0, k->stream);
 	CUDA_OK(StreamBeginCapture(p->g->streams[k->stream], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 	issue(p, k->ops, k->n, grouped);
 	CUDA_OK(StreamEndCapture(p->g->streams[k->stream], &graph));
@@ -120,9 +143,10 @@ static void replay(struct program *p)
 	uint64_t seed = draw(&p->random);
 	if (which >= p->ngraphs) return;
 	struct kept *k = &p->graphs[which];
-	if (!k->n) return;
+	if (!k->n || p->skip) return;
 	if (k->outstanding) settle(p);
-	for (int i = 0; i < k->n; i++) op_fill(p->g, &k->ops[i].o, seed + (uint64_t)i);
+	for (int i = 0; i < k->n; i++) op_fill(p->g, &k->ops[i].o, seed + (uint64_t)k->ops[i].nth);
+	trace(p, "launch of a graph", k->ops, k->n, stream);
 	CUDA_OK(GraphLaunch(k->exec, p->g->streams[stream]));
 	k->outstanding = true;
 }
@@ -140,6 +164,7 @@ static void split(struct program *p)
 	memset(m, 0, sizeof(*m));
 	/* Only colour 0 gets one, so that every rank draws for the same communicator. */
 	struct random own = { salt + (uint64_t)r->rank };
+	if (p->skip) return;
 	int color = below(&own, colors) == 0 ? 0 : NCCL_SPLIT_NOCOLOR, key = (int)below(&own, 5) - 2;
 	REQUIRE_OK(ncclCommSplit(p->members[0].comm, color, key, &m->comm, NULL));
 	if (!m->comm) return;
@@ -155,8 +180,11 @@ static void run_program(struct gpu_rank *g)
 	p->random.state = *(uint64_t *)g->arg;
 	p->members[0] = (struct member){ g->comm, r->rank, r->nranks };
 	p->ncomms = 1;
+	const char *only = getenv("RANDOM_ONLY");
 	for (int i = 0; i < 60; i++) {
 		size_t what = below(&p->random, 16);
+		p->step = i;
+		p->skip = only && strlen(only) > (size_t)i && only[i] == '0';
 		if (what == 0) split(p);
 		else if (what == 1) capture(p);
 		else if (what < 5) replay(p);
