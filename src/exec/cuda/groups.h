@@ -87,7 +87,9 @@ template <class F> TP_FAR void tp_group_control(typename F::shared &sh, const tp
 		}
 		if (!busy && !c->left) break;
 		if (tp_group_stopped(sh.all, c->turn)) {
+			/* What was moved is still published: it may be what shows the peer that its call differs. */
 			while (busy && !tp_warp_all(tp_block_load(count) == moved)) tp_nap(0, false);
+			if (busy) F::publish(sh, g, next ^ 1);
 			break;
 		}
 		tp_nap(c->turn / (c->left + 1), sh.all.gives_way);

@@ -169,18 +169,11 @@ static size_t limit_chunks(const struct tp_cuda_exec *exec, const struct tp_plan
 	return limit;
 }
 
-/* The slots of a ring around one host are larger than others. Its links lead from each place to the next, on every rank: there is
- * one domain, so the ring's order is that of the ranks. */
-static size_t ring_capacity(const struct tp_cuda_exec *exec, const struct tp_program *from, size_t limit)
+/* A ring's slots are larger than others. */
+static size_t limit_ring(const struct tp_cuda_exec *exec)
 {
-	size_t capacity = SIZE_MAX;
-	struct tp_device_link link;
-	for (uint32_t l = 0; l < from->nlinks; l++) {
-		if (tp_links_get_device(exec->links, from->channel, from->links[l].lane_class, from->links[l].from, from->links[l].to, &link) != ncclSuccess)
-			return limit;
-		capacity = TP_MIN(capacity, (size_t)link.capacity);
-	}
-	return capacity == SIZE_MAX ? limit : TP_MAX(capacity, limit);
+	size_t limit = tp_links_ring_capacity(exec->links);
+	return tp_links_have_net(exec->links) ? TP_MIN(limit, tp_links_inline_capacity(exec->links, true)) : limit;
 }
 
 static ncclResult_t upload_programs(struct tp_cuda_exec *exec, struct tp_cuda_plan *p, const struct tp_program *from, int nchannels)
@@ -216,7 +209,7 @@ ncclResult_t tp_cuda_compile(struct tp_cuda_exec *exec, const struct tp_plan *pl
 	enum tp_coll coll = plan->spec.coll;
 	*p = (struct tp_cuda_plan){ .plan = plan, .spec = plan->spec, .source = plan->programs,
 		.reduces = coll == TP_ALL_REDUCE || coll == TP_REDUCE_SCATTER || coll == TP_REDUCE, .chunk_limit = limit_chunks(exec, plan) };
-	if (plan->spec.algo == TP_ALGO_RING && exec->boot->nhosts == 1) p->ring_limit = ring_capacity(exec, from, p->chunk_limit);
+	if (plan->spec.algo == TP_ALGO_RING && exec->boot->nranks > 1) p->ring_limit = limit_ring(exec);
 	ncclResult_t result = upload_programs(exec, p, from, plan->spec.nchannels);
 	if (result != ncclSuccess) free(p);
 	else *out = p;
