@@ -210,7 +210,7 @@ static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape 
 		return false;
 	}
 	*out = s;
-	return bytes && s.total <= MOST_BYTES && bytes <= MOST_BYTES;
+	return bytes && bytes <= MOST_BYTES / n;
 }
 
 static int protocol_of(const struct tp_fused *f, const struct shape *s)
@@ -223,8 +223,8 @@ static int protocol_of(const struct tp_fused *f, const struct shape *s)
 static void fill_args(const struct tp_fused *f, const struct tp_exec_call *call, const struct shape *s, struct tp_fused_args *args)
 {
 	*args = (struct tp_fused_args){ .comm = f->comm, .input = (uint64_t)(uintptr_t)call->input,
-		.output = (uint64_t)(uintptr_t)call->output, .slice_bytes = s->slice, .total_bytes = s->total, .in_stride = s->in_stride,
-		.out_stride = s->out_stride, .layout = f->layout, .tag = call->tag, .rank = (int16_t)f->rank, .nranks = (int16_t)f->nranks,
+		.output = (uint64_t)(uintptr_t)call->output, .slice_bytes = (uint32_t)s->slice, .total_bytes = (uint32_t)s->total,
+		.in_stride = (uint32_t)s->in_stride, .out_stride = (uint32_t)s->out_stride, .layout = f->layout, .tag = call->tag, .rank = (int16_t)f->rank, .nranks = (int16_t)f->nranks,
 		.root = (int16_t)call->plan->spec.root, .pattern = (uint8_t)s->pattern, .gathers = s->gathers, .gives_way = f->shared_gpu, .counts = f->counts };
 	memcpy(args->region, f->region, sizeof(args->region));
 	if (s->reduces) tp_cuda_fill_reduce(call, &args->reduce);
@@ -258,8 +258,32 @@ bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, str
 	out->name = s.name[protocol];
 	fill_args(f, call, &s, &out->args);
 	out->args.units = units;
+	out->args.aligned = ((out->args.input | out->args.output | out->args.in_stride | out->args.out_stride) & (protocol ? 7 : 15)) == 0;
 	out->args.units_a_round = f->layout.slot[protocol] / (protocol ? LL128_UNIT : LL_UNIT);
 	spread(f, protocol, units, lanes, out);
+	return true;
+}
+
+bool tp_fused_fit_windows(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_windows *windows,
+	struct tp_fused_launch *out)
+{
+	struct shape s;
+	if (!f->usable || !call->plan || !shape_of(f, call->plan->spec.coll, call->plan->shape, call->block_bytes, &s)) return false;
+	if (s.class != TP_FUSED_TWO_SHOT && s.class != TP_FUSED_SCATTER) return false;
+	if (s.sends < f->table.window) return false;
+	if (s.gathers) s.slice = s.in_stride = s.out_stride = tp_align_up(tp_div_up(s.slice, (size_t)f->nranks), 128);
+	/* Windows begin at pages; the offsets are the same on all ranks, an output that is no window isn't. */
+	if ((windows->in_offset | s.in_stride) % 16 || (s.gathers ? windows->out_offset : (uint64_t)(uintptr_t)call->output) % 16) return false;
+	out->kind = TP_FUSED_WINDOW;
+	out->reduces = true;
+	out->name = s.gathers ? "TWO_SHOT/WINDOW" : "DIRECT/WINDOW";
+	fill_args(f, call, &s, &out->args);
+	out->args.in_bases = windows->in_bases;
+	out->args.in_offset = windows->in_offset;
+	out->args.out_bases = windows->out_bases;
+	out->args.out_offset = windows->out_offset;
+	out->threads = TP_DEV_THREADS;
+	out->blocks = (unsigned)TP_MAX(TP_MIN(tp_div_up(s.slice / 16, TP_DEV_THREADS), f->table.max_blocks), 1);
 	return true;
 }
 

@@ -38,14 +38,15 @@ struct tp_fused_args {
 	uint64_t comm;                              /* struct tp_dev_comm */
 	uint64_t region[TP_FUSED_INLINE];           /* of the first ranks; the others' are in comm */
 	uint64_t input, output;
-	uint64_t slice_bytes, total_bytes;          /* of a slice; all slices end at total_bytes */
-	uint64_t in_stride, out_stride;
+	uint32_t slice_bytes, total_bytes;          /* of a slice; all slices end at total_bytes */
+	uint32_t in_stride, out_stride;
 	uint32_t units, units_a_round;              /* of a slice; that a block's slot holds */
 	struct tp_fused_layout layout;
 	uint32_t tag;
 	int16_t rank, nranks, root;
 	uint8_t pattern;                            /* enum tp_fused_pattern */
 	uint8_t gathers;                            /* two-shot: what was reduced goes to all */
+	uint8_t aligned;                            /* buffers and strides are, to 16 bytes (LL) or 8 (LL128) */
 	uint8_t gives_way;                          /* peers run on the same GPU */
 	uint8_t counts;                             /* somebody wants to know when kernels are done */
 	struct tp_dev_reduce reduce;

@@ -37,15 +37,15 @@ TP_DEVICE void tp_lines_delay()
 }
 TP_DEVICE tp_four tp_load_user16(const void *p) { return *(const tp_four *)p; }
 TP_DEVICE void tp_store_user16(void *p, tp_four v) { *(tp_four *)p = v; }
-TP_DEVICE tp_four tp_load_user8(const void *p)
+TP_DEVICE void tp_load_user8(const void *p, uint32_t *x, uint32_t *y)
 {
-	const uint32_t *w = (const uint32_t *)p;
-	return { w[0], w[1], w[2], w[3] };
+	*x = ((const uint32_t *)p)[0];
+	*y = ((const uint32_t *)p)[1];
 }
-TP_DEVICE void tp_store_user8(void *p, tp_four v)
+TP_DEVICE void tp_store_user8(void *p, uint32_t x, uint32_t y)
 {
-	uint32_t *w = (uint32_t *)p;
-	w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+	((uint32_t *)p)[0] = x;
+	((uint32_t *)p)[1] = y;
 }
 #else
 #define TP_OF_OBJECT __device__ __forceinline__
@@ -58,24 +58,18 @@ TP_DEVICE tp_four tp_load_user16(const void *p)
 }
 TP_DEVICE void tp_store_user16(void *p, tp_four v)
 { asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory"); }
-/* The same, aligned to 8 bytes. */
-TP_DEVICE tp_four tp_load_user8(const void *p)
-{
-	tp_four v;
-	asm volatile("ld.global.v2.u32 {%0,%1}, [%4]; ld.global.v2.u32 {%2,%3}, [%4+8];" : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p));
-	return v;
-}
-TP_DEVICE void tp_store_user8(void *p, tp_four v)
-{
-	asm volatile("st.global.v2.u32 [%0], {%1,%2}; st.global.v2.u32 [%0+8], {%3,%4};" :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-		: "memory");
-}
+/* 8 bytes. */
+TP_DEVICE void tp_load_user8(const void *p, uint32_t *x, uint32_t *y)
+{ asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(*x), "=r"(*y) : "l"(p)); }
+TP_DEVICE void tp_store_user8(void *p, uint32_t x, uint32_t y)
+{ asm volatile("st.global.v2.u32 [%0], {%1,%2};" :: "l"(p), "r"(x), "r"(y) : "memory"); }
 #endif
 
-/* Elements are aligned, vectors may not be. */
-TP_FAR tp_four tp_user_load_odd(const char *from, uint32_t bytes, uint32_t each)
+/* Up to 16 bytes at any element. */
+TP_FAR tp_four tp_user_load(const char *from, uint32_t bytes)
 {
 	uint64_t low = 0, high = 0;
+	const uint32_t odd = (uint32_t)(uintptr_t)from | bytes | 8, each = odd & (0u - odd);
 	TP_NO_UNROLL
 	for (uint32_t i = 0; i < bytes; i += each) {
 		uint64_t v = each == 8 ? *(const uint64_t *)(from + i) : each == 4 ? *(const uint32_t *)(from + i) :
@@ -86,9 +80,10 @@ TP_FAR tp_four tp_user_load_odd(const char *from, uint32_t bytes, uint32_t each)
 	return { (uint32_t)low, (uint32_t)(low >> 32), (uint32_t)high, (uint32_t)(high >> 32) };
 }
 
-TP_FAR void tp_user_store_odd(char *to, tp_four v, uint32_t bytes, uint32_t each)
+TP_FAR void tp_user_store(char *to, tp_four v, uint32_t bytes)
 {
 	uint64_t low = v.x | (uint64_t)v.y << 32, high = v.z | (uint64_t)v.w << 32;
+	const uint32_t odd = (uint32_t)(uintptr_t)to | bytes | 8, each = odd & (0u - odd);
 	TP_NO_UNROLL
 	for (uint32_t i = 0; i < bytes; i += each) {
 		uint64_t part = i < 8 ? low >> 8 * i : high >> 8 * (i - 8);
@@ -99,33 +94,13 @@ TP_FAR void tp_user_store_odd(char *to, tp_four v, uint32_t bytes, uint32_t each
 	}
 }
 
-/* GRAIN: what the place is a multiple of where the buffer is one of 16. */
-template <int GRAIN>
-TP_DEVICE tp_four tp_user_load(const char *from, uint32_t bytes)
-{
-	uint32_t odd = (uint32_t)(uintptr_t)from | bytes;
-	if (odd % GRAIN == 0 && bytes == 16) return GRAIN == 16 ? tp_load_user16(from) : tp_load_user8(from);
-	odd |= 8;
-	return tp_user_load_odd(from, bytes, odd & (0u - odd));
-}
-
-template <int GRAIN>
-TP_DEVICE void tp_user_store(char *to, tp_four v, uint32_t bytes)
-{
-	uint32_t odd = (uint32_t)(uintptr_t)to | bytes;
-	if (odd % GRAIN == 0 && bytes == 16) {
-		if (GRAIN == 16) tp_store_user16(to, v);
-		else tp_store_user8(to, v);
-		return;
-	}
-	odd |= 8;
-	tp_user_store_odd(to, v, bytes, odd & (0u - odd));
-}
-
 /* Lines of 16 bytes. Those of 32 threads lie together, first their first halves. */
 struct tp_ll {
-	enum { KIND = 0, LANES = 1, VECTORS = 1, BYTES = 16, GRAIN = 16, PEERS = 4 };
+	enum { KIND = 0, LANES = 1, VECTORS = 1, BYTES = 16, PEERS = 4 };
 	TP_METHOD uint32_t offset(int) { return 0; }
+	/* A whole unit of the program's, in an aligned place. */
+	TP_METHOD void get(const char *from, tp_four *v) { *v = tp_load_user16(from); }
+	TP_METHOD void put(char *to, const tp_four *v) { tp_store_user16(to, *v); }
 	TP_METHOD char *place(char *slot, uint32_t unit) { return slot + (unit & ~31u) * 32 + (unit & 31u) * 16; }
 	TP_METHOD void push(char *at, const tp_four *v, uint32_t flag)
 	{
@@ -144,9 +119,26 @@ struct tp_ll {
 
 /* Lines of 128 bytes. Where a warp has one thread, that thread is all eight, one after the other. */
 struct tp_ll128 {
-	enum { KIND = 1, LANES = TP_WARP < 8 ? 1 : 8, VECTORS = 8 / LANES, BYTES = 120, GRAIN = 8, PEERS = 4 };
+	enum { KIND = 1, LANES = TP_WARP < 8 ? 1 : 8, VECTORS = 8 / LANES, BYTES = 120, PEERS = 4 };
 	TP_METHOD uint32_t lane(int i) { return LANES == 1 ? (uint32_t)i : (uint32_t)tp_thread() % LANES; }
 	TP_METHOD uint32_t offset(int i) { return lane(i) * 16; }
+	TP_METHOD void get(const char *from, tp_four *v)
+	{
+		TP_UNROLL
+		for (int i = 0; i < VECTORS; i++) {
+			tp_load_user8(from + offset(i), &v[i].x, &v[i].y);
+			v[i].z = v[i].w = 0;
+			if (lane(i) < 7) tp_load_user8(from + offset(i) + 8, &v[i].z, &v[i].w);
+		}
+	}
+	TP_METHOD void put(char *to, const tp_four *v)
+	{
+		TP_UNROLL
+		for (int i = 0; i < VECTORS; i++) {
+			tp_store_user8(to + offset(i), v[i].x, v[i].y);
+			if (lane(i) < 7) tp_store_user8(to + offset(i) + 8, v[i].z, v[i].w);
+		}
+	}
 	TP_METHOD char *place(char *slot, uint32_t unit) { return slot + unit * 128; }
 	TP_METHOD void push(char *at, const tp_four *v, uint32_t flag)
 	{
@@ -221,7 +213,7 @@ TP_DEVICE void tp_lines_send_heads(const tp_fused_args &a, uint32_t epoch)
 {
 	TP_NO_UNROLL
 	for (int p = tp_lines_head_lane(); p >= 0 && p < a.nranks; p += TP_WARP)
-		if (p != a.rank) tp_store_line(tp_lines_head(a, p, a.rank, epoch), { a.tag, epoch, (uint32_t)a.slice_bytes, epoch });
+		if (p != a.rank) tp_store_line(tp_lines_head(a, p, a.rank, epoch), { a.tag, epoch, a.slice_bytes, epoch });
 }
 
 TP_DEVICE bool tp_lines_sends_to(const tp_fused_args &a, int p)
@@ -299,22 +291,22 @@ TP_DEVICE void tp_lines_scrub(const tp_fused_args &a, tp_lines &k)
 	k.now = k.heard = 0;
 }
 
-template <class L>
-TP_DEVICE tp_lines tp_lines_begin(const tp_fused_args &a)
+/* A kernel without rounds: it has nothing but barriers. */
+TP_DEVICE tp_lines tp_lines_begin_gates(const tp_fused_args &a)
 {
 	tp_four e = tp_load_line(&tp_lines_comm(a)->epoch[tp_block()]);
-	tp_lines k;
-	k.now = e.x;
-	k.heard = e.y;
-	k.gates = e.z;
-	k.turn = 0;
-	k.stopped = false;
+	tp_lines_delay();
+	return { e.x, e.y, e.z, 0, 0, 0, 0, false };
+}
+
+TP_DEVICE tp_lines tp_lines_begin(const tp_fused_args &a)
+{
+	tp_lines k = tp_lines_begin_gates(a);
 	uint32_t each = a.units / (uint32_t)tp_blocks(), more = a.units % (uint32_t)tp_blocks(), b = (uint32_t)tp_block();
 	k.first = each * b + (b < more ? b : more);
 	k.count = each + (b < more);
 	k.rounds = (k.count + a.units_a_round - 1) / a.units_a_round;
 	if (k.now >= TP_LINES_AGE) tp_lines_scrub(a, k);
-	tp_lines_delay();
 	return k;
 }
 
@@ -323,7 +315,7 @@ TP_DEVICE void tp_lines_end(const tp_fused_args &a, const tp_lines &k)
 	tp_block_sync();
 	if (tp_thread() == 0) {
 		uint32_t now = k.now + k.rounds;
-		tp_store_line(&tp_lines_comm(a)->epoch[tp_block()], { now, a.pattern == TP_FUSED_ALL ? now : k.heard, k.gates, 0 });
+		tp_store_line(&tp_lines_comm(a)->epoch[tp_block()], { now, a.pattern == TP_FUSED_ALL && k.rounds ? now : k.heard, k.gates, 0 });
 	}
 	if (a.counts) tp_kernel_end(tp_lines_comm(a));
 }
@@ -361,10 +353,9 @@ struct tp_unit {
 /* Bytes of a slice from an offset on. */
 TP_DEVICE uint32_t tp_lines_left(const tp_fused_args &a, int slice, uint32_t from)
 {
-	uint64_t at = (uint64_t)slice * a.in_stride + from;
-	if (from >= a.slice_bytes || at >= a.total_bytes) return 0;
-	uint64_t in_slice = a.slice_bytes - from, in_all = a.total_bytes - at;
-	return (uint32_t)(in_slice < in_all ? in_slice : in_all);
+	uint32_t begin = (uint32_t)slice * a.in_stride, end = begin + a.slice_bytes, at = begin + from;
+	if (end > a.total_bytes) end = a.total_bytes;
+	return end > at ? end - at : 0;
 }
 
 /* Bytes of vector i of a unit of which `left` are there. */
@@ -375,29 +366,34 @@ TP_DEVICE uint32_t tp_unit_bytes(int i, uint32_t left)
 	return at >= end ? 0 : end - at < 16 ? end - at : 16;
 }
 
+/* A unit of which `left` bytes are there, wherever it lies; what isn't there is zero. */
 template <class L>
-TP_DEVICE void tp_unit_load(const char *from, uint32_t left, tp_four *v)
+TP_DEVICE void tp_unit_load(const char *from, bool whole, uint32_t left, tp_four *v)
 {
+	if (whole) {
+		L::get(from, v);
+		return;
+	}
 	TP_UNROLL
 	for (int i = 0; i < L::VECTORS; i++) {
 		uint32_t bytes = tp_unit_bytes<L>(i, left);
-		v[i] = { 0, 0, 0, 0 };
-		if (bytes) v[i] = tp_user_load<L::GRAIN>(from + L::offset(i), bytes);
+		v[i] = tp_user_load(from + L::offset(i), bytes);
 	}
 }
 
 template <class L>
-TP_DEVICE void tp_unit_store(char *to, uint32_t left, const tp_four *v)
+TP_DEVICE void tp_unit_store(char *to, bool whole, uint32_t left, const tp_four *v)
 {
-	TP_UNROLL
-	for (int i = 0; i < L::VECTORS; i++) {
-		uint32_t bytes = tp_unit_bytes<L>(i, left);
-		if (bytes) tp_user_store<L::GRAIN>(to + L::offset(i), v[i], bytes);
+	if (whole) {
+		L::put(to, v);
+		return;
 	}
+	TP_UNROLL
+	for (int i = 0; i < L::VECTORS; i++) tp_user_store(to + L::offset(i), v[i], tp_unit_bytes<L>(i, left));
 }
 
 /* One unit of several ranks, all there: v[q] is of first + q, the own one is left alone. */
-template <class L>
+template <class L, int B>
 TP_DEVICE void tp_unit_take(const tp_fused_args &a, tp_lines &k, int first, int phase, uint32_t epoch, uint32_t unit, bool mine,
 	tp_four (*v)[L::VECTORS])
 {
@@ -406,7 +402,7 @@ TP_DEVICE void tp_unit_take(const tp_fused_args &a, tp_lines &k, int first, int 
 	for (;;) {
 		bool ok = true;
 		TP_UNROLL
-		for (int q = 0; q < L::PEERS; q++) {
+		for (int q = 0; q < B; q++) {
 			int p = first + q;
 			if (!mine || p >= a.nranks || !tp_lines_takes_from(a, p)) continue;
 			ok &= L::look(at + tp_lines_seat<L>(a, a.rank, p), v[q], epoch);

@@ -13,6 +13,10 @@
 
 /* What is done to 16 bytes. */
 template <class T, class O> struct tp_reduction {
+	enum {
+		PEERS = T::N > 8 ? 1 : 4,           /* whose units lie in registers at once */
+		DEPTH = T::N > 8 ? 1 : T::N > 4 ? 2 : 4
+	};
 	struct acc { typename T::acc a[T::N]; };
 	tp_scaling<T> scaling;
 	TP_OF_OBJECT explicit tp_reduction(const tp_dev_reduce &r) { tp_scaling_get<T>(r, &scaling); }
@@ -43,10 +47,15 @@ template <class L>
 TP_DEVICE uint32_t tp_lines_from(const tp_fused_args &a, const tp_lines &k, uint32_t round, uint32_t unit)
 { return (k.first + round * a.units_a_round + unit) * (uint32_t)L::BYTES; }
 
+/* Is the unit whole in every slice, and aligned? The last slice is the shortest. */
+template <class L>
+TP_DEVICE bool tp_lines_whole(const tp_fused_args &a, uint32_t from)
+{ return a.aligned && tp_lines_left(a, a.nranks - 1, from) >= L::BYTES; }
+
 /* A unit of `slice` of INPUT. */
 template <class L>
-TP_DEVICE void tp_lines_load(const tp_fused_args &a, int slice, uint32_t from, tp_four *v)
-{ tp_unit_load<L>((const char *)a.input + slice * a.in_stride + from, tp_lines_left(a, slice, from), v); }
+TP_DEVICE void tp_lines_load(const tp_fused_args &a, int slice, uint32_t from, bool whole, tp_four *v)
+{ tp_unit_load<L>((const char *)a.input + (uint32_t)slice * a.in_stride + from, whole, tp_lines_left(a, slice, from), v); }
 
 template <class L, class R>
 TP_DEVICE void tp_lines_scale(const R &reduction, tp_four *v)
@@ -64,21 +73,25 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
 		if (!u.mine()) continue;
 		uint32_t from = tp_lines_from<L>(a, k, round, u.at);
-		TP_NO_UNROLL
-		for (int first = 1; first < a.nranks; ) {
-			if (reduction.scales()) {
-				int p = tp_lines_peer(a, first++);
+		if (!tp_lines_whole<L>(a, from) || reduction.scales()) {
+			TP_NO_UNROLL
+			for (int i = 1; i < a.nranks; i++) {
+				int p = tp_lines_peer(a, i);
+				if (!tp_lines_sends_to(a, p)) continue;
 				tp_four v[L::VECTORS];
-				tp_lines_load<L>(a, p, from, v);
-				tp_lines_scale<L>(reduction, v);
-				if (tp_lines_sends_to(a, p)) L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 0, epoch), u.at), v, epoch);
-				continue;
+				tp_lines_load<L>(a, p, from, false, v);
+				if (reduction.scales()) tp_lines_scale<L>(reduction, v);
+				L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 0, epoch), u.at), v, epoch);
 			}
+			continue;
+		}
+		TP_NO_UNROLL
+		for (int first = 1; first < a.nranks; first += L::PEERS) {
 			tp_four v[L::PEERS][L::VECTORS];
 			TP_UNROLL
 			for (int q = 0; q < L::PEERS; q++) {
 				int p = tp_lines_peer(a, first + q);
-				if (first + q < a.nranks && tp_lines_sends_to(a, p)) tp_lines_load<L>(a, p, from, v[q]);
+				if (first + q < a.nranks && tp_lines_sends_to(a, p)) L::get((const char *)a.input + (uint32_t)p * a.in_stride + from, v[q]);
 			}
 			TP_UNROLL
 			for (int q = 0; q < L::PEERS; q++) {
@@ -86,7 +99,6 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 				if (first + q < a.nranks && tp_lines_sends_to(a, p))
 					L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 0, epoch), u.at), v[q], epoch);
 			}
-			first += L::PEERS;
 		}
 	}
 }
@@ -95,20 +107,22 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 template <class L, class R>
 TP_DEVICE void tp_lines_reduce(const tp_fused_args &a, tp_lines &k, const R &reduction, uint32_t round)
 {
+	constexpr int B = (int)R::PEERS < (int)L::PEERS ? (int)R::PEERS : (int)L::PEERS;
 	const uint32_t epoch = k.now + 1 + round;
 	TP_NO_UNROLL
 	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
 		uint32_t from = tp_lines_from<L>(a, k, round, u.at);
 		tp_four own[L::VECTORS];
-		if (u.mine()) tp_lines_load<L>(a, a.rank, from, own);
+		const bool whole = tp_lines_whole<L>(a, from);
+		if (u.mine()) tp_lines_load<L>(a, a.rank, from, whole, own);
 		if (reduction.scales()) tp_lines_scale<L>(reduction, own);
 		typename R::acc sum[L::VECTORS];
 		TP_NO_UNROLL
-		for (int first = 0; first < a.nranks; first += L::PEERS) {
-			tp_four v[L::PEERS][L::VECTORS];
-			tp_unit_take<L>(a, k, first, 0, epoch, u.at, u.mine(), v);
+		for (int first = 0; first < a.nranks; first += B) {
+			tp_four v[B][L::VECTORS];
+			tp_unit_take<L, B>(a, k, first, 0, epoch, u.at, u.mine(), v);
 			TP_UNROLL
-			for (int q = 0; q < L::PEERS; q++) {
+			for (int q = 0; q < B; q++) {
 				if (first + q >= a.nranks) break;
 				TP_UNROLL
 				for (int i = 0; i < L::VECTORS; i++) {
@@ -122,7 +136,8 @@ TP_DEVICE void tp_lines_reduce(const tp_fused_args &a, tp_lines &k, const R &red
 		tp_four result[L::VECTORS];
 		TP_UNROLL
 		for (int i = 0; i < L::VECTORS; i++) result[i] = reduction.last(sum[i]);
-		tp_unit_store<L>((char *)a.output + (a.gathers ? a.rank * a.out_stride : 0) + from, tp_lines_left(a, a.rank, from), result);
+		tp_unit_store<L>((char *)a.output + (a.gathers ? (uint32_t)a.rank * a.out_stride : 0u) + from, whole, tp_lines_left(a, a.rank, from),
+			result);
 		if (!a.gathers) continue;
 		TP_NO_UNROLL
 		for (int i = 1; i < a.nranks; i++) {
@@ -132,25 +147,29 @@ TP_DEVICE void tp_lines_reduce(const tp_fused_args &a, tp_lines &k, const R &red
 	}
 }
 
-/* What the others have sent, to their places in OUTPUT. */
+/* What the others have sent, to their places in OUTPUT. phase 0: every slice is slice_bytes long. */
 template <class L>
 TP_DEVICE void tp_lines_collect(const tp_fused_args &a, tp_lines &k, uint32_t round, int phase)
 {
 	const uint32_t epoch = k.now + 1 + round;
 	TP_NO_UNROLL
 	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
-		uint32_t from = tp_lines_from<L>(a, k, round, u.at);
+		const uint32_t from = tp_lines_from<L>(a, k, round, u.at);
+		const bool whole = L::all(!u.mine() || (phase ? tp_lines_whole<L>(a, from) : a.aligned && a.slice_bytes - from >= L::BYTES));
+		char *to = (char *)a.output + from;
 		TP_NO_UNROLL
-		for (int first = 0; first < a.nranks; first += L::PEERS) {
+		for (int first = 0; first < a.nranks; first += whole ? L::PEERS : 1) {
 			tp_four v[L::PEERS][L::VECTORS];
-			tp_unit_take<L>(a, k, first, phase, epoch, u.at, u.mine(), v);
-			TP_UNROLL
-			for (int q = 0; q < L::PEERS; q++) {
-				int p = first + q;
-				if (!u.mine() || p >= a.nranks || !tp_lines_takes_from(a, p)) continue;
-				uint32_t left = phase ? tp_lines_left(a, p, from) : (uint32_t)a.slice_bytes - from;
-				tp_unit_store<L>((char *)a.output + p * a.out_stride + from, left, v[q]);
+			if (!whole) {
+				tp_unit_take<L, 1>(a, k, first, phase, epoch, u.at, u.mine(), v);
+				if (u.mine() && tp_lines_takes_from(a, first))
+					tp_unit_store<L>(to + (uint32_t)first * a.out_stride, false, phase ? tp_lines_left(a, first, from) : a.slice_bytes - from, v[0]);
+				continue;
 			}
+			tp_unit_take<L, L::PEERS>(a, k, first, phase, epoch, u.at, u.mine(), v);
+			TP_UNROLL
+			for (int q = 0; q < L::PEERS; q++)
+				if (u.mine() && first + q < a.nranks && tp_lines_takes_from(a, first + q)) L::put(to + (uint32_t)(first + q) * a.out_stride, v[q]);
 		}
 	}
 }
@@ -160,7 +179,7 @@ template <class L, class R>
 TP_DEVICE void tp_lines_run_reduce(const tp_fused_args &a)
 {
 	const R reduction(a.reduce);
-	tp_lines k = tp_lines_begin<L>(a);
+	tp_lines k = tp_lines_begin(a);
 	const bool all = a.pattern == TP_FUSED_ALL, root = a.rank == a.root;
 	TP_NO_UNROLL
 	for (uint32_t round = 0; round <= k.rounds; round++) {
@@ -184,23 +203,24 @@ TP_DEVICE void tp_lines_run_reduce(const tp_fused_args &a)
 template <class L>
 TP_DEVICE void tp_lines_keep(const tp_fused_args &a, const tp_lines &k, uint32_t round)
 {
-	const char *from = (const char *)a.input + a.rank * a.in_stride;
-	char *to = (char *)a.output + a.rank * a.out_stride;
+	const char *from = (const char *)a.input + (uint32_t)a.rank * a.in_stride;
+	char *to = (char *)a.output + (uint32_t)a.rank * a.out_stride;
 	if (from == to || (a.pattern != TP_FUSED_ALL && a.rank != a.root)) return;
 	TP_NO_UNROLL
 	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
 		if (!u.mine()) continue;
 		uint32_t at = tp_lines_from<L>(a, k, round, u.at);
 		tp_four v[L::VECTORS];
-		tp_unit_load<L>(from + at, (uint32_t)a.slice_bytes - at, v);
-		tp_unit_store<L>(to + at, (uint32_t)a.slice_bytes - at, v);
+		const bool whole = a.aligned && a.slice_bytes - at >= L::BYTES;
+		tp_unit_load<L>(from + at, whole, a.slice_bytes - at, v);
+		tp_unit_store<L>(to + at, whole, a.slice_bytes - at, v);
 	}
 }
 
 template <class L>
 TP_DEVICE void tp_lines_run_copy(const tp_fused_args &a)
 {
-	tp_lines k = tp_lines_begin<L>(a);
+	tp_lines k = tp_lines_begin(a);
 	const bool all = a.pattern == TP_FUSED_ALL;
 	TP_NO_UNROLL
 	for (uint32_t round = 0; round < k.rounds; round++) {

@@ -26,7 +26,7 @@ struct call {
 	ncclRedOp_t op;
 	int scaling;                            /* 0: none, 1: average, 2: multiplied first, 3: the same by a scalar in device memory */
 	size_t count, shift;                    /* shift: of the buffers, in elements */
-	bool in_place, lines128;
+	bool in_place, lines128, windows;
 	uint32_t tag;
 };
 
@@ -38,6 +38,7 @@ struct rank {
 	struct tp_fused fused;
 	void *region;
 	uint32_t tag_differs;
+	uint64_t in_bases[MOST_RANKS], out_bases[MOST_RANKS];   /* windows: of the call at hand */
 	int failed;
 };
 
@@ -188,7 +189,20 @@ static bool launch(struct rank *k, const struct call *c, const struct tp_plan *p
 	for (int i = 0; i < TP_FUSED_CLASSES; i++)
 		k->fused.table.limits[i] = (struct tp_fused_limit){ c->lines128 ? 0 : (uint64_t)1 << 40, (uint64_t)1 << 40 };
 	struct tp_fused_launch l;
-	CHECK(k, tp_fused_fit(&k->fused, &call, &l));
+	if (c->windows) {
+		/* What collective registration would have told everybody. */
+		pthread_barrier_wait(&w->barrier);
+		for (int p = 0; p < w->n; p++) {
+			w->ranks[p].in_bases[k->rank] = (uint64_t)(uintptr_t)b->in - 16;
+			w->ranks[p].out_bases[k->rank] = (uint64_t)(uintptr_t)b->out;
+		}
+		pthread_barrier_wait(&w->barrier);
+		k->fused.table.window = 0;
+		struct tp_fused_windows windows = { (uint64_t)(uintptr_t)k->in_bases, 16, (uint64_t)(uintptr_t)k->out_bases, 0 };
+		CHECK(k, tp_fused_fit_windows(&k->fused, &call, &windows, &l));
+	} else {
+		CHECK(k, tp_fused_fit(&k->fused, &call, &l));
+	}
 	CHECK(k, l.blocks >= 1 && l.blocks <= (unsigned)w->nchannels && l.threads <= TP_DEV_THREADS);
 	const struct tp_emulated_kernel *kernel = kernel_of(&l, c);
 	CHECK(k, kernel && kernel->args_bytes == sizeof(l.args));
@@ -425,6 +439,28 @@ static void last_rounds_of_few_units(void **unused)
 	lateness = 0;
 }
 
+static void windows_are_reduced_where_they_lie(void **unused)
+{
+	(void)unused;
+	static const size_t counts[] = { 4, 64, 1000, 20004 };
+	struct call calls[ncclNumTypes * 4 * 4 * 2];
+	for (int n = 2; n <= 4; n++) {
+		int ncalls = 0;
+		for (int type = 0; type < ncclNumTypes; type++)
+			for (int op = 0; op < 4; op++)
+				for (size_t i = 0; i < TP_ARRAY_LEN(counts); i++, ncalls++) {
+					bool scatter = (type + op + (int)i) % 3 == 0;
+					size_t whole = 16 / tp_type_bytes((ncclDataType_t)type);
+					calls[ncalls] = (struct call){ .coll = scatter ? TP_REDUCE_SCATTER : TP_ALL_REDUCE, .algo = scatter ? TP_ALGO_DIRECT : TP_ALGO_TWO_SHOT,
+						.root = -1, .type = (ncclDataType_t)type, .op = (ncclRedOp_t)op, .scaling = op == ncclSum ? (int)(i % 4) : 0, .windows = true,
+						.count = scatter ? tp_align_up(counts[i], whole) : counts[i], .in_place = i % 2, .tag = (uint32_t)ncalls * 2 + 1 };
+				}
+		lateness = 1;
+		run_calls(n, 3, 0, calls, ncalls);
+		lateness = 0;
+	}
+}
+
 static void different_kernels_in_a_row_while_ranks_drift_apart(void **unused)
 {
 	(void)unused;
@@ -533,6 +569,7 @@ int main(void)
 		cmocka_unit_test(buffers_at_any_element),
 		cmocka_unit_test(many_rounds),
 		cmocka_unit_test(last_rounds_of_few_units),
+		cmocka_unit_test(windows_are_reduced_where_they_lie),
 		cmocka_unit_test(different_kernels_in_a_row_while_ranks_drift_apart),
 		cmocka_unit_test(many_tiny_calls_of_all_kinds),
 		cmocka_unit_test(epochs_pass_the_end_of_their_bits),
