@@ -3,6 +3,7 @@
 #ifndef TP_LINK_INTERNAL_H
 #define TP_LINK_INTERNAL_H
 
+#include <pthread.h>
 #include "link/link.h"
 #include "mem/mem.h"
 
@@ -126,6 +127,7 @@ struct tp_links {
 	unsigned char *segment;     /* NULL: no two ranks on this host, or shm_disabled */
 	struct tp_net_links *nets;  /* NULL: no pair needs it */
 	struct tp_gpu_links *gpu;   /* NULL: host ranks */
+	pthread_mutex_t lock;       /* GPU ranks: callers add links while the engine thread moves them */
 	/* [peer * 2 + receiving] -> [channel * TP_LINK_CLASSES + class]; made at first use. */
 	struct tp_link ***ends;
 };

@@ -110,7 +110,8 @@ ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, i
  * the head seen last itself, in device memory.
  *   P2P  between GPUs of a host that reach each other (or one GPU): device memory, mapped by fd, IPC, or as it is
  *   SHM  between others of a host: pinned host memory in the shared segment
- *   NET  pinned host memory, moved by the proxy: tp_links_progress */
+ *   NET  pinned host memory, moved by the proxy: tp_links_progress
+ * GPU ranks: tp_links_progress, _need_progress and _poll_fds may be called by one thread while another gets ends. */
 struct tp_device_link { uint64_t slots, head; uint32_t stride, mask, capacity, kind; int32_t peer; };
 ncclResult_t tp_links_get_device(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_device_link *out);
 /* GPU ranks: region_bytes of zeros near each rank of this host, for the executor's fused kernels: where this rank's kernels

@@ -68,6 +68,7 @@ ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options
 	if (!links) return ncclSystemError;
 	links->boot = boot;
 	links->nchannels = options->nchannels;
+	pthread_mutex_init(&links->lock, NULL);
 	ncclResult_t result = ncclSystemError;
 	links->ends = tp_alloc(2 * (size_t)boot->nranks, sizeof(*links->ends), "the ends of links");
 	if (!links->ends) goto destroy;
@@ -136,7 +137,7 @@ static ncclResult_t open_end(struct tp_links *links, int channel, int lane_class
 	return ncclSuccess;
 }
 
-ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_link **out)
+static ncclResult_t get_end(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_link **out)
 {
 	const struct tp_boot *boot = links->boot;
 	bool receiving = to == boot->rank;
@@ -163,6 +164,25 @@ ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, i
 	return ncclSuccess;
 }
 
+/* Of host ranks whoever holds the run lock does all of it. */
+static void lock(struct tp_links *links)
+{
+	if (links->gpu) pthread_mutex_lock(&links->lock);
+}
+
+static void unlock(struct tp_links *links)
+{
+	if (links->gpu) pthread_mutex_unlock(&links->lock);
+}
+
+ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_link **out)
+{
+	lock(links);
+	ncclResult_t result = get_end(links, channel, lane_class, from, to, out);
+	unlock(links);
+	return result;
+}
+
 ncclResult_t tp_link_check(const struct tp_link *link)
 {
 	return link->kind == TP_LINK_NET ? tp_net_link_check(link) : ncclSuccess;
@@ -171,17 +191,30 @@ ncclResult_t tp_link_check(const struct tp_link *link)
 ncclResult_t tp_links_progress(struct tp_links *links, bool *moved)
 {
 	*moved = false;
-	return links->nets ? tp_net_links_progress(links->nets, moved) : ncclSuccess;
+	if (!links->nets) return ncclSuccess;
+	lock(links);
+	ncclResult_t result = tp_net_links_progress(links->nets, moved);
+	unlock(links);
+	return result;
 }
 
 bool tp_links_need_progress(const struct tp_links *links)
 {
-	return links->nets && tp_net_links_need_progress(links->nets);
+	struct tp_links *l = (struct tp_links *)(uintptr_t)links;
+	if (!links->nets) return false;
+	lock(l);
+	bool need = tp_net_links_need_progress(links->nets);
+	unlock(l);
+	return need;
 }
 
 int tp_links_poll_fds(struct tp_links *links, int *fds, uint32_t *events, int max)
 {
-	return links->nets ? tp_net_links_poll_fds(links->nets, fds, events, max) : 0;
+	if (!links->nets) return 0;
+	lock(links);
+	int n = tp_net_links_poll_fds(links->nets, fds, events, max);
+	unlock(links);
+	return n;
 }
 
 ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_link_path *out)
@@ -241,5 +274,6 @@ void tp_links_destroy(struct tp_links *links)
 	free(links->ends);
 	if (links->nets) tp_net_links_destroy(links->nets);
 	tp_gpu_links_destroy(links);
+	pthread_mutex_destroy(&links->lock);
 	free(links);
 }
