@@ -95,7 +95,8 @@ static void changed(struct tp_qp *qp) { tp_path_show_door(tp_path_of(qp)); }
 
 static void arm(struct tp_path *path)
 {
-	uint64_t when = path->wait_until_ns;
+	/* While void requests are in flight their answers say when to go on. */
+	uint64_t when = path->back && path->in_flight ? 0 : path->wait_until_ns;
 	if (path->timed && (!when || path->limit_at_ns < when))
 		when = path->limit_at_ns;
 	tp_timer_arm(path->timer, when);
@@ -438,8 +439,10 @@ static void run(struct tp_qp *qp)
 		return;
 	while (tp_qp_sends(qp) && qp->sq.exec != qp->sq.head) {
 		struct tp_wqe *wqe = tp_sq_at(&qp->sq, qp->sq.exec);
-		if (path->wait_until_ns && tp_clock_ns() < path->wait_until_ns)
+		if (path->wait_until_ns && tp_clock_ns() < path->wait_until_ns) {
+			arm(path);
 			break;
+		}
 		path->wait_until_ns = 0;
 		if (is_dead(path)) {
 			if (end_with_peer(qp))

@@ -163,6 +163,7 @@ void tp_path_sweep(void);
 bool tp_path_any(void);
 /* The peer is taken for gone. */
 void tp_path_lose(struct tp_path_link *link);
+bool tp_path_is_over(struct tp_path_link *link);        /* asks the kernel */
 extern struct tp_path_yard *tp_path_own_yard;      /* NULL: none yet */
 struct tp_path_yard *tp_path_make_yard(void);      /* NULL: no memory, logged */
 void tp_path_add_user(struct tp_path_link *link, struct tp_path *path);

@@ -112,13 +112,19 @@ static void wait_a_turn(struct patience *patience, pid_t pid, const char *what)
 	}
 }
 
+/* Whoever waits here may be the one who would be told of it. */
+static bool has_died(struct tp_path_link *link, uint32_t turns)
+{
+	return atomic_load_explicit(&link->dead, memory_order_relaxed) || (turns > 100 && tp_path_is_over(link));
+}
+
 void tp_path_new_epoch(struct tp_path *path, bool shut)
 {
 	uint32_t old = path->epoch;
 	struct patience patience = { 0 };
 	path->epoch = next_epoch();
 	atomic_store_explicit(&path->own->open, shut ? 0 : path->epoch, memory_order_seq_cst);
-	while (!atomic_load_explicit(&path->link->dead, memory_order_relaxed) && is_ours(path) && is_inside(path, old, shut))
+	while (!has_died(path->link, patience.turns) && is_ours(path) && is_inside(path, old, shut))
 		wait_a_turn(&patience, path->link->pid, "a queue pair that ends");
 }
 

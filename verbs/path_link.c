@@ -430,6 +430,8 @@ void tp_path_lose(struct tp_path_link *link)
 		tp_path_kick();
 }
 
+bool tp_path_is_over(struct tp_path_link *link) { return link->pidfd >= 0 && tp_path_has_ended(link->socket, link->pidfd); }
+
 static int on_end(int fd, void *arg)
 {
 	struct tp_path_link *link = arg;
@@ -529,7 +531,7 @@ pid_t tp_path_find_inside(uint32_t place)
 		for (struct tp_path *path = l->first; path && !found; path = path->next)
 			for (int i = 0; i < TP_PATH_KEYS; i++) {
 				uint32_t key = atomic_load_explicit(&path->peer->keys[i], memory_order_seq_cst);
-				if (key && TP_KEY_PLACE(key) == place)
+				if (key && TP_KEY_PLACE(key) == place && !tp_path_is_over(l))
 					found = l->pid;
 			}
 	}
