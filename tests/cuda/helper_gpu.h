@@ -16,6 +16,7 @@ bool gpu_open(void);
 /* Is there one? Asked in a process of its own, so that the caller may fork. Exit 77 where not: */
 void gpu_need(void);
 bool gpu_is_fake(void);
+bool gpu_fake_here(void);                       /* the same, asked in a process of its own */
 long long gpu_count(const char *what);          /* the fake's fakeCudaCount; -1: a real driver */
 
 #define CUDA_IS(call, wanted) do { \

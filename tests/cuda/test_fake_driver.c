@@ -567,11 +567,9 @@ static void lazy_loading_waits_for_kernels(void **state)
 	assert_true(gpu_child_fails(lazy, lazily));
 }
 
-static void is_fake(void) { _exit(gpu_is_fake() ? 0 : 1); }
-
 int main(void)
 {
-	if (!gpu_in_child(is_fake, NULL)) return 77;
+	if (!gpu_fake_here()) return 77;
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(streams_and_events_order), cmocka_unit_test(legacy_stream_waits_for_blocking_ones),
 		cmocka_unit_test(kernels_that_fit_run_at_once), cmocka_unit_test(kernels_that_dont_fit_wait),
