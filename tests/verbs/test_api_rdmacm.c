@@ -50,7 +50,13 @@ static bool load(void)
 		{ "rdma_freeaddrinfo", &cm.freeaddrinfo }, { "rdma_write_cm_event", &cm.write_event },
 		{ "rdma_resolve_addrinfo", &cm.resolve_addrinfo }, { "rdma_query_addrinfo", &cm.query_addrinfo },
 	};
-	void *library = dlopen("librdmacm.so.1", RTLD_NOW);
+	/* By its path: the address sanitizer's dlopen doesn't look where this program would. */
+	Dl_info verbs;
+	char path[4096];
+	if (!dladdr((void *)(uintptr_t)&ibv_get_device_list, &verbs) || !strrchr(verbs.dli_fname, '/'))
+		return false;
+	snprintf(path, sizeof(path), "%.*s/librdmacm.so.1", (int)(strrchr(verbs.dli_fname, '/') - verbs.dli_fname), verbs.dli_fname);
+	void *library = dlopen(path, RTLD_NOW);
 	for (size_t i = 0; library && i < sizeof(calls) / sizeof(calls[0]); i++) {
 		void *found = dlsym(library, calls[i].name);
 		if (!found)

@@ -30,6 +30,7 @@ struct cm_id {
 	uint64_t transaction;
 	struct cm_target peer;
 	int port_fd;                    /* holds the port; -1: none */
+	uint64_t held_ms;               /* since when */
 	uint8_t sgid_index, tos, mtu, ack_timeout;
 	uint32_t qpn, remote_qpn, psn, remote_psn, qkey;
 	uint8_t responder_resources, initiator_depth, retry_count, rnr_retry_count;

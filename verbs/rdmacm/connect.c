@@ -13,6 +13,7 @@
  * So who finds nobody listening tries again for as long before it says so. */
 #define PATIENCE_MS 100
 #define AGAIN_MS 10
+#define BOUND_MS 2000
 #define GIVE_UP_MS 60000
 #define MAX_RESEND_MS 4000
 #define PART_MS 10000               /* a parting connection waits for an answer so long */
@@ -322,6 +323,15 @@ static struct cm_id *find_listener(int port_fd)
 	return NULL;
 }
 
+/* Its program has bound the port and is about to listen: whoever asks is to come again. */
+static bool is_about_to_listen(int port_fd)
+{
+	for (struct cm_id *id = cm_ids; id; id = id->next)
+		if (id->port_fd == port_fd && id->state == CM_BOUND && cm_now_ms() - id->held_ms < BOUND_MS)
+			return true;
+	return false;
+}
+
 /* Could a message that came from there be of the one whom id speaks with? A stranger on the wire must not be heard. */
 static bool comes_from_peer(const struct cm_id *id, const struct cm_target *from)
 {
@@ -413,7 +423,7 @@ static void on_request_locked(const struct tp_cm_mad *mad, int port_fd, const st
 		return;
 	}
 	/* As with TCP: it comes again. */
-	if (listener && waiting_locked(listener) >= listener->backlog)
+	if (listener ? waiting_locked(listener) >= listener->backlog : is_about_to_listen(port_fd))
 		return;
 	struct cm_id *id = admit_locked(mad, listener, from);
 	if (!id)

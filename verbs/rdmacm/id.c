@@ -343,6 +343,7 @@ static int hold_port(struct cm_id *id)
 	uint16_t *port = port_at(&id->pub.route.addr.src_storage);
 	if (id->port_fd >= 0)
 		return 0;
+	id->held_ms = cm_now_ms();
 	if (*port)
 		return cm_bus_hold((uint16_t)id->pub.ps, ntohs(*port), &id->port_fd);
 	int error = EADDRINUSE;
