@@ -26,7 +26,7 @@ struct kept { struct kept *next; uint64_t when_ns; struct tp_endpoint *endpoint;
 
 static struct tp_param params[] = {
 	{ .name = "TELPHER_VERBS_FAULT", .kind = TP_PARAM_STRING,
-		.doc = "faults of the wire, a list: drop=0.01, duplicate=, reorder=, corrupt=, delay=0.1:2ms, mtu=1500, dscp=26:0.05, dead, unroute=ADDRESS, slow=50us, side=in|out|both, seed=7" },
+		.doc = "Faults on demand, a list: drop=0.01, mtu=1500, dead, memlock=64K, seed=7, …; telpher-verbs(1) has them all" },
 };
 TP_PARAM_TABLE("verbs", params)
 
@@ -188,13 +188,6 @@ int tp_fault_wire_set(const char *text)
 	atomic_store_explicit(&tp_fault_wire_out, !none && (r.sides & SIDE_OUT), memory_order_relaxed);
 	tp_path_watch();
 	return 0;
-}
-
-void tp_fault_wire_from_environment(void)
-{
-	const char *text = tp_param_string(&params[0]);
-	if (text)
-		tp_fault_wire_set(text);
 }
 
 /* ---- striking ---- */

@@ -8,9 +8,6 @@
 /* "drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,delay=0.01:2ms,mtu=1500,dscp=26:0.05,dead,unroute=10.0.0.2,slow=50us,
  * side=out|in|both,seed=7"; "" or "none": nothing. 0 or EINVAL, logged with what was found. */
 int tp_fault_wire_set(const char *text);
-/* From TELPHER_VERBS_FAULT; when the first QP takes to the wire. */
-void tp_fault_wire_from_environment(void);
-
 extern _Atomic bool tp_fault_wire_any;
 static inline bool tp_fault_wire(void) { return atomic_load_explicit(&tp_fault_wire_any, memory_order_relaxed); }
 extern _Atomic bool tp_fault_wire_out;     /* those that go out */
