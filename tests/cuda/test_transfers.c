@@ -1,0 +1,215 @@
+/* Sends and receives on GPU ranks: groups of every shape. Each message has its own data: (from, to, nth between the two). */
+#include "cuda/helper_ops.h"
+
+enum { MOST = 64, MARGIN = 64, RUBBISH = 0x5d };
+
+struct message { bool sends; int peer, nth; size_t bytes; CUdeviceptr at; };
+struct exchange { struct message all[MOST]; int n; };
+
+static unsigned char byte_of(int from, int to, int nth, size_t i) { return (unsigned char)((size_t)(from * 31 + to * 17 + nth * 7) + i + i / 251); }
+
+static void add(struct gpu_rank *g, struct exchange *x, bool sends, int peer, size_t bytes)
+{
+	struct ranks *r = g->r;
+	struct message m = { .sends = sends, .peer = peer, .bytes = bytes };
+	REQUIRE(x->n < MOST);
+	for (int i = 0; i < x->n; i++) m.nth += x->all[i].sends == sends && x->all[i].peer == peer;
+	m.at = gpu_take(g, bytes + 2 * MARGIN, (size_t)(x->n % 3)) + MARGIN;
+	unsigned char *image = malloc(bytes + 2 * MARGIN);
+	memset(image, RUBBISH, bytes + 2 * MARGIN);
+	for (size_t i = 0; sends && i < bytes; i++) image[MARGIN + i] = byte_of(r->rank, peer, m.nth, i);
+	gpu_put(g, m.at - MARGIN, image, bytes + 2 * MARGIN);
+	free(image);
+	x->all[x->n++] = m;
+}
+
+static void issue(struct gpu_rank *g, const struct exchange *x, int first, int end, ncclComm_t comm, int stream)
+{
+	struct ranks *r = g->r;
+	for (int i = first; i < end; i++) {
+		const struct message *m = &x->all[i];
+		if (m->sends) REQUIRE_OK(ncclSend(GPU_PTR(m->at), m->bytes, ncclUint8, m->peer, comm, GPU_STREAM(g, stream)));
+		else REQUIRE_OK(ncclRecv(GPU_PTR(m->at), m->bytes, ncclUint8, m->peer, comm, GPU_STREAM(g, stream)));
+	}
+}
+
+static void check(struct gpu_rank *g, struct exchange *x)
+{
+	struct ranks *r = g->r;
+	for (int i = 0; i < x->n; i++) {
+		const struct message *m = &x->all[i];
+		if (m->sends) continue;
+		unsigned char *image = malloc(m->bytes + 2 * MARGIN);
+		gpu_get(g, image, m->at - MARGIN, m->bytes + 2 * MARGIN);
+		for (size_t k = 0; k < m->bytes; k++) REQUIRE(image[MARGIN + k] == byte_of(m->peer, r->rank, m->nth, k));
+		for (size_t k = 0; k < MARGIN; k++) REQUIRE(image[k] == RUBBISH && image[MARGIN + m->bytes + k] == RUBBISH);
+		free(image);
+	}
+	x->n = 0;
+	gpu_reset(g);
+}
+
+static void exchange(struct gpu_rank *g, struct exchange *x)
+{
+	struct ranks *r = g->r;
+	REQUIRE_OK(ncclGroupStart());
+	issue(g, x, 0, x->n, g->comm, 1);
+	REQUIRE_OK(ncclGroupEnd());
+	gpu_sync(g, 1);
+	check(g, x);
+}
+
+static const size_t sizes[] = { 0, 1, 16, 1000, 70001, 300000 };
+#define NSIZES (sizeof(sizes) / sizeof(sizes[0]))
+
+/* Around the ring, and back; one way alone. */
+static void ring(struct gpu_rank *g)
+{
+	struct exchange x = { .n = 0 };
+	int rank = g->r->rank, n = g->r->nranks, right = (rank + 1) % n, left = (rank + n - 1) % n;
+	for (size_t s = 0; s < NSIZES; s++) {
+		size_t bytes = sizes[s] * (sizes[s] > 1000 ? gpu_scale() : 1);
+		add(g, &x, true, right, bytes);
+		add(g, &x, false, left, bytes);
+		exchange(g, &x);
+		add(g, &x, false, left, bytes);
+		add(g, &x, true, left, bytes / 2);
+		add(g, &x, true, right, bytes);
+		add(g, &x, false, right, bytes / 2);
+		exchange(g, &x);
+	}
+}
+
+/* Without a group: rank 0 to 1, to 2, …; each call is an operation of its own. */
+static void chain(struct gpu_rank *g)
+{
+	struct exchange x = { .n = 0 };
+	int rank = g->r->rank, n = g->r->nranks;
+	for (size_t s = 0; s < NSIZES; s++) {
+		if (rank > 0) add(g, &x, false, rank - 1, sizes[s]);
+		if (rank < n - 1) add(g, &x, true, rank + 1, sizes[s]);
+		issue(g, &x, 0, x.n, g->comm, 1);
+		gpu_sync(g, 1);
+		check(g, &x);
+	}
+}
+
+/* Everyone to everyone, itself too, each pair its own sizes. */
+static void all_pairs(struct gpu_rank *g)
+{
+	struct exchange x = { .n = 0 };
+	int rank = g->r->rank, n = g->r->nranks;
+	for (int round = 0; round < 3; round++) {
+		for (int p = 0; p < n; p++) add(g, &x, true, (rank + p) % n, (size_t)(rank * 1000 + (rank + p) % n * 37 + round * 5000));
+		for (int p = 0; p < n; p++) add(g, &x, false, (rank + n - p) % n, (size_t)((rank + n - p) % n * 1000 + rank * 37 + round * 5000));
+		exchange(g, &x);
+	}
+}
+
+/* Several messages between the same two in one group arrive in their order, whatever their sizes. */
+static void many_of_a_pair(struct gpu_rank *g)
+{
+	struct exchange x = { .n = 0 };
+	int rank = g->r->rank, other = rank ^ 1;
+	if (other < g->r->nranks) {
+		for (int i = 0; i < 12; i++) add(g, &x, true, other, (size_t)(i * i * 97 % 9001));
+		for (int i = 0; i < 12; i++) add(g, &x, false, other, (size_t)(i * i * 97 % 9001));
+	}
+	exchange(g, &x);
+}
+
+/* All to one, one to all. */
+static void one_sided(struct gpu_rank *g)
+{
+	struct exchange x = { .n = 0 };
+	int rank = g->r->rank, n = g->r->nranks;
+	for (int way = 0; way < 2; way++) {
+		for (int p = 1; p < n && rank == 0; p++) add(g, &x, way, p, 40000);
+		if (rank) add(g, &x, !way, 0, 40000);
+		exchange(g, &x);
+	}
+}
+
+/* Two communicators, and a collective between transfers, in one group. */
+static void mixed_group(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	struct exchange x = { .n = 0 };
+	ncclComm_t other;
+	int rank = r->rank, n = r->nranks, right = (rank + 1) % n, left = (rank + n - 1) % n;
+	struct gpu_op o = { .kind = ALL_REDUCE, .rank = rank, .nranks = n, .count = 999, .type = ncclFloat32, .op = ncclSum, .seed = 3 };
+	/* Reversed ranks. */
+	REQUIRE_OK(ncclCommSplit(g->comm, 0, -rank, &other, NULL));
+	for (int round = 0; round < 3; round++) {
+		op_prepare(g, &o);
+		add(g, &x, true, right, 5000);
+		add(g, &x, false, left, 5000);
+		int first = x.n;
+		add(g, &x, true, left, 3000);
+		add(g, &x, false, right, 3000);
+		REQUIRE_OK(ncclGroupStart());
+		issue(g, &x, 0, first, g->comm, 1);
+		REQUIRE_OK(op_issue(&o, g->comm, g->streams[1]));
+		for (int i = first; i < x.n; i++) {
+			struct message m = x.all[i];
+			m.peer = n - 1 - m.peer;
+			if (m.sends) REQUIRE_OK(ncclSend(GPU_PTR(m.at), m.bytes, ncclUint8, m.peer, other, GPU_STREAM(g, 1)));
+			else REQUIRE_OK(ncclRecv(GPU_PTR(m.at), m.bytes, ncclUint8, m.peer, other, GPU_STREAM(g, 1)));
+		}
+		REQUIRE_OK(ncclGroupEnd());
+		gpu_sync(g, 1);
+		op_check(g, &o);
+		/* With two ranks left is right, and the second of the two messages came by the other communicator. */
+		check(g, &x);
+	}
+	REQUIRE_OK(ncclCommDestroy(other));
+}
+
+static void shapes(struct gpu_rank *g)
+{
+	ring(g);
+	chain(g);
+	all_pairs(g);
+	many_of_a_pair(g);
+	one_sided(g);
+	mixed_group(g);
+}
+
+static bool run(int nranks, bool threads, int ndevices, int nhosts, const char *setting)
+{
+	struct gpu_options o = { .nranks = nranks, .threads = threads, .ndevices = ndevices, .nhosts = nhosts, .pool_bytes = (size_t)6 << 20, .env = { setting } };
+	return gpu_run(&o, shapes, NULL);
+}
+
+static void in_processes(void **state)
+{
+	(void)state;
+	for (int n = 1; n <= 8; n = n < 4 ? n + 1 : 2 * n) assert_true(run(n, false, 1, 1, NULL));
+}
+static void in_threads(void **state)
+{
+	(void)state;
+	for (int n = 2; n <= 8; n *= 2) assert_true(run(n, true, 1, 1, NULL));
+}
+static void on_several_gpus(void **state)
+{
+	(void)state;
+	assert_true(run(4, false, 4, 1, NULL));
+	assert_true(run(3, true, 3, 1, NULL));
+	assert_true(run(4, false, 4, 1, "FAKE_CUDA_PEER_GROUP=2"));
+	assert_true(run(2, false, 1, 1, "FAKE_CUDA_VMM=0"));
+}
+static void between_hosts(void **state)
+{
+	(void)state;
+	assert_true(run(2, false, 1, 2, NULL));
+	assert_true(run(5, false, 1, 2, NULL));
+}
+
+int main(void)
+{
+	gpu_need();
+	const struct CMUnitTest tests[] = { cmocka_unit_test(in_processes), cmocka_unit_test(in_threads), cmocka_unit_test(on_several_gpus),
+		cmocka_unit_test(between_hosts) };
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
