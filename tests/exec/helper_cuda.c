@@ -1,3 +1,4 @@
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -59,8 +60,23 @@ void cuda_put(struct cuda_rank *c, void *to, const void *from, size_t bytes)
 	tp_cuda->StreamSynchronize(c->stream);
 }
 
+bool cuda_wait(struct cuda_rank *c)
+{
+	bool moved;
+	if (!tp_links_have_net(c->links)) return tp_cuda->StreamSynchronize(c->stream) == CUDA_SUCCESS;
+	/* A kernel's chunks for other ranks are under way until nothing moves any more. */
+	CUresult done;
+	do {
+		done = tp_cuda->StreamQuery(c->stream);
+		if (tp_links_progress(c->links, &moved) != ncclSuccess) return false;
+		if (!moved) sched_yield();
+	} while (done == CUDA_ERROR_NOT_READY || tp_links_need_progress(c->links));
+	return done == CUDA_SUCCESS;
+}
+
 void cuda_get(struct cuda_rank *c, void *to, const void *from, size_t bytes)
 {
+	cuda_wait(c);
 	if (bytes) tp_cuda->MemcpyDtoHAsync(to, (CUdeviceptr)(uintptr_t)from, bytes, c->stream);
 	tp_cuda->StreamSynchronize(c->stream);
 }

@@ -23,6 +23,8 @@ void cuda_reset(struct cuda_rank *c);
 /* In the order of the stream; cuda_get waits. */
 void cuda_put(struct cuda_rank *c, void *to, const void *from, size_t bytes);
 void cuda_get(struct cuda_rank *c, void *to, const void *from, size_t bytes);
+/* Until the stream has nothing to do, net links moved meanwhile. */
+bool cuda_wait(struct cuda_rank *c);
 /* The driver is there (the fake one, or a GPU's). */
 bool cuda_has_driver(void);
 
