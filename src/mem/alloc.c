@@ -27,7 +27,10 @@ ncclResult_t tp_mem_alloc(const struct tp_gpu *gpu, size_t bytes, void **out)
 	if (!a) return ncclSystemError;
 	ncclResult_t result = tp_gpu_alloc(gpu, TP_MAX(bytes, 1), true, "ncclMemAlloc", &a->memory);
 	if (result == ncclSuccess) {
+		int mode;
+		tp_gpu_relax(&mode);
 		result = allow_peers(&a->memory);
+		tp_gpu_unrelax(mode);
 		if (result != ncclSuccess) tp_gpu_free(&a->memory);
 	}
 	if (result != ncclSuccess) {

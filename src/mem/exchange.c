@@ -15,7 +15,7 @@ struct card {
 	uint32_t shows, pad;
 };
 
-/* ---- plain memory that others of this process use at its own address outlives its owner until they are done. */
+/* ---- memory that others of this process use at its owner's address outlives the owner until they are done. */
 
 struct shown { struct shown *next; void *ptr; struct tp_gpu_memory memory; int users; };
 static pthread_mutex_t shown_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -72,7 +72,8 @@ static void map_peer(const struct tp_boot *boot, const struct tp_gpu *gpu, const
 	ncclResult_t result;
 	if (tp_mem_same_process(boot, rank)) {
 		const struct tp_gpu_memory *memory = &card->memory;
-		result = tp_gpu_map_again(gpu, memory, &map->imported);
+		/* On one GPU the owner's own address: a second one for the same memory is a second proxy, which the GPU's fences don't order. */
+		result = memory->gpu == gpu ? ncclSuccess : tp_gpu_map_again(gpu, memory, &map->imported);
 		if (result == ncclSuccess && !map->imported.ptr) result = borrow(memory->ptr);
 		if (result == ncclSuccess) map->ptr = map->imported.ptr ? map->imported.ptr : memory->ptr;
 	} else {

@@ -8,7 +8,7 @@ struct tp_mem_import {
 	struct tp_mem_import *next;
 	const struct tp_gpu *gpu;
 	uint64_t process, buffer_id, owner_base;
-	struct tp_gpu_memory memory;        /* ptr NULL: plain memory of this process, at its owner's address */
+	struct tp_gpu_memory memory;        /* ptr NULL: of this process, at its owner's address (plain memory, or of the same context) */
 	uint64_t base;
 	int users;
 };
@@ -28,7 +28,7 @@ static ncclResult_t map(struct tp_mem_import *i, bool own, const struct tp_mem_r
 	if (own) {
 		struct tp_gpu_memory theirs = { .gpu = (const struct tp_gpu *)(uintptr_t)r->gpu, .kind = (enum tp_gpu_memory_kind)r->export.kind,
 			.ptr = (void *)(uintptr_t)r->base, .bytes = r->export.bytes, .mapped = r->export.mapped };
-		TP_TRY(tp_gpu_map_again(i->gpu, &theirs, &i->memory));
+		if (theirs.gpu != i->gpu) TP_TRY(tp_gpu_map_again(i->gpu, &theirs, &i->memory));
 	} else {
 		TP_TRY(tp_gpu_import(i->gpu, &r->export, fd, &i->memory));
 	}

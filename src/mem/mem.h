@@ -82,7 +82,7 @@ struct tp_mem_map {
 ncclResult_t tp_mem_exchange(struct tp_boot *boot, const struct tp_gpu *gpu, const struct tp_gpu_memory *own, const bool *wanted,
 	struct tp_mem_map *maps);
 void tp_mem_unmap(struct tp_mem_map *maps, int nlocal);
-/* Gives back memory that was shown: where other ranks of this process still use it (plain memory), when the last of them unmaps. */
+/* Gives back memory that was shown: where other ranks of this process still use it at its own address, when the last of them unmaps. */
 void tp_mem_free_shown(struct tp_gpu_memory *memory);
 
 #endif

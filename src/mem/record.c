@@ -54,7 +54,7 @@ bool tp_mem_describe(const struct tp_gpu *gpu, uint64_t process, const void *ptr
 {
 	struct tp_gpu_pointer p = { 0 };
 	bool pushed = false, mapped = false, shared = false;
-	int made = -1;
+	int made = -1, mode;
 	const char *reason = "CUDA can't say what it is";
 	memset(out, 0, sizeof(*out));
 	if (tp_gpu_pointer(ptr, &p) == ncclSuccess) {
@@ -64,8 +64,10 @@ bool tp_mem_describe(const struct tp_gpu *gpu, uint64_t process, const void *ptr
 		reason = refuse(gpu, &p, ptr, bytes);
 	}
 	if (!reason && tp_gpu_enter(gpu, &pushed) == ncclSuccess) {
+		tp_gpu_relax(&mode);
 		mapped = export_mapped(&p, &out->export, &made);
 		shared = mapped ? made >= 0 : gpu->ipc && export_plain(&p, &out->export);
+		tp_gpu_unrelax(mode);
 		tp_gpu_leave(pushed);
 		if (!shared) reason = mapped ? "it was made without a handle for file descriptors" : "CUDA IPC can't share it (a pool of cudaMallocAsync?)";
 	}
