@@ -79,6 +79,7 @@ struct tp_gpu_rank {
 	_Atomic uint64_t expected;
 	_Atomic uint64_t launches;          /* calls of the executor; the watcher's clock of what is new */
 	struct ncclComm *comm;              /* NULL once it was closed */
+	struct tp_gpu_rank *next_open;      /* gpu_close.c's */
 	struct tp_gpu_rank *next_watched;   /* with the watcher's lock, as what follows */
 	uint64_t seen_launches, quiet_since_ms, asked_ms;
 };
@@ -94,11 +95,12 @@ size_t tp_gpu_rank_region_bytes(const struct ncclComm *comm);
 /* Links are there: the executor. Collective. */
 ncclResult_t tp_gpu_rank_open(struct ncclComm *comm);
 /* An error of CUDA as one message with the call, the device and the rank. */
-ncclResult_t tp_gpu_rank_fail(const struct ncclComm *comm, const char *what, CUresult error);
+ncclResult_t tp_gpu_rank_fail(const char *file, int line, const char *function, const struct ncclComm *comm, const char *what, CUresult error);
+#define TP_GPU_FAIL(comm_, what_, error_) tp_gpu_rank_fail(__FILE__, __LINE__, __func__, comm_, what_, error_)
 #define TP_GPU_TRY(comm_, call_) \
 	do { \
 		CUresult cuda_ = tp_cuda->call_; \
-		if (tp_unlikely(cuda_ != CUDA_SUCCESS)) return tp_gpu_rank_fail(comm_, #call_, cuda_); \
+		if (tp_unlikely(cuda_ != CUDA_SUCCESS)) return TP_GPU_FAIL(comm_, #call_, cuda_); \
 	} while (0)
 
 /* gpu_budget.c: blocks of a device that living communicators of this process may use at once. */
@@ -176,5 +178,7 @@ bool tp_gpu_rank_is_busy(struct ncclComm *comm);        /* something is outstand
 /* Takes executor, links and boot out of the communicator and frees them as soon as nobody needs them. */
 void tp_gpu_rank_close(struct ncclComm *comm);
 void tp_gpu_rank_bury(void);            /* frees what was closed and is no longer needed */
+void tp_gpu_rank_register(struct tp_gpu_rank *rank);    /* it can launch from now on */
+extern pthread_rwlock_t tp_gpu_quiet_lock;              /* for reading: by ranks that share a context, while they launch */
 
 #endif

@@ -3,7 +3,11 @@
  * Kernels of other ranks may still read and write memory of ours (the last chunks of the last operation), and ours may still wait
  * in a stream behind somebody's long work, and graphs may be launched again. So executor, links and boot of a communicator go to a graveyard, and
  * are freed as soon as its own operations are done, no rank of this process is left in it, and no graph holds it. (Ranks of other processes have
- * mappings of their own, which keep the memory.) */
+ * mappings of their own, which keep the memory.)
+ *
+ * CUDA gives memory back only when all kernels of the context are done, and a kernel of another communicator may wait for what this very thread
+ * does next. So nothing is freed while any rank of the context has operations outstanding; the next communicator that begins or ends
+ * tries again. Ranks that share a context don't launch meanwhile (tp_gpu_quiet_lock). */
 #include <stdlib.h>
 
 #include "comm/gpu.h"
@@ -18,6 +22,9 @@ struct grave {
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct grave *graves;
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;     /* the ranks that can launch; unlike the watcher's list, CUDA is called with it */
+static struct tp_gpu_rank *open_ranks;
+pthread_rwlock_t tp_gpu_quiet_lock = PTHREAD_RWLOCK_INITIALIZER;
 
 static void nap(uint64_t waited_ms)
 {
@@ -79,7 +86,7 @@ ncclResult_t tp_gpu_rank_drain(struct ncclComm *comm)
 	for (;;) {
 		CUresult found = query(comm->gpu);
 		if (found == CUDA_SUCCESS) break;
-		if (found != CUDA_ERROR_NOT_READY) return tp_comm_explain(comm, tp_gpu_rank_fail(comm, "EventQuery", found), tp_comm_seq(comm), 0);
+		if (found != CUDA_ERROR_NOT_READY) return tp_comm_explain(comm, TP_GPU_FAIL(comm, "EventQuery", found), tp_comm_seq(comm), 0);
 		/* The watcher sees events and ends the kernels; then there is nothing to wait for here. */
 		if (atomic_load_explicit(&comm->gate, memory_order_acquire) & (TP_GATE_ERROR | TP_GATE_ABORTED | TP_GATE_REVOKED)) break;
 		nap(tp_clock_ms() - start);
@@ -90,10 +97,37 @@ ncclResult_t tp_gpu_rank_drain(struct ncclComm *comm)
 	return error;
 }
 
+void tp_gpu_rank_register(struct tp_gpu_rank *rank)
+{
+	pthread_mutex_lock(&open_lock);
+	rank->next_open = open_ranks;
+	open_ranks = rank;
+	pthread_mutex_unlock(&open_lock);
+}
+
+static void unregister(const struct tp_gpu_rank *rank)
+{
+	pthread_mutex_lock(&open_lock);
+	struct tp_gpu_rank **at = &open_ranks;
+	while (*at && *at != rank) at = &(*at)->next_open;
+	if (*at) *at = rank->next_open;
+	pthread_mutex_unlock(&open_lock);
+}
+
+static bool is_quiet(const struct tp_gpu *gpu)
+{
+	bool quiet = true;
+	pthread_mutex_lock(&open_lock);
+	for (struct tp_gpu_rank *r = open_ranks; r && quiet; r = r->next_open)
+		quiet = r->gpu != gpu || query(r) != CUDA_ERROR_NOT_READY;
+	pthread_mutex_unlock(&open_lock);
+	return quiet;
+}
+
 static bool may_be_freed(struct grave *g)
 {
 	return !tp_gpu_watch_has(g->rank->comm_hash) && atomic_load_explicit(&g->rank->graphs, memory_order_acquire) == 0 /* pairs with let_go */
-		&& query(g->rank) != CUDA_ERROR_NOT_READY;
+		&& query(g->rank) != CUDA_ERROR_NOT_READY && is_quiet(g->rank->gpu);
 }
 
 static void bury(struct grave *g)
@@ -118,6 +152,7 @@ static void bury(struct grave *g)
 void tp_gpu_rank_bury(void)
 {
 	struct grave *ready = NULL;
+	if (pthread_rwlock_trywrlock(&tp_gpu_quiet_lock)) return;       /* somebody is launching: another time */
 	pthread_mutex_lock(&lock);
 	for (struct grave **at = &graves; *at;) {
 		struct grave *g = *at;
@@ -135,6 +170,7 @@ void tp_gpu_rank_bury(void)
 		ready = g->next;
 		bury(g);
 	}
+	pthread_rwlock_unlock(&tp_gpu_quiet_lock);
 }
 
 /* Settled first, so that the event stands behind the last kernel. */
@@ -144,6 +180,7 @@ static struct grave *dig(struct ncclComm *comm)
 	struct grave *g = tp_alloc(1, sizeof(*g), "a communicator's remains");
 	if (rank->done) settle(comm);
 	tp_gpu_watch_remove(comm);
+	unregister(rank);
 	pthread_mutex_lock(&comm->launch_lock);
 	comm->gpu = NULL;
 	rank->comm = NULL;

@@ -14,14 +14,13 @@ static struct tp_param params[] = {
 };
 TP_PARAM_TABLE("comm", params)
 
-ncclResult_t tp_gpu_rank_fail(const struct ncclComm *comm, const char *what, CUresult error)
+ncclResult_t tp_gpu_rank_fail(const char *file, int line, const char *function, const struct ncclComm *comm, const char *what, CUresult error)
 {
-	const char *name = NULL, *text = NULL;
-	tp_cuda->GetErrorName(error, &name);
-	tp_cuda->GetErrorString(error, &text);
-	const struct tp_gpu *gpu = comm->gpu->gpu;
-	return TP_FAIL(ncclUnhandledCudaError, "comm %p rank %d: cu%s gives %s (%d: %s) on device %d (%s, %s)", (const void *)comm, comm->rank, what,
-		name ? name : "an unknown error", (int)error, text ? text : "no text", gpu->ordinal, gpu->name, gpu->bus_id);
+	int before = tp_gpu_rank_now;
+	tp_gpu_rank_now = comm->rank;
+	ncclResult_t result = tp_gpu_fail(file, line, function, comm->gpu->gpu, what, error);
+	tp_gpu_rank_now = before;
+	return result;
 }
 
 static ncclResult_t make(struct tp_gpu *gpu, struct tp_gpu_rank **out)
@@ -81,6 +80,7 @@ static void tell_sharing(const struct ncclComm *comm, const struct tp_gpu_budget
 ncclResult_t tp_gpu_rank_agree(struct ncclComm *comm)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
+	tp_gpu_rank_bury();
 	TP_TRY(tp_cuda_kernels_load(rank->gpu, &rank->kernels));
 	struct tp_gpu_budget *all = tp_alloc((size_t)comm->nranks, sizeof(*all), "the GPUs' budgets");
 	if (!all) return ncclSystemError;
@@ -133,6 +133,7 @@ static ncclResult_t open_entered(struct ncclComm *comm)
 	TP_TRY(open_memory(comm));
 	TP_GPU_TRY(comm, EventCreate(&rank->done, CU_EVENT_DISABLE_TIMING));
 	TP_GPU_TRY(comm, EventCreate(&rank->join, CU_EVENT_DISABLE_TIMING));
+	tp_gpu_rank_register(rank);
 	return ncclSuccess;
 }
 
@@ -140,7 +141,9 @@ ncclResult_t tp_gpu_rank_open(struct ncclComm *comm)
 {
 	bool pushed;
 	TP_TRY(tp_gpu_enter(comm->gpu->gpu, &pushed));
+	tp_gpu_rank_now = comm->rank;
 	ncclResult_t result = open_entered(comm);
+	tp_gpu_rank_now = -1;
 	tp_gpu_leave(pushed);
 	return result;
 }

@@ -105,13 +105,13 @@ static ncclResult_t hold(const struct ncclComm *comm, CUgraph graph, struct tp_g
 	CUresult error = tp_cuda->UserObjectCreate(&object, held, let_go, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
 	if (error != CUDA_SUCCESS) {
 		free(held);
-		return tp_gpu_rank_fail(comm, "cuUserObjectCreate", error);
+		return TP_GPU_FAIL(comm, "UserObjectCreate", error);
 	}
 	atomic_fetch_add_explicit(&rank->graphs, 1, memory_order_relaxed);
 	error = tp_cuda->GraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
 	if (error != CUDA_SUCCESS) {
 		tp_cuda->UserObjectRelease(object, 1);
-		return tp_gpu_rank_fail(comm, "cuGraphRetainUserObject", error);
+		return TP_GPU_FAIL(comm, "GraphRetainUserObject", error);
 	}
 	*out = held;
 	return ncclSuccess;

@@ -50,13 +50,16 @@ static const char *advice(CUresult error)
 	}
 }
 
+_Thread_local int tp_gpu_rank_now __attribute__((tls_model("initial-exec"))) = -1;
+
 ncclResult_t tp_gpu_fail(const char *file, int line, const char *function, const struct tp_gpu *gpu, const char *call, CUresult error)
 {
 	const char *text = NULL;
-	char where[128] = "";
+	char where[128] = "", who[32] = "";
 	if (!table.GetErrorString || table.GetErrorString(error, &text) != CUDA_SUCCESS || !text) text = "no description";
 	if (gpu) snprintf(where, sizeof(where), " on device %d (%.60s, %s)", gpu->ordinal, gpu->name, gpu->bus_id);
-	return tp_log_fail(ncclUnhandledCudaError, file, line, function, "CUDA call cu%.*s%s: %s (%d), %s%s", (int)strcspn(call, "("), call, where,
+	if (tp_gpu_rank_now >= 0) snprintf(who, sizeof(who), "rank %d: ", tp_gpu_rank_now);
+	return tp_log_fail(ncclUnhandledCudaError, file, line, function, "%sCUDA call cu%.*s%s: %s (%d), %s%s", who, (int)strcspn(call, "("), call, where,
 		error_name(error), (int)error, text, advice(error));
 }
 
