@@ -72,10 +72,11 @@ static void ring(struct gpu_rank *g)
 		add(g, &x, true, right, bytes);
 		add(g, &x, false, left, bytes);
 		exchange(g, &x);
-		add(g, &x, false, left, bytes);
+		/* In this order, for of two ranks the left one is the right one. */
+		add(g, &x, false, right, bytes / 2);
 		add(g, &x, true, left, bytes / 2);
 		add(g, &x, true, right, bytes);
-		add(g, &x, false, right, bytes / 2);
+		add(g, &x, false, left, bytes);
 		exchange(g, &x);
 	}
 }
