@@ -36,8 +36,8 @@ TP_DEVICE int tp_warp_thread() { return tp_thread() % TP_WARP; }
 TP_DEVICE uint32_t tp_group_base(const tp_groups &all, int group, int which) { return (2u * (uint32_t)group + (uint32_t)which) * all.room; }
 TP_DEVICE void tp_group_meet(const tp_group &g)
 {
-	if (g.warps == 1) tp_warp_sync();
-	else tp_group_sync(1 + g.number, g.warps * TP_WARP);
+	tp_warp_sync();             /* a barrier takes warps as a whole */
+	if (g.warps > 1) tp_group_sync(1 + g.number, g.warps * TP_WARP);
 }
 
 TP_DEVICE void tp_group_end(tp_groups &all, const tp_group &g, int which)
