@@ -57,7 +57,6 @@ struct tp_gpu_rank {
 	CUevent join;                       /* passing: what other streams of a group have done so far */
 	struct tp_gpu_stream last;          /* where the last eager operation went; valid where `launched` */
 	bool launched;
-	bool recorded;                      /* `done` stands behind it */
 	struct tp_gpu_capture captures[TP_GPU_CAPTURES];
 	uint64_t capture_turn;
 	_Atomic int graphs;                 /* that hold operations of ours; the rank lives as long as they */
@@ -141,8 +140,6 @@ struct tp_gpu_place {                   /* where a launch goes */
 ncclResult_t tp_gpu_order_check(struct ncclComm *comm, const cudaStream_t *streams, int count);
 ncclResult_t tp_gpu_order_before(struct ncclComm *comm, struct tp_gpu_place *place);
 ncclResult_t tp_gpu_order_after(struct ncclComm *comm, struct tp_gpu_place *place, uint64_t kernels);
-/* Makes sure that `done` stands behind the last eager operation. */
-ncclResult_t tp_gpu_order_settle(struct ncclComm *comm);
 
 /* gpu_memory.c */
 ncclResult_t tp_gpu_memory_alloc(size_t bytes, void **out);

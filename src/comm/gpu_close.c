@@ -51,22 +51,9 @@ static CUresult query(struct tp_gpu_rank *rank)
 	return result;
 }
 
-static ncclResult_t settle(struct ncclComm *comm)
-{
-	bool pushed;
-	pthread_mutex_lock(&comm->launch_lock);
-	ncclResult_t result = tp_gpu_enter(comm->gpu->gpu, &pushed);
-	if (result == ncclSuccess) {
-		result = tp_gpu_order_settle(comm);
-		tp_gpu_leave(pushed);
-	}
-	pthread_mutex_unlock(&comm->launch_lock);
-	return result;
-}
-
 bool tp_gpu_rank_is_busy(struct ncclComm *comm)
 {
-	return settle(comm) == ncclSuccess && query(comm->gpu) == CUDA_ERROR_NOT_READY;
+	return query(comm->gpu) == CUDA_ERROR_NOT_READY;
 }
 
 /* All flights have landed. */
@@ -82,7 +69,6 @@ static void end_flights(struct ncclComm *comm, ncclResult_t result)
 ncclResult_t tp_gpu_rank_drain(struct ncclComm *comm)
 {
 	uint64_t start = tp_clock_ms();
-	TP_TRY(settle(comm));
 	for (;;) {
 		CUresult found = query(comm->gpu);
 		if (found == CUDA_SUCCESS) break;
@@ -178,7 +164,6 @@ static struct grave *dig(struct ncclComm *comm)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
 	struct grave *g = tp_alloc(1, sizeof(*g), "a communicator's remains");
-	if (rank->done) settle(comm);
 	tp_gpu_watch_remove(comm);
 	unregister(rank);
 	pthread_mutex_lock(&comm->launch_lock);

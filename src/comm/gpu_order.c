@@ -2,8 +2,7 @@
  *
  * Eager: `done` is recorded behind every operation, and the next one waits for it where it comes on another stream, or where
  * graphs hold operations of this communicator (they are launched without a call to us, so there may have been one). Why behind every operation,
- * when only a change of streams needs it: by then the old stream may have been destroyed. The legacy stream never is, so there it
- * is recorded when it is needed.
+ * when only a change of streams needs it: by then the old stream may have been destroyed, or others may be captured.
  *
  * Captured: operations of one capture depend on each other's nodes. The first also waits for `done` as it stands when the graph
  * is launched (an external wait), and one node records it again behind all of them: so a graph is one operation more in the
@@ -18,10 +17,12 @@
 
 static bool is_legacy(CUstream stream) { return (uintptr_t)stream <= 1; }
 
-/* NULL and the legacy stream are one, and the per-thread stream is each thread's own: by number they are told apart. */
-static ncclResult_t identify(const struct ncclComm *comm, CUstream stream, unsigned long long *id)
+/* NULL and the legacy stream are one, and the per-thread stream is each thread's own: by number they are told apart. A stream that
+ * is being captured mustn't be asked for its number (that ends the capture): its handle does, which can't be destroyed meanwhile. */
+static ncclResult_t identify(const struct ncclComm *comm, CUstream stream, bool captured, unsigned long long *id)
 {
 	if (is_legacy(stream)) *id = TP_GPU_LEGACY_ID;
+	else if (captured) *id = 1ull << 63 | (uintptr_t)stream;
 	else TP_GPU_TRY(comm, StreamGetId(stream, id));
 	return ncclSuccess;
 }
@@ -52,10 +53,15 @@ ncclResult_t tp_gpu_order_check(struct ncclComm *comm, const cudaStream_t *strea
 		unsigned long long id;
 		if (is_legacy(stream)) return refuse_legacy(comm, "the default stream");
 		if (stream == CU_STREAM_PER_THREAD) return refuse_legacy(comm, "the per-thread default stream");
-		TP_TRY(identify(comm, stream, &id));
+		CUstreamCaptureStatus capturing;
+		TP_GPU_TRY(comm, StreamIsCapturing(stream, &capturing));
+		TP_TRY(identify(comm, stream, capturing != CU_STREAM_CAPTURE_STATUS_NONE, &id));
 		if (rank->checked.handle == stream && rank->checked.id == id) continue;
-		TP_GPU_TRY(comm, StreamGetFlags(stream, &flags));
-		if (!(flags & CU_STREAM_NON_BLOCKING)) return refuse_legacy(comm, "a blocking stream");
+		/* A graph runs on the stream that it is launched on, not on the one that was captured. */
+		if (capturing == CU_STREAM_CAPTURE_STATUS_NONE) {
+			TP_GPU_TRY(comm, StreamGetFlags(stream, &flags));
+			if (!(flags & CU_STREAM_NON_BLOCKING)) return refuse_legacy(comm, "a blocking stream");
+		}
 		/* Said first, then looked: of two ranks that begin at once one at least sees the other. */
 		atomic_store_explicit(&rank->stream_used, id, memory_order_seq_cst);
 		TP_TRY(refuse_shared(comm, stream, id));
@@ -139,10 +145,6 @@ static ncclResult_t begin_capture(struct ncclComm *comm, struct tp_gpu_place *pl
 	rank->captured = true;
 	*capture = (struct tp_gpu_capture){ .id = info->id, .graph = info->graph, .held = held };
 	if (!rank->mixing) return ncclSuccess;
-	unsigned int flags = CU_STREAM_NON_BLOCKING;
-	if (rank->launched && !rank->recorded) TP_GPU_TRY(comm, StreamGetFlags(place->stream, &flags));
-	/* A blocking stream is in order with the legacy one anyhow, which mustn't be touched while a blocking stream captures. */
-	if (flags & CU_STREAM_NON_BLOCKING) TP_TRY(tp_gpu_order_settle(comm));
 	TP_GPU_TRY(comm, StreamWaitEvent(place->stream, rank->done, CU_EVENT_WAIT_EXTERNAL));
 	return ncclSuccess;
 }
@@ -235,15 +237,6 @@ static ncclResult_t fork_streams(struct ncclComm *comm, const struct tp_gpu_plac
 	return ncclSuccess;
 }
 
-ncclResult_t tp_gpu_order_settle(struct ncclComm *comm)
-{
-	struct tp_gpu_rank *rank = comm->gpu;
-	if (!rank->launched || rank->recorded) return ncclSuccess;
-	TP_GPU_TRY(comm, EventRecord(rank->done, rank->last.handle));
-	rank->recorded = true;
-	return ncclSuccess;
-}
-
 static bool has_graphs(const struct tp_gpu_rank *rank)
 {
 	return tp_unlikely(rank->captured) && rank->mixing && atomic_load_explicit(&rank->graphs, memory_order_relaxed) > 0;
@@ -252,11 +245,8 @@ static bool has_graphs(const struct tp_gpu_rank *rank)
 static ncclResult_t enter_stream(struct ncclComm *comm, struct tp_gpu_place *place)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
-	TP_TRY(identify(comm, place->stream, &place->id));
-	if (!has_graphs(rank)) {
-		if (tp_likely(!rank->launched || rank->last.id == place->id)) return ncclSuccess;
-		TP_TRY(tp_gpu_order_settle(comm));
-	}
+	TP_TRY(identify(comm, place->stream, false, &place->id));
+	if (!has_graphs(rank) && tp_likely(!rank->launched || rank->last.id == place->id)) return ncclSuccess;
 	TP_GPU_TRY(comm, StreamWaitEvent(place->stream, rank->done, CU_EVENT_WAIT_DEFAULT));
 	return ncclSuccess;
 }
@@ -283,7 +273,6 @@ ncclResult_t tp_gpu_order_after(struct ncclComm *comm, struct tp_gpu_place *plac
 	}
 	rank->last = (struct tp_gpu_stream){ place->stream, place->id };
 	rank->launched = true;
-	rank->recorded = !is_legacy(place->stream) || has_graphs(rank);
-	if (rank->recorded) TP_GPU_TRY(comm, EventRecord(rank->done, place->stream));
+	TP_GPU_TRY(comm, EventRecord(rank->done, place->stream));
 	return fork_streams(comm, place);
 }

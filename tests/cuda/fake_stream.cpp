@@ -154,6 +154,7 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *out)
 	FAKE_ENTER(cuStreamGetId);
 	CUstream stream;
 	FAKE_TRY(find_stream(handle, &stream));
+	if (stream->capture) return invalidate(stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);      /* as seen on an H200, driver 580 */
 	*out = stream->id;
 	return CUDA_SUCCESS;
 }
@@ -163,6 +164,7 @@ CUresult cuStreamGetFlags(CUstream handle, unsigned int *out)
 	FAKE_ENTER(cuStreamGetFlags);
 	CUstream stream;
 	FAKE_TRY(find_stream(handle, &stream));
+	if (stream->capture) return invalidate(stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	*out = stream->flags;
 	return CUDA_SUCCESS;
 }
