@@ -151,7 +151,7 @@ void tp_progress_forget(void);
 /* linger.c: the progress thread's alone. */
 #define TP_LINGER_NS 100000u        /* how long it looks for another packet after the last one */
 bool tp_linger_pays(uint64_t now);
-bool tp_linger_any_runnable(void);      /* does any other thread of this process run, or want to? */
+bool tp_linger_application_sleeps(uint64_t now);     /* as far as could be seen lately */
 void tp_linger_note(uint64_t now);      /* packets came */
 void tp_linger_refrain(uint64_t now);   /* somebody else wanted the processor */
 

@@ -27,7 +27,7 @@
 enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 200000, READY_MAX = 32, WATCHES_MAX = 512 };
 /* Lingering: at a stretch; a pause that means that we were put aside. */
 enum { LINGER_MOST_NS = 1000000, ASIDE_NS = 50000 };
-enum { SLICE_NS = 100000, RANK_EVERY_NS = 5000000 };
+enum { SLICE_NS = 100000 };
 
 struct tp_timer {
 	void (*fire)(struct tp_qp *qp);
@@ -301,7 +301,7 @@ static void look_on(void)
 /* As <linux/sched/types.h> has it, which not all versions of the C library allow beside <sched.h>. */
 struct scheduling { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; };
 
-static struct { int policy, base, now; uint64_t looked_ns; } rank;      /* of the thread, where it has a real-time priority */
+static struct { int policy, base, now; } rank;      /* of the thread, where it has a real-time priority */
 
 static void set_rank(int priority)
 {
@@ -340,13 +340,8 @@ static void take_precedence(void)
  * whoever spins there, not where a processor is free. (Not with SCHED_FIFO: there we should never learn that it woke up.) */
 static void keep_precedence(void)
 {
-	if (rank.policy != SCHED_RR)
-		return;
-	uint64_t now = tp_clock_ns();
-	if (now - rank.looked_ns < RANK_EVERY_NS)
-		return;
-	rank.looked_ns = now;
-	set_rank(rank.base + (tp_linger_any_runnable() ? 1 : 0));
+	if (rank.policy == SCHED_RR)
+		set_rank(rank.base + (tp_linger_application_sleeps(tp_clock_ns()) ? 0 : 1));
 }
 
 /* ---- its work ---- */
