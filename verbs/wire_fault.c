@@ -32,6 +32,7 @@ TP_PARAM_TABLE("verbs", params)
 
 _Atomic bool tp_fault_wire_any, tp_fault_wire_out;
 static struct rules rules;
+static _Atomic uint64_t slow_ns;    /* of the rules: asked for outside of the lock */
 static uint64_t chance;
 static struct kept *kept, **kept_end = &kept;
 static int kept_count;
@@ -182,6 +183,7 @@ int tp_fault_wire_set(const char *text)
 		return error;
 	pthread_mutex_lock(&lock);
 	rules = r;
+	atomic_store_explicit(&slow_ns, r.slow_ns, memory_order_relaxed);
 	chance = r.seed * 0x9e3779b97f4a7c15u + 1;
 	pthread_mutex_unlock(&lock);
 	atomic_store_explicit(&tp_fault_wire_any, !none, memory_order_relaxed);
@@ -312,4 +314,4 @@ void tp_fault_flush(void)
 	}
 }
 
-uint64_t tp_fault_slow_ns(void) { return tp_fault_wire() ? rules.slow_ns : 0; }
+uint64_t tp_fault_slow_ns(void) { return tp_fault_wire() ? atomic_load_explicit(&slow_ns, memory_order_relaxed) : 0; }
