@@ -114,7 +114,7 @@ TP_DEVICE void tp_copy(const tp_work &w, const uint64_t *at, int thread, int thr
 {
 	uint32_t begin = 0;
 	if (w.flags & TP_WORK_ALIGNED) {
-		tp_copy_lines<8>(w, at, thread, threads);
+		tp_copy_lines<4>(w, at, thread, threads);
 		begin = w.bytes & ~15u;
 	}
 	if (begin < w.bytes) tp_copy_some(w, at, begin, thread, threads);
@@ -213,12 +213,13 @@ template <class T, class O> TP_FAR void tp_reduce_some(const tp_work &w, const u
 
 template <class T, class O> TP_DEVICE void tp_reduce(const tp_work &w, const uint64_t *at, int thread, int threads, const tp_dev_reduce &r)
 {
-	enum { U = T::SIZE == 1 && T::FLOATS ? 2 : 4 };     /* floats of 8 bits take four registers where others take two */
+	/* Bytes become four times as many registers while they are reduced. Two sources, as rings have, get the most. */
+	enum { U = T::SIZE == 1 ? 2 : 4, FEW = T::SIZE == 1 ? 1 : 2 };
 	uint32_t begin = 0;
 	if ((w.flags & (TP_WORK_ALIGNED | TP_WORK_RAW | TP_WORK_FINAL)) == TP_WORK_ALIGNED && w.nsrc <= 4 && w.nsrc > 1) {
 		if (w.nsrc == 2) tp_reduce_lines<T, O, 2, U>(w, at, thread, threads);
-		else if (w.nsrc == 3) tp_reduce_lines<T, O, 3, 2>(w, at, thread, threads);
-		else tp_reduce_lines<T, O, 4, 2>(w, at, thread, threads);
+		else if (w.nsrc == 3) tp_reduce_lines<T, O, 3, FEW>(w, at, thread, threads);
+		else tp_reduce_lines<T, O, 4, FEW>(w, at, thread, threads);
 		begin = w.bytes & ~15u;
 	}
 	if (begin < w.bytes) tp_reduce_some<T, O>(w, at, begin, thread, threads, r);
