@@ -38,6 +38,21 @@ export TELPHER_VERBS_FAULT=drop=0.1,duplicate=0.05,delay=0.05:5ms,seed=5
 pair ucmatose -p $port -c 10 -- ucmatose -p $port -c 10 -s 10.99.7.1
 TELPHER_VERBS_FAULT=drop=0.03,seed=6 pair rping -s -a 10.99.7.1 -p $port -C 5 -- rping -c -a 10.99.7.1 -p $port -C 5 -V
 unset TELPHER_VERBS_FAULT
+# A stranger who knows all of a connection's numbers can't end it; the peer can.
+at_a timeout 60 "$BUILD_DIR/bin/telpher" verbs run rping -s -a 10.99.7.1 -p $port -C 100000000 >"$work/server" 2>&1 & server=$!
+for _ in $(seq 200); do holds $port && break; sleep 0.05; done
+TELPHER_VERBS_CAPTURE=$work/capture at_b timeout 60 "$BUILD_DIR/bin/telpher" verbs run rping -c -a 10.99.7.1 -p $port -C 100000000 >"$work/client" 2>&1 & client=$!
+for _ in $(seq 100); do [ "$(stat -c %s "$work/capture" 2>/dev/null || echo 0)" -gt 20000 ] && break; sleep 0.05; done
+ip -n $HOST_B addr add 10.99.7.3/24 dev v$HOST_B
+at_b python3 "$SOURCE_DIR/tests/verbs/forge_dreq.py" "$work/capture" 10.99.7.3 10.99.7.1 || fail "a stranger's DREQ isn't answered"
+sleep 0.5
+kill -0 $server && kill -0 $client || fail "a stranger ended the connection: $(cat "$work/server" "$work/client")"
+at_b python3 "$SOURCE_DIR/tests/verbs/forge_dreq.py" "$work/capture" 10.99.7.2 10.99.7.1
+for _ in $(seq 100); do kill -0 $server 2>/dev/null || break; sleep 0.1; done
+kill -0 $server 2>/dev/null && fail "the peer's DREQ doesn't end the connection: $(cat "$work/server")"
+kill $client 2>/dev/null; wait $client $server 2>/dev/null
+server=
+port=$((port + 1))
 export TELPHER_VERBS_GIDS=all
 pair rping -s -a fd00:99:7::1 -p $port -C 5 -- rping -c -a fd00:99:7::1 -p $port -C 5 -V
 echo "connected over the wire"
