@@ -133,7 +133,7 @@ static int pairs(int argc, char **argv)
 
 static int help(FILE *to)
 {
-	fprintf(to, "usage: telpher verbs run [--hide-real] PROGRAM [ARGUMENTS]\n"
+	fprintf(to, "usage: telpher verbs run [--hide-real] [--shared-alloc] PROGRAM [ARGUMENTS]\n"
 		"       telpher verbs devices | gids [DEVICE] | counters [DEVICE] | pairs\n"
 		"       telpher verbs fault [-p PID] [FAULTS|none]\n"
 		"       telpher verbs capture [-p PID] FILE.pcapng [SECONDS]\n\n"

@@ -105,15 +105,15 @@ static void set_front(const char *name, const char *value)
 	}
 }
 
-static bool set_libraries(const char *folder)
+static bool set_libraries(const char *folder, bool shared_alloc)
 {
-	static const char *const libraries[] = { "libtelpher-verbs-preload.so", "libibverbs.so.1", "librdmacm.so.1" };
+	static const char *const libraries[] = { "libtelpher-verbs-alloc.so", "libtelpher-verbs-preload.so", "libibverbs.so.1", "librdmacm.so.1" };
 	char list[4 * PATH_MAX] = "";
 	if (strpbrk(folder, ": \t")) {
 		fprintf(stderr, "telpher verbs run: the card's libraries are in '%s', and LD_PRELOAD takes no path with a space or colon\n", folder);
 		return false;
 	}
-	for (size_t i = 0; i < sizeof(libraries) / sizeof(libraries[0]); i++) {
+	for (size_t i = shared_alloc ? 0 : 1; i < sizeof(libraries) / sizeof(libraries[0]); i++) {
 		char path[PATH_MAX + 64];
 		size_t used = strlen(list);
 		snprintf(path, sizeof(path), "%s/%s", folder, libraries[i]);
@@ -168,7 +168,7 @@ static int run_program(const char *path, char **argv, int note)
 
 int tool_verbs_run(int argc, char **argv)
 {
-	bool hide_real = false;
+	bool hide_real = false, shared_alloc = false;
 	int first = 1;
 	for (; first < argc && argv[first][0] == '-'; first++) {
 		if (!strcmp(argv[first], "--")) {
@@ -176,8 +176,12 @@ int tool_verbs_run(int argc, char **argv)
 			break;
 		}
 		if (!strcmp(argv[first], "--help") || !strcmp(argv[first], "-h")) {
-			printf("usage: telpher verbs run [--hide-real] PROGRAM [ARGUMENTS]\n");
+			printf("usage: telpher verbs run [--hide-real] [--shared-alloc] PROGRAM [ARGUMENTS]\n");
 			return 0;
+		}
+		if (!strcmp(argv[first], "--shared-alloc")) {
+			shared_alloc = true;
+			continue;
 		}
 		if (strcmp(argv[first], "--hide-real"))
 			return tool_usage_error("verbs run", "there is no option '%s'", argv[first]);
@@ -200,7 +204,7 @@ int tool_verbs_run(int argc, char **argv)
 		fprintf(stderr, "telpher verbs run: '%s' can't be run on the software card: %s\n", path, text);
 		return CANNOT_RUN;
 	}
-	if (!find_folder(folder) || !set_libraries(folder))
+	if (!find_folder(folder) || !set_libraries(folder, shared_alloc))
 		return CANNOT_RUN;
 	if (hide_real)
 		setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);

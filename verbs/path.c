@@ -11,7 +11,8 @@
 #include "verbs/path.h"
 
 #define LOOK_AGAIN_NS 1000000u      /* a silent target */
-#define PATIENCE_NS 500000000u      /* a live process that doesn't get a processor must not look like a lost one */
+#define LOOK_NS 1000000000u          /* something in flight is looked at so often */
+#define PATIENCE_NS 10000000000u     /* and given up after this, or the QP's time */
 
 enum { P_DEATH };
 static struct tp_param params[] = {
@@ -131,16 +132,16 @@ static bool wait_locked(struct tp_qp *qp, enum tp_reply reply, uint8_t rnr_timer
 	return true;
 }
 
-/* Something is in flight: when that is over without an answer the other side is taken for gone. */
+/* Something is in flight: the time is watched until it is answered. */
 static void watch_time(struct tp_qp *qp)
 {
 	struct tp_path *path = tp_path_of(qp);
-	uint64_t limit = tp_retry_limit_ns(qp->attr.timeout, qp->attr.retry_cnt);
-	if (path->timed || !limit)
+	if (path->timed)
 		return;
 	path->timed = true;
 	path->answered_seen = path->answered;
-	path->limit_at_ns = tp_clock_ns() + TP_MAX(limit, (uint64_t)PATIENCE_NS);
+	path->unserved_ns = tp_clock_ns();
+	path->limit_at_ns = path->unserved_ns + LOOK_NS;
 	arm(path);
 }
 
@@ -181,21 +182,40 @@ static bool end_with_peer(struct tp_qp *qp)
 	return true;
 }
 
+/* Something has been in flight for a while. A process that is stopped, or gets no processor, is none that is gone: hardware would
+ * answer for it. So it has more time than the QP gives. */
+static void look_at_time(struct tp_qp *qp, uint64_t now)
+{
+	struct tp_path *path = tp_path_of(qp);
+	uint64_t limit = tp_retry_limit_ns(qp->attr.timeout, qp->attr.retry_cnt), waited = now - path->unserved_ns;
+	path->timed = false;
+	if (!path->in_flight || is_dead(path))
+		return;
+	if (path->answered != path->answered_seen) {
+		watch_time(qp);
+		return;
+	}
+	if (waited < 2 * LOOK_NS)
+		TP_WARN("QP 0x%06x: process %d has served nothing for %.1f s: has it been stopped?", qp->ibv.qp_num, (int)path->link->pid,
+			(double)waited * 1e-9);
+	if (limit && waited >= TP_MAX(limit, PATIENCE_NS)) {
+		TP_INFO(TP_NET, "QP 0x%06x: process %d didn't serve it for %.1f s (timeout %u, retry_cnt %u)", qp->ibv.qp_num, (int)path->link->pid,
+			(double)waited * 1e-9, qp->attr.timeout, qp->attr.retry_cnt);
+		tp_counter_add(qp->port, TP_CNT_LOCAL_ACK_TIMEOUT_ERR, 1);
+		give_up(qp, IBV_WC_RETRY_EXC_ERR);
+		return;
+	}
+	path->timed = true;
+	path->limit_at_ns = now + LOOK_NS;
+}
+
 static void fire(struct tp_qp *qp)
 {
 	pthread_mutex_lock(&qp->lock);
 	struct tp_path *path = qp->carrier == &tp_path && !qp->stopped ? tp_path_of(qp) : NULL;
-	if (path && !qp->running && path->timed && tp_clock_ns() >= path->limit_at_ns) {
-		path->timed = false;
-		if (path->in_flight && path->answered == path->answered_seen && !is_dead(path)) {
-			TP_INFO(TP_NET, "QP 0x%06x: process %d doesn't serve it (timeout %u, retry_cnt %u): has it been stopped?", qp->ibv.qp_num,
-				(int)path->link->pid, qp->attr.timeout, qp->attr.retry_cnt);
-			tp_counter_add(qp->port, TP_CNT_LOCAL_ACK_TIMEOUT_ERR, 1);
-			give_up(qp, IBV_WC_RETRY_EXC_ERR);
-		} else if (path->in_flight) {
-			watch_time(qp);
-		}
-	}
+	uint64_t now = tp_clock_ns();
+	if (path && !qp->running && path->timed && now >= path->limit_at_ns)
+		look_at_time(qp, now);
 	if (qp->carrier == &tp_path) {
 		tp_qp_run_locked(qp);
 		tp_qp_settle_locked(qp);

@@ -37,7 +37,7 @@
 enum tp_path_reason {
 	TP_PATH_TAKEN, TP_PATH_OTHER_HOST, TP_PATH_OTHER_NETNS, TP_PATH_OTHER_UID, TP_PATH_NOT_DUMPABLE, TP_PATH_CMA_REFUSED,
 	TP_PATH_SWITCHED_OFF, TP_PATH_OTHER_VERSION, TP_PATH_NOBODY, TP_PATH_NO_ANSWER, TP_PATH_OTHER_PIDNS, TP_PATH_NO_MEMORY, TP_PATH_FAULTS,
-	TP_PATH_REASONS
+	TP_PATH_DATAGRAMS, TP_PATH_REASONS
 };
 const char *tp_path_reason_text(enum tp_path_reason reason);
 
@@ -196,7 +196,8 @@ struct tp_path {
 	uint32_t back_psn;
 	uint64_t wait_until_ns;
 	uint64_t give_up_ns;
-	uint64_t limit_at_ns;           /* timed: by when something in flight must have been answered */
+	uint64_t limit_at_ns;           /* timed: when to look whether what is in flight was answered */
+	uint64_t unserved_ns;           /* since when nothing was */
 	bool silent, timed;
 	bool fated, fated_there;        /* the faults' dice were thrown for the request at sq.exec: here, at the target */
 	uint32_t msn, served;           /* requests that ended, as initiator and as target: for captures */

@@ -5,6 +5,7 @@
  * thread says so (`bell` is 1) and sleeps until a peer wakes it. How long a lease is the thread learns: it grows (to 1 ms) when
  * the thread was woken for what a poller took, and shrinks (to nothing) when something had waited for the lease to lapse. */
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -12,7 +13,7 @@
 #include "verbs/path.h"
 
 enum { BELL_AWAKE, BELL_ASLEEP, BELL_RUNG };
-enum { LEASE_FIRST_US = 200, LEASE_MIN_US = 50, LEASE_MAX_US = 1000, TAKE_OVER_AFTER = 32 };
+enum { LEASE_FIRST_US = 200, LEASE_MIN_US = 50, LEASE_MAX_US = 1000, TAKE_OVER_AFTER = 32, YIELD_AFTER = 512, YIELD_EVERY = 16 };
 
 static pthread_mutex_t reader_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint32_t polls;          /* counts pollers' visits */
@@ -171,6 +172,15 @@ static void visit(void)
 		tp_futex_wake(&yard->bell, 1);
 }
 
+/* A poller that has found nothing for long may be keeping from its processor the very process that it waits for. */
+static void rest(int done)
+{
+	static _Thread_local uint32_t idle;
+	idle = done ? 0 : idle + 1;
+	if (idle >= YIELD_AFTER && idle % YIELD_EVERY == 0)
+		sched_yield();
+}
+
 int tp_path_poll(void)
 {
 	if (!tp_path_any())
@@ -180,6 +190,7 @@ int tp_path_poll(void)
 		return 0;
 	int done = read_all_locked();
 	pthread_mutex_unlock(&reader_lock);
+	rest(done);
 	return done;
 }
 

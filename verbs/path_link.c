@@ -48,6 +48,7 @@ const char *tp_path_reason_text(enum tp_path_reason reason)
 		[TP_PATH_NOBODY] = "no process of this user in this network namespace has that QP", [TP_PATH_NO_ANSWER] = "its process doesn't answer",
 		[TP_PATH_OTHER_PIDNS] = "its process is in another PID namespace", [TP_PATH_NO_MEMORY] = "there is no shared memory, or no descriptor, for it",
 		[TP_PATH_FAULTS] = "one of the two has faults that strike packets",
+		[TP_PATH_DATAGRAMS] = "datagrams take no short way between processes",
 	};
 	return (unsigned)reason < TP_PATH_REASONS ? texts[reason] : "unknown";
 }
