@@ -2,7 +2,7 @@
 # rxe_need says what is missing (exit 77). rxe_build makes the guest in $RXE, rxe_boot COMMANDS_FILE runs it beside a TAP device.
 RXE=$BUILD_DIR/rxe
 RXE_GUEST=10.98.0.2 RXE_HOST=10.98.0.1
-RXE_PROGRAMS="rdma ibv_uc_pingpong ib_write_bw ib_read_bw ib_send_bw ib_atomic_bw rping ucmatose"
+RXE_PROGRAMS="rdma ibv_uc_pingpong ib_write_bw ib_read_bw ib_send_bw ib_atomic_bw rping ucmatose udaddy"
 
 rxe_need() {
 	[ "$(uname -m)" = x86_64 ] || { echo "the guest is an x86_64 one"; exit 77; }

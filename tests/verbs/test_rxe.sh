@@ -32,6 +32,7 @@ read-loss drop=0.03,seed=2,side=both 19009 ib_read_bw -n 20 -u 16
 send-loss drop=0.03,seed=3,side=both 19010 ib_send_bw -n 20 -u 16
 rping - 19011 rping -C 5 -V
 ucmatose - 19012 ucmatose -c 3
+udaddy - 7174 udaddy -c 2
 L
 command_of() { # server|client gid-index port peer program...
 	local role=$1 gid=$2 port=$3 peer=$4 program=$5
@@ -40,6 +41,7 @@ command_of() { # server|client gid-index port peer program...
 	ib_*) echo "$program" -F -x $gid -p $port "$@" $([ $role = client ] && echo $peer) ;;
 	ibv_*) echo "$program" -g $gid -p $port "$@" $([ $role = client ] && echo $peer) ;;
 	rping) echo rping $([ $role = client ] && echo -c -a $peer || echo -s -a 0.0.0.0) -p $port "$@" ;;
+	udaddy) echo udaddy "$@" $([ $role = client ] && echo -s $peer) ;;      # its port is always 7174
 	ucmatose) echo ucmatose -p $port "$@" $([ $role = client ] && echo -s $peer) ;;
 	esac
 }
@@ -48,7 +50,7 @@ command_of() { # server|client gid-index port peer program...
 		serve() { name=$1; shift; ( "$@" >/tmp/$name 2>&1; r=$?; echo "GUEST server $name: $r"; [ $r = 0 ] || tail -5 /tmp/$name ) & }
 		connect() {
 			name=$1; shift
-			for k in 1 2 3 4 5; do "$@" >/tmp/$name 2>&1; r=$?; grep -qiE "couldn.t connect|refused|REJECTED" /tmp/$name || break; sleep 1; done
+			for k in 1 2 3 4 5; do "$@" >/tmp/$name 2>&1; r=$?; grep -qiE "couldn.t connect|refused|REJECTED|UNREACHABLE" /tmp/$name || break; sleep 1; done
 			echo "GUEST client $name: $r"; [ $r = 0 ] || tail -5 /tmp/$name
 		}
 	G
