@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "comm/gpu.h"
 
@@ -22,8 +23,11 @@
 enum { MAX_WORDS = 128 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t looked = PTHREAD_COND_INITIALIZER;
 static struct tp_gpu_rank *watched;
+static uint64_t looks;          /* how often the watcher has begun anew, with bells that exist */
 static bool started;
+static pid_t started_by;        /* a child of a fork has no watcher */
 static _Atomic uint32_t kicks;
 _Atomic bool tp_gpu_watch_dozes;
 
@@ -77,6 +81,8 @@ static uint64_t look_at_all(_Atomic uint32_t **words, uint32_t *seen, int *nword
 {
 	uint64_t now_ms = tp_clock_ms(), next = 0;
 	pthread_mutex_lock(&lock);
+	looks++;
+	pthread_cond_broadcast(&looked);
 	for (struct tp_gpu_rank *r = watched; r; r = r->next_watched) {
 		struct ncclComm *comm = r->comm;
 		struct tp_bell *bell = &comm->boot->bells[comm->boot->local];
@@ -143,6 +149,7 @@ static ncclResult_t start_locked(void)
 	pthread_setname_np(thread, "telpher-watch");
 	pthread_detach(thread);
 	started = true;
+	started_by = getpid();
 	return ncclSuccess;
 }
 
@@ -166,9 +173,12 @@ void tp_gpu_watch_remove(struct ncclComm *comm)
 	pthread_mutex_lock(&lock);
 	struct tp_gpu_rank **at = &watched;
 	while (*at && *at != comm->gpu) at = &(*at)->next_watched;
+	bool was_watched = *at != NULL && started_by == getpid();
 	if (*at) *at = comm->gpu->next_watched;
+	tp_gpu_watch_kick();
+	/* Its bell goes with the host's segment: not while somebody sleeps on it. */
+	for (uint64_t before = looks; was_watched && looks == before;) pthread_cond_wait(&looked, &lock);
 	pthread_mutex_unlock(&lock);
-	tp_gpu_watch_kick();        /* its bell may go any moment */
 }
 
 bool tp_gpu_watch_has(uint64_t comm_hash)
