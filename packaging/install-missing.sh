@@ -22,6 +22,7 @@ need_file infiniband/verbs.h libibverbs-dev
 need_file rdma/rdma_cma.h librdmacm-dev
 if [ "${1:-build}" = check ]; then
 	need_file cmocka.h libcmocka-dev
+	need_command c++ g++            # the tests' GPU kernels, for machines without GPUs
 	need_command ip iproute2
 	need_command ethtool ethtool
 	need_command python3 python3

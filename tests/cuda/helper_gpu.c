@@ -82,7 +82,7 @@ CUcontext gpu_context(int ordinal)
 
 size_t gpu_scale(void)
 {
-	const char *text = getenv("TELPHER_TEST_SCALE");
+	const char *text = getenv("GPU_TEST_SCALE");
 	long scale = text ? strtol(text, NULL, 10) : 1;
 	return scale > 1 ? (size_t)scale : 1;
 }
@@ -137,7 +137,8 @@ bool gpu_run(const struct gpu_options *options, gpu_body body, void *arg)
 	int n = 0;
 	o.env[n++] = devices;
 	o.env[n++] = "TELPHER_DEVICE=cuda";
-	for (int i = 0; i < 6 && options->env[i]; i++) o.env[n++] = options->env[i];
+	o.env[n++] = "CUDA_DEVICE_MAX_CONNECTIONS=32";
+	for (int i = 0; i < 5 && options->env[i]; i++) o.env[n++] = options->env[i];
 	return ranks_run(&o, be_rank, &run);
 }
 

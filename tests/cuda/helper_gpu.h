@@ -62,7 +62,7 @@ struct gpu_options {
 	size_t pool_bytes;                      /* 0: 4 MB */
 	uint64_t may_die;
 	int timeout_s;
-	const char *env[6];
+	const char *env[5];
 };
 typedef void (*gpu_body)(struct gpu_rank *g);
 bool gpu_run(const struct gpu_options *options, gpu_body body, void *arg);
@@ -76,7 +76,7 @@ void gpu_fill(struct gpu_rank *g, CUdeviceptr to, int value, size_t bytes);
 void gpu_sync(struct gpu_rank *g, int stream);
 #define GPU_PTR(p) ((void *)(uintptr_t)(p))
 #define GPU_STREAM(g, i) ((cudaStream_t)(g)->streams[i])
-/* TELPHER_TEST_SCALE: sizes and numbers of rounds are multiplied by it, for runs on real GPUs. */
+/* GPU_TEST_SCALE: sizes and numbers of rounds are multiplied by it, for runs on real GPUs. */
 size_t gpu_scale(void);
 
 #endif
