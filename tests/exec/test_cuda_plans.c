@@ -205,6 +205,25 @@ static int all_types(struct world *world)
 	return 0;
 }
 
+/* Megabytes, in chunks as large as slots allow; a ring's are larger. */
+static int large(struct world *world)
+{
+	static const enum tp_algo algos[] = { TP_ALGO_RING, TP_ALGO_TREE, TP_ALGO_TWO_SHOT, TP_ALGO_HIERARCHICAL };
+	const struct variant *v = world->arg;
+	struct cuda_rank c;
+	WORLD_CHECK(cuda_open(world, 2, v->ndevices, 16 << 20, &c));
+	if (v->steps_only) c.exec->fused.usable = false;
+	for (size_t a = 0; a < TP_ARRAY_LEN(algos); a++) {
+		/* Integers: their sums don't depend on how the message is cut, which differs from the host's. */
+		struct round r = { .coll = TP_ALL_REDUCE, .algo = algos[a], .root = -1, .nchannels = 2, .ndomains = 1, .type = ncclUint32, .op = ncclSum,
+			.count = 1100003, .chunk_bytes = 1 << 20, .in_place = a % 2, .wild = true, .tag = 900 + (unsigned)a };
+		int failed = run_round(world, &c, &r);
+		if (failed > 0) return failed;
+	}
+	cuda_close(world, &c);
+	return 0;
+}
+
 /* With fused kernels where they are taken, and by steps alone. */
 static void run(int (*body)(struct world *world), int nranks, int ndevices)
 {
@@ -238,6 +257,12 @@ static void every_type_and_operation_agrees_with_the_host(void **state)
 	run(all_types, 6, 2);
 }
 
+static void megabytes_agree_with_the_host(void **state)
+{
+	(void)state;
+	run(large, 3, 3);
+}
+
 int main(void)
 {
 	if (!cuda_has_driver()) {
@@ -248,6 +273,7 @@ int main(void)
 		cmocka_unit_test(threads_on_one_gpu_agree_with_the_host),
 		cmocka_unit_test(threads_on_several_gpus_agree_with_the_host),
 		cmocka_unit_test(every_type_and_operation_agrees_with_the_host),
+		cmocka_unit_test(megabytes_agree_with_the_host),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
