@@ -28,6 +28,7 @@ static const char *refusal_text(enum tp_gpu_refusal refusal)
 	case TP_GPU_TOO_FAR: return "they are farther apart than NCCL_P2P_LEVEL allows";
 	case TP_GPU_DISTANCE_UNKNOWN: return "NCCL_P2P_LEVEL is set, and without NVML their distance isn't known";
 	case TP_GPU_NO_ACCESS: return "CUDA gives no peer access between the two";
+	case TP_GPU_NOT_SHARED: return "neither CUDA VMM nor CUDA IPC works between processes here";
 	case TP_GPU_NOT_MAPPED: return "the peer's memory can't be mapped (see the log)";
 	case TP_GPU_BAD_DATA: return "a test word didn't get through peer access (IOMMU or ACS?)";
 	default: return "";

@@ -40,7 +40,7 @@ static void fill_card(const struct tp_links_options *options, bool shm_disabled,
 {
 	const struct tp_gpu *gpu = options->gpu;
 	*card = (struct tp_gpu_card){ .nchannels = options->nchannels, .p2p_disabled = (int32_t)tp_param_int(&params[PARAM_P2P_DISABLE]),
-		.shm_disabled = shm_disabled, .level = parse_level(), .vmm = gpu->vmm, .region_bytes = options->region_bytes,
+		.shm_disabled = shm_disabled, .level = parse_level(), .vmm = gpu->vmm, .shares = gpu->vmm || gpu->ipc, .region_bytes = options->region_bytes,
 		.arena_bytes = (uint64_t)tp_param_int(&params[PARAM_P2P_BYTES]) };
 	memcpy(card->uuid, gpu->uuid, sizeof(card->uuid));
 	memcpy(card->bus_id, gpu->bus_id, sizeof(card->bus_id));
@@ -78,11 +78,15 @@ static ncclResult_t check_cards(struct tp_links *links)
 	return ncclSuccess;
 }
 
-static enum tp_gpu_refusal judge(const struct tp_gpu *gpu, const struct tp_gpu_card *peer)
+static enum tp_gpu_refusal judge(const struct tp_links *links, int rank)
 {
+	const struct tp_boot_peer *peers = links->boot->peers;
+	const struct tp_gpu *gpu = links->gpu->gpu;
+	const struct tp_gpu_card *peer = &links->gpu->cards[rank];
 	char why[128];
 	bool same = memcmp(gpu->uuid, peer->uuid, sizeof(gpu->uuid)) == 0;
 	if (peer->p2p_disabled) return TP_GPU_DISABLED;
+	if (peers[rank].process_hash != peers[links->boot->rank].process_hash && !peer->shares) return TP_GPU_NOT_SHARED;
 	if (same) return TP_GPU_TAKEN;
 	if (peer->level < TP_GPU_SYS) {
 		enum tp_gpu_distance distance = tp_gpu_distance(gpu, peer->bus_id);
@@ -192,7 +196,7 @@ ncclResult_t tp_gpu_links_agree(struct tp_links *links, const struct tp_links_op
 	TP_TRY(gather(links));
 	TP_TRY(check_cards(links));
 	for (int l = 0; l < boot->nlocal; l++)
-		if (l != boot->local) g->cards[boot->rank].refusal[l] = (uint8_t)judge(g->gpu, &g->cards[boot->local_ranks[l]]);
+		if (l != boot->local) g->cards[boot->rank].refusal[l] = (uint8_t)judge(links, boot->local_ranks[l]);
 	TP_TRY(gather(links));
 	count_refusals(links);
 	fit_shape(links, options);

@@ -91,11 +91,11 @@ struct tp_gpu_ring tp_gpu_shape_ring(const struct tp_gpu_shape *shape, int chann
 size_t tp_gpu_shape_head(const struct tp_gpu_shape *shape, int channel, int lane_class, int to);
 
 /* Why a pair of GPUs of a host doesn't use peer access, as seen from one of them. */
-enum tp_gpu_refusal { TP_GPU_TAKEN, TP_GPU_DISABLED, TP_GPU_TOO_FAR, TP_GPU_DISTANCE_UNKNOWN, TP_GPU_NO_ACCESS, TP_GPU_NOT_MAPPED, TP_GPU_BAD_DATA };
+enum tp_gpu_refusal { TP_GPU_TAKEN, TP_GPU_DISABLED, TP_GPU_TOO_FAR, TP_GPU_DISTANCE_UNKNOWN, TP_GPU_NO_ACCESS, TP_GPU_NOT_SHARED, TP_GPU_NOT_MAPPED, TP_GPU_BAD_DATA };
 
 /* What every rank knows of every other. */
 struct tp_gpu_card {
-	int32_t nchannels, p2p_disabled, shm_disabled, level, is_gpu, vmm, pad;
+	int32_t nchannels, p2p_disabled, shm_disabled, level, vmm, shares;   /* shares: with other processes */
 	uint64_t region_bytes, arena_bytes;
 	uint8_t uuid[16];
 	char bus_id[32];

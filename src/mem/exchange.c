@@ -86,7 +86,8 @@ static void map_peer(const struct tp_boot *boot, const struct tp_gpu *gpu, const
 static ncclResult_t show(struct tp_boot *boot, const struct tp_gpu_memory *own, struct card *card, int *listener, int *fd)
 {
 	if (own) {
-		TP_TRY(tp_gpu_export(own, &card->export, fd));
+		/* Where nothing can be exported it is still for ranks of this process. */
+		if (own->gpu->vmm || own->gpu->ipc) TP_TRY(tp_gpu_export(own, &card->export, fd));
 		card->shows = 1;
 		card->hand.has_fd = *fd >= 0;
 		card->memory = *own;

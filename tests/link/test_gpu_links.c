@@ -278,6 +278,20 @@ static void pairs_out_of_reach_alone_meet_in_pinned_memory(void **state)
 	assert_int_equal(wrong, 0);
 }
 
+static void processes_that_can_share_nothing_meet_in_pinned_memory(void **state)
+{
+	(void)state;
+	setenv("FAKE_CUDA_VMM", "0", 1);
+	setenv("FAKE_CUDA_IPC", "0", 1);
+	set_world(3, 1, 3, 1, "SHM/direct/direct", "", true);
+	int wrong = helper_run(3, 1, process, NULL);
+	set_world(3, 1, 3, 1, "P2P/direct pointer", "", true);
+	in_threads();
+	unsetenv("FAKE_CUDA_VMM");
+	unsetenv("FAKE_CUDA_IPC");
+	assert_int_equal(wrong, 0);
+}
+
 static void a_level_keeps_devices_apart(void **state)
 {
 	(void)state;
@@ -338,6 +352,7 @@ int main(void)
 		cmocka_unit_test(threads_use_plain_memory),
 		cmocka_unit_test(without_peer_access_ranks_meet_in_pinned_memory),
 		cmocka_unit_test(pairs_out_of_reach_alone_meet_in_pinned_memory),
+		cmocka_unit_test(processes_that_can_share_nothing_meet_in_pinned_memory),
 		cmocka_unit_test(a_level_keeps_devices_apart),
 		cmocka_unit_test(with_nothing_left_ranks_meet_over_the_network),
 		cmocka_unit_test(hosts_are_joined_by_the_network),
