@@ -5,7 +5,7 @@ import socket, struct, sys, zlib
 def packets(name):
     data = open(name, 'rb').read()
     at = 0
-    while at + 12 <= len(data):
+    while at + 28 <= len(data):             # the last one may be written in half
         kind, length = struct.unpack_from('<II', data, at)
         if kind == 6:
             captured = struct.unpack_from('<I', data, at + 20)[0]
