@@ -4,7 +4,7 @@
 
 #include "exec/cuda/internal.h"
 
-enum { CHUNK_BYTES = 1 << 20, ALIGNMENT = 128 };
+enum { CHUNK_BYTES = 4 << 20, ALIGNMENT = 128 };
 
 ncclResult_t tp_cuda_take_memory(struct tp_cuda_exec *exec, size_t bytes, const char *what, uint64_t *out)
 {
