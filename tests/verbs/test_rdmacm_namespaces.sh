@@ -28,6 +28,8 @@ pair() { # server's arguments (at A) -- client's (at B)
 	server=
 	port=$((port + 1))
 }
+# Without a keeper (later there is one, which stays a while), and with it.
+TELPHER_VERBS_SHARE=0 pair rping -s -a 10.99.7.1 -p $port -C 5 -- rping -c -a 10.99.7.1 -p $port -C 5 -V
 pair rping -s -a 10.99.7.1 -p $port -C 10 -- rping -c -a 10.99.7.1 -p $port -C 10 -V
 pair ucmatose -p $port -c 20 -- ucmatose -p $port -c 20 -s 10.99.7.1
 at=$port; port=7174; pair udaddy -- udaddy -s 10.99.7.1; port=$at
@@ -36,6 +38,19 @@ if command -v ib_send_bw >/dev/null; then pair ib_send_bw -R -F -n 100 -s 4096 -
 pair ucmatose -p $port -c 1 -- ucmatose -p $port -c 1 -s 10.99.7.1
 at_b "${on_card[@]}" rping -c -a 10.99.7.1 -p $port -C 1 >"$work/out" 2>&1
 grep -q 'REJECTED, error 8' "$work/out" || fail "a port that nobody listens on isn't refused over the wire: $(cat "$work/out")"
+# After the keeper's death.
+at_a "${on_card[@]}" ucmatose -p $port -c 3 >"$work/server" 2>&1 & server=$!
+for _ in $(seq 200); do holds $port && break; sleep 0.05; done
+sleep 0.3
+inode=$(at_a awk -v name="@telpher-verbs-$(id -u)-4791" '$8 == name && $6 == "01" { print $7; exit }' /proc/net/unix)
+[ -n "$inode" ] || fail "no keeper runs"
+for pid in $(grep -lx telpher-keeper /proc/[0-9]*/comm 2>/dev/null | cut -d/ -f3); do
+	readlink /proc/$pid/fd/* 2>/dev/null | grep -qx "socket:\[$inode\]" && kill -9 $pid
+done
+at_b "${on_card[@]}" ucmatose -p $port -c 3 -s 10.99.7.1 >"$work/client" 2>&1 || fail "no connection after the keeper's death: $(cat "$work/client" "$work/server")"
+wait $server || fail "the server was disturbed by the keeper's death: $(cat "$work/server")"
+server=
+port=$((port + 1))
 # Messages are lost, doubled and late, on both sides.
 export TELPHER_VERBS_FAULT=drop=0.1,duplicate=0.05,delay=0.05:5ms,seed=5
 pair ucmatose -p $port -c 10 -- ucmatose -p $port -c 10 -s 10.99.7.1
