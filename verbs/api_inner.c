@@ -13,6 +13,7 @@ TP_INNER(void, sysfs_restore, (char *path)) { tp_sysfs_restore(path); }
 TP_INNER(bool, sysfs_unreadable, (const char *real)) { return tp_sysfs_unreadable(real); }
 TP_INNER(void, warn, (const char *text)) { TP_WARN("%s", text); }
 TP_INNER(bool, wire_always, (void)) { return tp_engine_slot() >= 0 && tp_engine_wire_always; }
+TP_INNER(void, gsi_catch_up, (void)) { tp_gsi_catch_up(); }
 TP_INNER(int, gsi_listen, (const union ibv_gid *own)) { return tp_gsi_listen(own); }
 TP_INNER(int, gsi_send, (const union ibv_gid *from, const union ibv_gid *to, uint8_t tos, const uint8_t *mad))
 {

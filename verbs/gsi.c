@@ -87,6 +87,12 @@ int tp_gsi_send(const union ibv_gid *from, const union ibv_gid *to, uint8_t tos,
 	return burst->error;
 }
 
+void tp_gsi_catch_up(void)
+{
+	for (int i = 0; i < CATCH_UP && tp_path.progress() + tp_wire.progress() > 0; i++)
+		;
+}
+
 int tp_gsi_take(const void *data, size_t bytes, uint8_t mad[TP_MAD_BYTES], union ibv_gid *from, union ibv_gid *to)
 {
 	struct tp_gsi_parcel parcel;
@@ -107,9 +113,8 @@ int tp_gsi_take(const void *data, size_t bytes, uint8_t mad[TP_MAD_BYTES], union
 	/* A fault may have damaged it. */
 	if (copies == 0 || !tp_gsi_parse(&in, &parsed))
 		return 0;
-	/* What the peer sent before it comes before it: a DREQ must not overtake the acknowledgement of the last message. */
-	for (int i = 0; i < CATCH_UP && tp_wire.progress() > 0; i++)
-		;
+	/* A DREQ must not overtake the acknowledgement of the last message. */
+	tp_gsi_catch_up();
 	memcpy(mad, parcel.packet + sizeof(parcel.packet) - TP_WIRE_ICRC_BYTES - TP_MAD_BYTES, TP_MAD_BYTES);
 	tp_gid_from_addr(&parcel.from, from);
 	tp_gid_from_addr(&parcel.to, to);

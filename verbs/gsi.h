@@ -33,6 +33,8 @@ void tp_gsi_route(const struct tp_ingress *in, bool struck);
 int tp_gsi_listen(const union ibv_gid *own);
 /* 0 or an errno; a message may be lost, like any datagram. */
 int tp_gsi_send(const union ibv_gid *from, const union ibv_gid *to, uint8_t tos, const uint8_t mad[TP_MAD_BYTES]);
+/* What peers sent before now is taken in: a message must not overtake it. */
+void tp_gsi_catch_up(void);
 /* Takes a parcel apart; returns how often the message counts: 0 (no parcel, or a fault struck it), 1, or 2. */
 int tp_gsi_take(const void *parcel, size_t bytes, uint8_t mad[TP_MAD_BYTES], union ibv_gid *from, union ibv_gid *to);
 

@@ -37,6 +37,20 @@ if has rping; then
 	grep -q 'REJECTED, error 8' "$work/out" || fail "a port that nobody listens on is not refused: $(cat "$work/out")"
 	tested=1
 fi
+# A peer that is killed says nothing, and is missed all the same.
+if has rping; then
+	run rping -s -a "$address" -p $port -C 100000000 >"$work/server" 2>&1 & server=$!
+	for _ in $(seq 200); do holds $port && break; sleep 0.05; done
+	run rping -c -a "$address" -p $port -C 100000000 >"$work/client" 2>&1 & client=$!
+	for _ in $(seq 100); do grep -q "@telpher-verbs/1/$(id -u)/control/" /proc/net/unix && break; sleep 0.05; done
+	sleep 0.5
+	for pid in $(pgrep -x rping); do grep -qz -- '^-c$' /proc/$pid/cmdline && grep -qz -- "^$port\$" /proc/$pid/cmdline && kill -9 $pid; done
+	for _ in $(seq 100); do kill -0 $server 2>/dev/null || break; sleep 0.1; done
+	kill -0 $server 2>/dev/null && fail "a killed peer isn't missed: $(cat "$work/server")"
+	grep -q 'DISCONNECT EVENT' "$work/server" || fail "a killed peer isn't missed: $(cat "$work/server")"
+	wait $client $server 2>/dev/null
+	server=
+fi
 if has ucmatose; then
 	pair $port ucmatose -p $port -c 20 -- ucmatose -p $port -c 20 -s "$address"
 	pair 7174 udaddy -- udaddy -s "$address"

@@ -12,16 +12,22 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 #include "verbs/rdmacm/cm.h"
 
-enum { PARCEL_MAX = 1024, LAST_WORDS_MS = 500 };
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+enum { PARCEL_MAX = 1024, LAST_WORDS_MS = 500, WATCHED_MAX = 1024 };
 
 static int own_fd = -1, epoll_fd = -1, wake_fd = -1;
 static uint16_t own_name, next_number;
 static pid_t owner;                 /* a forked child starts anew */
+static struct { pid_t pid; int fd; } watched[WATCHED_MAX];  /* peers' processes */
+static int watched_count;
 
 uint64_t cm_now_ms(void)
 {
@@ -49,7 +55,7 @@ static int bind_name(const struct tp_cm_name *what, int *out)
 }
 
 /* One datagram of our own user's, and how many bytes of use it has; false: there is none. */
-static bool receive(int fd, uint8_t *data, size_t room, size_t *bytes)
+static bool receive(int fd, uint8_t *data, size_t room, size_t *bytes, pid_t *pid)
 {
 	union { char bytes[CMSG_SPACE(sizeof(struct ucred))]; struct cmsghdr align; } control;
 	struct iovec part = { data, room };
@@ -64,6 +70,7 @@ static bool receive(int fd, uint8_t *data, size_t room, size_t *bytes)
 		memcpy(&who, CMSG_DATA(header), sizeof(who));
 	if (!(message.msg_flags & MSG_TRUNC) && who.uid == geteuid())
 		*bytes = (size_t)got;
+	*pid = who.pid;
 	return true;
 }
 
@@ -71,9 +78,10 @@ static void take_locked(int fd)
 {
 	uint8_t data[PARCEL_MAX], bytes[TP_MAD_BYTES];
 	size_t got;
-	while (receive(fd, data, sizeof(data), &got)) {
+	pid_t pid;
+	while (receive(fd, data, sizeof(data), &got, &pid)) {
 		struct tp_cm_mad mad;
-		struct cm_target from = { .wire = got != TP_MAD_BYTES };
+		struct cm_target from = { .wire = got != TP_MAD_BYTES, .pid = got == TP_MAD_BYTES ? pid : 0 };
 		int copies = from.wire ? tp_card_inner_gsi_take(data, got, bytes, &from.peer, &from.own) : 1;
 		if (!copies || !tp_cm_parse(from.wire ? bytes : data, TP_MAD_BYTES, &mad))
 			continue;
@@ -81,6 +89,41 @@ static void take_locked(int fd)
 		for (; copies > 0; copies--)
 			cm_arrive_locked(&mad, fd, &from);
 	}
+}
+
+/* ---- peers' ends: a process that is killed says no DREQ, and the kernel isn't the manager that would say it ---- */
+
+void cm_bus_watch_locked(pid_t pid)
+{
+	for (int i = 0; i < watched_count; i++)
+		if (watched[i].pid == pid)
+			return;
+	if (pid <= 0 || pid == getpid() || watched_count == WATCHED_MAX)
+		return;
+	int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
+	if (fd < 0)
+		return;
+	if (epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event)) {
+		close(fd);
+		return;
+	}
+	watched[watched_count].pid = pid;
+	watched[watched_count++].fd = fd;
+}
+
+/* True where the descriptor is a process's that has ended. */
+static bool take_end_locked(int fd)
+{
+	for (int i = 0; i < watched_count; i++)
+		if (watched[i].fd == fd) {
+			pid_t pid = watched[i].pid;
+			watched[i] = watched[--watched_count];
+			close(fd);
+			cm_ended_locked(pid);
+			return true;
+		}
+	return false;
 }
 
 static void *run(void *arg)
@@ -96,7 +139,7 @@ static void *run(void *arg)
 			eventfd_t rung;
 			if (events[i].data.fd == wake_fd)
 				eventfd_read(wake_fd, &rung);
-			else
+			else if (!take_end_locked(events[i].data.fd))
 				take_locked(events[i].data.fd);
 		}
 		next_ms = cm_timers_locked(cm_now_ms());
@@ -123,6 +166,7 @@ static int start_thread(void)
 
 static int start_locked(void)
 {
+	watched_count = 0;              /* in a forked child: what is watched is its parent's */
 	struct epoll_event event = { .events = EPOLLIN };
 	epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -16,6 +16,7 @@ enum cm_state {
 struct cm_target {
 	bool wire;
 	struct tp_cm_name name;         /* bus */
+	pid_t pid;                      /* bus: of whom it came from; 0: not known */
 	union ibv_gid own, peer;        /* wire */
 	uint8_t tos;
 };
@@ -63,6 +64,7 @@ static inline int cm_fail(int error) { return errno = error, -1; }
 /* libibverbs.so.1's (gsi.h, log.h) */
 extern void tp_card_inner_warn(const char *text);
 extern bool tp_card_inner_wire_always(void);
+extern void tp_card_inner_gsi_catch_up(void);
 extern int tp_card_inner_gsi_listen(const union ibv_gid *own);
 extern int tp_card_inner_gsi_send(const union ibv_gid *from, const union ibv_gid *to, uint8_t tos, const uint8_t *mad);
 extern int tp_card_inner_gsi_take(const void *parcel, size_t bytes, uint8_t *mad, union ibv_gid *from, union ibv_gid *to);
@@ -75,6 +77,7 @@ void cm_bus_release(int fd);
 /* Bus or wire. ECONNREFUSED: nobody is there (bus). */
 int cm_bus_send(const struct cm_target *target, const uint8_t mad[TP_MAD_BYTES]);
 void cm_bus_wake(void);             /* a timer was set */
+void cm_bus_watch_locked(pid_t pid);        /* cm_ended_locked is called when that process ends */
 uint64_t cm_now_ms(void);
 
 /* connect.c, called by the bus with the lock held */
@@ -83,6 +86,7 @@ void cm_established_locked(struct cm_id *id);      /* the peer took our answer: 
 /* Sends again, gives up; returns when to call next (0: never). */
 uint64_t cm_timers_locked(uint64_t now_ms);
 void cm_leave_locked(struct cm_id *id);     /* destroyed: the peer is told */
+void cm_ended_locked(pid_t pid);    /* a peer's process has ended, whatever it was: its connections have */
 void cm_reap_locked(void);          /* frees parting ones that have ended */
 bool cm_parting_locked(void);       /* are there any? */
 

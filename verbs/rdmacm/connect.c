@@ -437,6 +437,7 @@ static void on_request_locked(const struct tp_cm_mad *mad, int port_fd, const st
 	id->tos = mad->traffic_class;
 	id->peer = *from;
 	id->peer.tos = id->tos;
+	cm_bus_watch_locked(from->pid);
 	id->remote_qpn = mad->qpn;
 	id->remote_psn = mad->psn;
 	id->mtu = mad->mtu >= IBV_MTU_256 && mad->mtu <= IBV_MTU_4096 ? mad->mtu : IBV_MTU_1024;
@@ -472,6 +473,7 @@ static void on_reply_locked(struct cm_id *id, const struct tp_cm_mad *mad, const
 	id->remote_id = mad->local_id;
 	if (!from->wire)
 		id->peer = *from;
+	cm_bus_watch_locked(from->pid);
 	id->remote_qpn = mad->qpn;
 	id->remote_psn = mad->psn;
 	id->rnr_retry_count = mad->rnr_retry_count;
@@ -530,8 +532,24 @@ static void on_parting_locked(struct cm_id *id, const struct tp_cm_mad *mad, con
 	uint8_t bytes[TP_MAD_BYTES];
 	tp_cm_build(&reply, bytes);
 	cm_bus_send(from, bytes);
+	if (id && !from->wire)
+		tp_card_inner_gsi_catch_up();
 	if (id && id->state != CM_DONE && id->state >= CM_REQUESTED)
 		gone_locked(id, RDMA_CM_EVENT_DISCONNECTED, 0);
+}
+
+void cm_ended_locked(pid_t pid)
+{
+	bool any = false;
+	for (struct cm_id *id = cm_ids; id; id = id->next) {
+		if (id->ud || id->peer.wire || id->peer.pid != pid || id->state < CM_PENDING || id->state == CM_DONE)
+			continue;
+		if (!any)
+			tp_card_inner_gsi_catch_up();
+		any = true;
+		bool connected = id->state == CM_ESTABLISHED || id->state == CM_LEAVING;
+		gone_locked(id, connected ? RDMA_CM_EVENT_DISCONNECTED : RDMA_CM_EVENT_UNREACHABLE, connected ? 0 : -ECONNRESET);
+	}
 }
 
 static void on_sidr_reply_locked(struct cm_id *id, const struct tp_cm_mad *mad)
