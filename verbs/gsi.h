@@ -28,6 +28,10 @@ struct tp_gsi_parcel {
 bool tp_gsi_parse(const struct tp_ingress *in, struct tp_cm_mad *mad);
 /* Hands a packet that came in on, or answers it; whatever else it is is dropped. struck: faults and capture have seen it. */
 void tp_gsi_route(const struct tp_ingress *in, bool struck);
+/* Called for each message that comes in, before it is handed on; NULL: nothing. */
+extern void (*tp_gsi_saw)(const struct tp_ingress *in, const struct tp_cm_mad *mad);
+/* Says something in nobody's name, from an address of ours (ports aren't looked at). */
+void tp_gsi_say(const union tp_addr *own, const union tp_addr *peer, const struct tp_cm_mad *mad);
 
 /* Addresses are GIDs of RoCE v2. Hears what comes for QP 1 to own (NULL: to each GID's address) from now on; 0 or an errno. */
 int tp_gsi_listen(const union ibv_gid *own);

@@ -76,20 +76,19 @@ static int open_sender(const union tp_addr *addr, union tp_addr *local)
 	return -1;
 }
 
-static void answer(const struct tp_ingress *in, const struct tp_cm_mad *mad)
+void tp_gsi_say(const union tp_addr *own, const union tp_addr *peer, const struct tp_cm_mad *mad)
 {
-	struct tp_cm_mad reply;
-	union tp_addr from, to = in->from;
+	union tp_addr from, to = *peer;
 	struct tp_icrc icrc;
 	uint8_t data[TP_WIRE_HEADERS_MAX + TP_MAD_BYTES + TP_WIRE_ICRC_BYTES];
-	int s = make_answer(mad, &reply) ? open_sender(&in->to, &from) : -1;
+	int s = open_sender(own, &from);
 	if (s < 0)
 		return;
 	to.v4.sin_port = htons(TP_WIRE_UDP_PORT);
 	struct tp_packet packet = { .opcode = TP_WIRE_UD << 5 | TP_OP_SEND_ONLY, .pkey = TP_CARD_PKEY, .qpn = TP_GSI_QPN, .src_qpn = TP_GSI_QPN,
 		.qkey = TP_CARD_QKEY_GSI, .bytes = TP_MAD_BYTES };
 	size_t bytes = tp_wire_build(&packet, data);
-	tp_cm_build(&reply, data + bytes);
+	tp_cm_build(mad, data + bytes);
 	bytes += TP_MAD_BYTES;
 	tp_icrc_prepare(&from, &to, &icrc);
 	tp_icrc_store(data + bytes, tp_icrc_of(&icrc, 0, data, bytes));
@@ -97,7 +96,16 @@ static void answer(const struct tp_ingress *in, const struct tp_cm_mad *mad)
 	close(s);
 }
 
+static void answer(const struct tp_ingress *in, const struct tp_cm_mad *mad)
+{
+	struct tp_cm_mad reply;
+	if (make_answer(mad, &reply))
+		tp_gsi_say(&in->to, &in->from, &reply);
+}
+
 /* ---- on to the process ---- */
+
+void (*tp_gsi_saw)(const struct tp_ingress *in, const struct tp_cm_mad *mad);
 
 void tp_gsi_route(const struct tp_ingress *in, bool struck)
 {
@@ -108,6 +116,8 @@ void tp_gsi_route(const struct tp_ingress *in, bool struck)
 	struct sockaddr_un address;
 	if (!tp_gsi_parse(in, &mad))
 		return;
+	if (tp_gsi_saw)
+		tp_gsi_saw(in, &mad);
 	if (!tp_cm_name_of_mad(&mad, &name)) {
 		answer(in, &mad);
 		return;

@@ -71,6 +71,18 @@ kill -0 $server 2>/dev/null && fail "the peer's DREQ doesn't end the connection:
 kill $client 2>/dev/null; wait $client $server 2>/dev/null
 server=
 port=$((port + 1))
+# A client that is killed says nothing: its keeper does.
+at_a "${on_card[@]}" rping -s -a 10.99.7.1 -p $port -C 100000000 >"$work/server" 2>&1 & server=$!
+for _ in $(seq 200); do holds $port && break; sleep 0.05; done
+TELPHER_VERBS_CAPTURE=$work/capture2 at_b "${on_card[@]}" rping -c -a 10.99.7.1 -p $port -C 100000000 >"$work/client" 2>&1 & client=$!
+for _ in $(seq 100); do [ "$(stat -c %s "$work/capture2" 2>/dev/null || echo 0)" -gt 20000 ] && break; sleep 0.05; done
+for pid in $(ip netns pids $HOST_B); do [ "$(cat /proc/$pid/comm 2>/dev/null)" = rping ] && kill -9 $pid; done
+for _ in $(seq 100); do kill -0 $server 2>/dev/null || break; sleep 0.1; done
+kill -0 $server 2>/dev/null && fail "a killed client isn't missed: $(cat "$work/server")"
+grep -q 'DISCONNECT EVENT' "$work/server" || fail "a killed client isn't missed: $(cat "$work/server")"
+wait $client $server 2>/dev/null
+server=
+port=$((port + 1))
 export TELPHER_VERBS_GIDS=all
 pair rping -s -a fd00:99:7::1 -p $port -C 5 -- rping -c -a fd00:99:7::1 -p $port -C 5 -V
 echo "connected over the wire"

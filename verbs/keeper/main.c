@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include "verbs/gsi.h"
+#include "verbs/keeper/watch.h"
 #include "verbs/port.h"
 #include "verbs/share.h"
 
@@ -209,6 +210,7 @@ static void drop(int i)
 		free_from_ms[slot] = tp_clock_ms() + TP_SHARE_REST_MS;
 	}
 	members[i] = members[--member_count];
+	tp_watch_ended();
 }
 
 static void welcome(int listener)
@@ -264,7 +266,8 @@ static void run(int listener)
 		for (int i = 0; i < group_count; i++)
 			if (groups[i].count)
 				polls[count++] = (struct pollfd){ .fd = groups[i].fds[0], .events = POLLIN };
-		if (poll(polls, (nfds_t)count, member_count ? -1 : TP_SHARE_LINGER_MS) < 0 && errno != EINTR)
+		int due_ms = tp_watch_tick(), wait_ms = member_count ? -1 : TP_SHARE_LINGER_MS;
+		if (poll(polls, (nfds_t)count, due_ms >= 0 && (wait_ms < 0 || due_ms < wait_ms) ? due_ms : wait_ms) < 0 && errno != EINTR)
 			return;
 		for (int i = served - 1; i >= 0; i--)
 			if (polls[1 + i].revents && !serve(&members[i]))
@@ -305,6 +308,7 @@ int main(void)
 	} else if ((box = tp_box_new()) < 0) {
 		return 1;
 	}
+	tp_gsi_saw = tp_watch_saw;
 	run(listener);
 	return 0;
 }
