@@ -16,7 +16,6 @@ logs=${LOGS:-$(mktemp -d)}
 mkdir -p "$logs"
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
 [ "$gpus" -gt 0 ] || { echo "on_gpus: this machine has no NVIDIA GPU"; exit 77; }
-export CUDA_DEVICE_MAX_CONNECTIONS=32
 failed=0
 
 with_ours() { LD_PRELOAD="$lib/libnccl.so.2" LD_LIBRARY_PATH="$lib:${LD_LIBRARY_PATH:-}" "$@"; }
@@ -47,7 +46,7 @@ start_mps() {
 mpi() { # mpi RANKS COMMAND…
 	local n=$1
 	shift
-	mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$n" -x LD_PRELOAD -x LD_LIBRARY_PATH -x CUDA_DEVICE_MAX_CONNECTIONS "$@"
+	mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$n" -x LD_PRELOAD -x LD_LIBRARY_PATH "$@"
 }
 
 run_nccl_tests() { # RANKS, "NCCL_TESTS_DEVICE=0" or nothing, name of the run
