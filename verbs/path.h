@@ -149,6 +149,7 @@ struct tp_path_link {
 	uint64_t head, answers_head, answers_tail;
 	pthread_mutex_t map_lock;
 	struct tp_path_mapping *mappings;
+	_Atomic uint32_t map_generation;
 	_Atomic uint64_t direct_ops, ring_ops, mapped_ops;
 };
 
@@ -205,7 +206,7 @@ struct tp_path {
 	uint8_t *bounce;                /* one request's data while it is in flight */
 	bool bounce_read;
 	_Atomic uint64_t *peer_counters;        /* of the port that its packets would come in at; NULL: not known */
-	struct tp_path_view { uint32_t index; uint64_t ino, offset, length; uint8_t *base; } view;  /* the peer's shared region used last */
+	struct tp_path_view { uint32_t index, generation; uint64_t ino, offset, length; uint8_t *base; } view;  /* the peer's shared region used last */
 };
 static inline struct tp_path *tp_path_of(struct tp_qp *qp) { return qp->carrier_data; }
 

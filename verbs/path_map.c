@@ -177,6 +177,35 @@ static uint8_t *map_file(const struct tp_path_region *region, uint64_t dev, uint
 	return base;
 }
 
+static bool is_shown(const struct tp_path_link *link, const struct tp_path_mapping *m)
+{
+	for (uint32_t i = 0; i < TP_PATH_REGIONS; i++) {
+		const struct tp_path_region *region = &link->yard->regions[i];
+		if (atomic_load_explicit(&region->ino, memory_order_seq_cst) == m->ino &&
+			atomic_load_explicit(&region->dev, memory_order_relaxed) == m->dev)
+			return true;
+	}
+	return false;
+}
+
+/* Mappings of files that the peer shows no more go: nobody is inside, for whoever is keeps them shown. The generation first, so that
+ * who comes later, when it shows such a file again, doesn't trust what it remembers. Under map_lock. */
+static void drop_stale_locked(struct tp_path_link *link)
+{
+	atomic_fetch_add_explicit(&link->map_generation, 1, memory_order_seq_cst);
+	for (struct tp_path_mapping **at = &link->mappings; *at;) {
+		struct tp_path_mapping *m = *at;
+		if (is_shown(link, m)) {
+			at = &m->next;
+			continue;
+		}
+		*at = m->next;
+		if (m->base)
+			munmap(m->base, m->length);
+		free(m);
+	}
+}
+
 /* The mapping, made at the first use; base NULL: it was refused. */
 static const struct tp_path_mapping *find_mapping(struct tp_path_link *link, const struct tp_path_region *region, uint64_t dev, uint64_t ino)
 {
@@ -184,6 +213,8 @@ static const struct tp_path_mapping *find_mapping(struct tp_path_link *link, con
 	struct tp_path_mapping *m = link->mappings;
 	while (m && (m->dev != dev || m->ino != ino || m->offset != region->offset || m->length != region->length))
 		m = m->next;
+	if (!m)
+		drop_stale_locked(link);
 	if (!m && (m = tp_alloc(1, sizeof(*m), "a mapping of another process's memory"))) {
 		*m = (struct tp_path_mapping){ .next = link->mappings, .dev = dev, .ino = ino, .offset = region->offset, .length = region->length,
 			.base = map_file(region, dev, ino) };
@@ -201,12 +232,13 @@ uint8_t *tp_path_map(struct tp_path *path, const struct tp_key *key, uint64_t ad
 		return NULL;
 	const struct tp_path_region *region = &path->link->yard->regions[place - 1];
 	/* Acquire: pairs with tp_path_show_region; it stays as it is while we are inside the key. */
-	uint64_t ino = atomic_load_explicit(&region->ino, memory_order_acquire);
+	uint64_t ino = atomic_load_explicit(&region->ino, memory_order_seq_cst);
+	uint32_t generation = atomic_load_explicit(&path->link->map_generation, memory_order_seq_cst);
 	if (!ino || addr < region->start || bytes > region->length || addr - region->start > region->length - bytes)
 		return NULL;
-	if (view->index != place || view->ino != ino || view->offset != region->offset || view->length != region->length) {
+	if (view->index != place || view->generation != generation || view->ino != ino || view->offset != region->offset || view->length != region->length) {
 		const struct tp_path_mapping *m = find_mapping(path->link, region, atomic_load_explicit(&region->dev, memory_order_relaxed), ino);
-		*view = (struct tp_path_view){ .index = place, .ino = ino, .offset = region->offset, .length = region->length, .base = m ? m->base : NULL };
+		*view = (struct tp_path_view){ .index = place, .generation = generation, .ino = ino, .offset = region->offset, .length = region->length, .base = m ? m->base : NULL };
 	}
 	return view->base ? view->base + (addr - region->start) : NULL;
 }

@@ -466,6 +466,47 @@ static void memory_that_was_born_shared_is_written_by_stores(void **state)
 	expect(&outcome, "path");
 }
 
+/* One file after another is registered at the same place: what is remembered of the last one is of no use. */
+static int fills_many(struct end *end)
+{
+	CHECK(end_open(end, NULL) == 0);
+	for (uint32_t i = 0; i < 50; i++) {
+		CHECK(end_meet(end) == 0);
+		fill(end->data, 4096, i);
+		CHECK(end_do(end, &(struct request){ .opcode = IBV_WR_RDMA_WRITE, .bytes = 4096 }) == 0);
+		CHECK(end_meet(end) == 0);
+	}
+	return end_close(end);
+}
+static int shows_many(struct end *end)
+{
+	CHECK(end_open(end, NULL) == 0);
+	for (uint32_t i = 0; i < 50; i++) {
+		int fd = memfd_create("test", MFD_CLOEXEC);
+		CHECK(fd >= 0 && ftruncate(fd, 8192) == 0);
+		uint8_t *at = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		CHECK(at != MAP_FAILED);
+		struct ibv_mr *mr = ibv_reg_mr(end->pd, at + 100, 4096, SIDE_ACCESS);
+		CHECK(mr);
+		end->own.addr = (uintptr_t)at + 100;
+		end->own.rkey = mr->rkey;
+		CHECK(end_meet(end) == 0);
+		CHECK(end_meet(end) == 0);
+		CHECK(is_filled(at + 100, 4096, i) && at[99] == 0 && at[4196] == 0);
+		CHECK(ibv_dereg_mr(mr) == 0);
+		munmap(at, 8192);
+		close(fd);
+	}
+	return end_close(end);
+}
+static void shared_files_come_and_go(void **state)
+{
+	(void)state;
+	static struct outcome outcome;
+	run_two(&outcome, fills_many, shows_many);
+	expect(&outcome, "path");
+}
+
 /* ---- the wire all the same ---- */
 
 static bool forbid_process_vm(void)
@@ -543,6 +584,7 @@ int main(void)
 		cmocka_unit_test(requests_to_a_process_that_died_end_with_12),
 		cmocka_unit_test(a_fork_disturbs_nothing),
 		cmocka_unit_test(memory_that_was_born_shared_is_written_by_stores),
+		cmocka_unit_test(shared_files_come_and_go),
 		cmocka_unit_test(where_process_vm_is_refused_the_wire_is_taken),
 		cmocka_unit_test(a_process_that_is_not_dumpable_is_reached_by_the_wire),
 		cmocka_unit_test(either_side_can_ask_for_the_wire),
