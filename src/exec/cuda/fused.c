@@ -54,7 +54,7 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 	*out = (struct tp_fused_table){
 		/* NVLink. Two ranks send as much in one shot as in two; with more, two shots soon send less. */
 		.limits = {
-			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1536 * KB },
+			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1 * MB },
 			[TP_FUSED_TWO_SHOT] = { 96 * KB, 128 * MB },
 			[TP_FUSED_GATHER] = { 96 * KB, 32 * MB },
 			[TP_FUSED_SCATTER] = { 96 * KB, 32 * MB },
@@ -67,8 +67,8 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 		.window = 1 * MB,
 	};
 	if (!shared_gpu) return;
-	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. */
-	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 2 * MB, 8 * MB };
+	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. (LL128 only where asked for.) */
+	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, 16 * MB };
 	out->limits[TP_FUSED_ROOTED] = (struct tp_fused_limit){ 1 * MB, 1 * MB };
 }
 
@@ -100,15 +100,28 @@ static bool see_regions(struct tp_boot *boot, struct tp_links *links, struct tp_
 	return true;
 }
 
-/* Does all that this rank exchanges go over NVLink? There a warp's 128 bytes land whole. */
+enum { PARAM_LL128 };
+static struct tp_param params[] = {
+	[PARAM_LL128] = { .name = "TELPHER_LL128", .kind = TP_PARAM_ENUM, .fallback = "auto", .choices = "auto|on|off",
+		.doc = "GPUs: lines of 128 bytes with flags in them; auto: where all pairs of GPUs are joined by NVLink, over which they land whole" },
+};
+TP_PARAM_TABLE("exec", params)
+
+/* Does all that this rank exchanges go over NVLink? */
 static bool is_nvlink(struct tp_boot *boot, struct tp_links *links)
 {
 	for (int r = 0; r < boot->nranks; r++) {
 		struct tp_link_path path;
 		if (r == boot->rank) continue;
-		if (tp_links_path(links, boot->rank, r, &path) != ncclSuccess || !strstr(path.text, "NV")) return false;
+		if (tp_links_path(links, boot->rank, r, &path) != ncclSuccess || strncmp(path.text, "NV", 2) != 0) return false;
 	}
 	return true;
+}
+
+static bool allows_128(struct tp_boot *boot, struct tp_links *links)
+{
+	int64_t asked = tp_param_int(&params[PARAM_LL128]);
+	return asked == 1 || (asked == 0 && is_nvlink(boot, links));
 }
 
 ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const struct tp_fused_options *options, struct tp_fused *out)
@@ -119,7 +132,7 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 	mine.usable = see_regions(boot, links, &f);
 	tp_fused_defaults(options->shared_gpu, boot->nranks, &mine.table);
 	if (options->nchannels < (int)mine.table.max_blocks) mine.table.max_blocks = (uint32_t)options->nchannels;
-	mine.allows_128 = mine.table.allows_128 && (options->shared_gpu || is_nvlink(boot, links));
+	mine.allows_128 = allows_128(boot, links);
 	struct word *words = tp_alloc((size_t)boot->nranks, sizeof(*words), "what ranks say of fused kernels");
 	if (!words) return ncclSystemError;
 	words[boot->rank] = mine;
@@ -134,7 +147,7 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 			f.usable = false;
 			if (!f.why_not[0]) snprintf(f.why_not, sizeof(f.why_not), "rank %d doesn't reach all others' memory", r);
 		}
-		f.table.allows_128 &= words[r].allows_128;
+		f.table.allows_128 = f.table.allows_128 && words[r].allows_128;
 		f.table.max_blocks = TP_MIN(f.table.max_blocks, words[r].table.max_blocks);
 	}
 	free(words);
