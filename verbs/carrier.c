@@ -231,6 +231,7 @@ static int prepare(struct tp_qp *qp, struct tp_rc *rc)
 	if (error)
 		return error;
 	rc->route = (struct tp_route){ .to = qp->av.to, .tos = qp->av.traffic_class, .ttl = qp->av.hop_limit, .mute = qp->av.type == IBV_GID_TYPE_ROCE_V1 };
+	rc->same_host = same_host(&rc->endpoint->addr, &rc->route.to);
 	rc->transport = transport_of(qp->ibv.qp_type);
 	rc->mtu = tp_mtu_bytes(qp->attr.path_mtu);
 	tp_icrc_prepare(&from, &rc->route.to, &rc->out);

@@ -49,6 +49,7 @@ struct tp_rc {
 	uint32_t mtu;
 	struct tp_timer *timer;
 	uint64_t cnp_sent_ns;
+	bool same_host;                 /* the peer's address is ours too */
 	bool warned;                    /* of packets that can't be sent */
 
 	/* The initiator. PSNs: una <= next <= top. */

@@ -256,7 +256,9 @@ static void explain_unsendable(struct tp_qp *qp, int error)
 		tp_addr_format(&rc->route.to, to), strerror(error), error == EMSGSIZE ? " (the interface's MTU is below the QP's path MTU and headers)" : "");
 }
 
-/* The acknowledgement that was held goes with what is sent. */
+/* The acknowledgement that was held goes with what is sent. Programs rely on a request's completion coming before the other
+ * side's reply to it, so it goes first; but to an address of this machine it lies behind, in the same piece, whose receiver looks at it
+ * first (split in port.c): one datagram less. */
 static void add_ack(struct tp_qp *qp, struct tp_burst *burst)
 {
 	struct tp_packet packet;
@@ -279,6 +281,8 @@ void tp_rc_push(struct tp_qp *qp)
 	rc->rnr_until_ns = rc->blocked_until_ns = 0;
 	uint32_t before = rc->next;
 	struct tp_burst *burst = tp_burst_start(qp->port, rc->endpoint, rc->sender, &rc->route, &rc->out);
+	if (burst && rc->held_ns && (burst->whole || !rc->same_host) && (qp->sq.exec != qp->sq.head || rc->next != rc->top))
+		add_ack(qp, burst);
 	while (burst && step(qp, burst))
 		;
 	if (burst && rc->held_ns && rc->next != before)
