@@ -2,6 +2,7 @@
 #ifndef TP_VERBS_RDMACM_CM_H
 #define TP_VERBS_RDMACM_CM_H
 
+#include <arpa/inet.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <stdatomic.h>
@@ -80,12 +81,25 @@ void cm_bus_wake(void);             /* a timer was set */
 void cm_bus_watch_locked(pid_t pid);        /* cm_ended_locked is called when that process ends */
 uint64_t cm_now_ms(void);
 
-/* connect.c, called by the bus with the lock held */
+/* Milliseconds: a message is sent again after RESEND, then after twice that, … MAX_RESEND, for GIVE_UP in all; a parting one for PART. */
+enum { CM_RESEND_MS = 100, CM_MAX_RESEND_MS = 4000, CM_GIVE_UP_MS = 60000, CM_PART_MS = 10000 };
+/* Programs (perftest) close a listener, open it again and expect a peer that they let go of a moment before to come after that.
+ * So who finds nobody listening tries again for as long before it says so. */
+enum { CM_PATIENCE_MS = 100, CM_AGAIN_MS = 10 };
+
+/* connect.c */
+static inline uint16_t cm_port_of(const struct sockaddr_storage *addr) { return ntohs(((const struct sockaddr_in *)(const void *)addr)->sin_port); }
+/* Builds the message that is the id's last one, and sends nothing. awaits: it is sent again until an answer comes. */
+void cm_say_locked(struct cm_id *id, struct tp_cm_mad *mad, bool awaits);
+/* The connection is over (or never was): its QP goes to ERR, the program gets the event. */
+void cm_gone_locked(struct cm_id *id, enum rdma_cm_event_type type, int status);
+void cm_leave_locked(struct cm_id *id);     /* destroyed: the peer is told */
+
+/* hear.c, called by the bus with the lock held */
 void cm_arrive_locked(const struct tp_cm_mad *mad, int port_fd, const struct cm_target *from);
 void cm_established_locked(struct cm_id *id);      /* the peer took our answer: its RTU came, or its data */
 /* Sends again, gives up; returns when to call next (0: never). */
 uint64_t cm_timers_locked(uint64_t now_ms);
-void cm_leave_locked(struct cm_id *id);     /* destroyed: the peer is told */
 void cm_ended_locked(pid_t pid);    /* a peer's process has ended, whatever it was: its connections have */
 void cm_reap_locked(void);          /* frees parting ones that have ended */
 bool cm_parting_locked(void);       /* are there any? */
