@@ -33,7 +33,7 @@ static ncclResult_t choose(struct ncclComm *comm, enum tp_coll coll, int root, s
 {
 	struct tp_choice choice;
 	TP_TRY(tp_choose(comm->layout, coll, root, block_bytes, staged, &comm->model, comm->algo_filter, &choice));
-	if (comm->gpu) tp_gpu_fit_choice(comm, coll, block_bytes, &choice);
+	if (comm->gpu) tp_gpu_fit_choice(comm, coll, block_bytes, staged, &choice);
 	if (choice.nchannels > comm->nchannels) choice.nchannels = comm->nchannels;
 	TP_TRY(tp_watch_expect("algo", tp_algo_name(choice.algo), tp_coll_name(coll), NULL));
 	const struct tp_plan *plan;

@@ -89,9 +89,10 @@ static ncclResult_t make_op(const struct tp_comm_call *call, struct tp_op **out)
 		op->device_scalar = NULL;
 	}
 	exec->block_bytes = tp_call_block_bytes(call);
+	bool staged = comm->gpu ? tp_gpu_find_windows(call, exec) : exec->reduce.pre;
 	struct tp_choice_entry choice;
 	if (result == ncclSuccess && call->count)
-		result = tp_choice_find(comm, call->coll, call->root, exec->block_bytes, exec->reduce.pre, &choice);
+		result = tp_choice_find(comm, call->coll, call->root, exec->block_bytes, staged, &choice);
 	if (result != ncclSuccess) {
 		tp_op_free(op);
 		return result;

@@ -27,7 +27,8 @@ struct tp_gpu_capture {
 	unsigned long long id;              /* 0: free */
 	uint64_t used;                      /* to find the one that was used least recently */
 	CUgraph graph;
-	CUgraphNode last;                   /* of the last operation */
+	CUgraphNode last;                   /* of the last operation, */
+	CUstream stream;                    /* and its stream */
 	CUgraphNode record;                 /* records `done` after all of them; NULL: none (no mixing) */
 	struct tp_gpu_held *held;
 };
@@ -38,7 +39,7 @@ struct tp_gpu_wake { struct tp_gpu_wake *next; struct tp_gpu_rank *rank; uint64_
 struct tp_gpu_held { struct tp_gpu_rank *rank; struct tp_gpu_wake *wakes; };
 
 struct tp_gpu_call {                    /* a call that was made, ready to be made again */
-	bool used;
+	bool used, windows;
 	uint8_t coll;
 	int type, op, root;
 	size_t count;
@@ -72,7 +73,7 @@ struct tp_gpu_rank {
 	bool counts;                        /* kernels are counted when they are done: net links */
 	int blocks;                         /* of the device's, promised to this rank */
 	struct tp_mem *mem;
-	struct tp_gpu_window *windows;      /* with comm->choice_lock */
+	_Atomic(struct tp_gpu_window *) windows;        /* written with comm->choice_lock */
 	uint64_t comm_hash;
 	/* Kernels that were started, or will be before the engine hears more: counted where `counts`. */
 	_Atomic uint64_t expected;
@@ -125,8 +126,10 @@ bool tp_gpu_call_again(const struct tp_comm_call *call, ncclResult_t *result);
 ncclResult_t tp_gpu_validate_call(const struct tp_comm_call *call);
 /* Launches operations of these communicators, in their order, and frees them. */
 ncclResult_t tp_gpu_issue_all(struct tp_issue *issues);
-/* Channels and chunk of a choice, which the chooser leaves to the machine. */
-void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, struct tp_choice *choice);
+/* Channels and chunk of a choice, which the chooser leaves to the machine; and the algorithm, where the kernels want another. */
+void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, bool windows, struct tp_choice *choice);
+/* Where all ranks promise the same windows and offsets (NCCL_WIN_COLL_SYMMETRIC): notes them in the call. true: they do. */
+bool tp_gpu_find_windows(const struct tp_comm_call *call, struct tp_exec_call *exec);
 
 /* gpu_order.c, launch lock held, the GPU's context current */
 struct tp_gpu_place {                   /* where a launch goes */

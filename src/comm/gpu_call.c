@@ -112,8 +112,9 @@ bool tp_gpu_call_again(const struct tp_comm_call *call, ncclResult_t *result)
 			struct tp_exec_call exec = last->call;
 			exec.input = call->send ? call->send : call->recv;
 			exec.output = call->recv ? call->recv : (void *)(uintptr_t)call->send;
-			*result = launch(comm, &call->stream, 1, &exec, &last->record, 1);
-			handled = true;
+			/* Other buffers of the same size may have another plan. */
+			handled = tp_gpu_find_windows(call, &exec) == last->windows;
+			if (tp_likely(handled)) *result = launch(comm, &call->stream, 1, &exec, &last->record, 1);
 		}
 	}
 	pthread_mutex_unlock(&comm->launch_lock);
@@ -125,11 +126,9 @@ static void remember(struct ncclComm *comm, const struct tp_op *op)
 	struct tp_comm_call call = { .coll = op->record.func, .count = op->record.count, .type = (ncclDataType_t)op->record.type,
 		.root = op->record.root, .comm = comm };
 	struct tp_gpu_call *last = place_of(comm->gpu, call.coll, call.count, op->record.type, op->record.op, call.root);
-	bool may_be_in_place;
 	*last = (struct tp_gpu_call){ .used = true, .coll = call.coll, .type = op->record.type, .op = op->record.op, .root = call.root,
-		.count = call.count, .call = op->call, .record = op->record };
-	tp_call_spans(&call, &last->send_bytes, &last->recv_bytes, &last->in_place, &may_be_in_place);
-	if (!may_be_in_place) last->in_place = PTRDIFF_MIN;
+		.count = call.count, .windows = op->call.in_window != 0, .call = op->call, .record = op->record };
+	tp_call_spans(&call, &last->send_bytes, &last->recv_bytes, &last->in_place);
 }
 
 /* ---- operations ---- */
@@ -162,6 +161,16 @@ static void add_stream(cudaStream_t *streams, int *count, cudaStream_t stream)
 	streams[(*count)++] = stream;
 }
 
+/* A call that is made again goes the short way, so this is said once for each. */
+static void explain(const struct ncclComm *comm, struct tp_cuda_exec *exec, const struct tp_op *op)
+{
+	int blocks;
+	if (tp_likely(!tp_log_wants(TP_LOG_INFO, TP_TUNING)) || (!op->record.count && !op->call.ntransfers)) return;
+	const char *how = tp_cuda_exec_explain(exec, &op->call, &blocks);
+	TP_INFO(TP_TUNING, "comm %p rank %d: %s of %zu bytes a block as %s, %d thread blocks", (const void *)comm, comm->rank,
+		tp_coll_name((enum tp_coll)op->record.func), op->call.block_bytes, how, blocks);
+}
+
 /* Some operations of one communicator, as one launch. */
 static ncclResult_t launch_ops(struct ncclComm *comm, struct tp_op *first, int nops)
 {
@@ -176,6 +185,7 @@ static ncclResult_t launch_ops(struct ncclComm *comm, struct tp_op *first, int n
 	if (room > FEW_STREAMS && !(streams = tp_alloc((size_t)room, sizeof(*streams), "a group's streams"))) return ncclSystemError;
 	for (op = first; n < nops && result == ncclSuccess; n++, op = op->next) {
 		if (op->call.plan) result = tp_cuda_exec_prepare(exec, op->call.plan);
+		if (result == ncclSuccess) explain(comm, exec, op);
 		calls[n] = op->call;
 		records[n] = op->record;
 		for (int s = 0; s < op->nstreams; s++) add_stream(streams, &nstreams, op->nstreams > 1 ? op->streams[s] : op->stream);
@@ -227,8 +237,12 @@ ncclResult_t tp_gpu_issue_all(struct tp_issue *issues)
 /* A line of flags and data moves 4 KB a block in the time that a flag takes; bulk data is worth another block from 16 KB on.
  * Chunks: an eighth of what a block has to move, so that receiving, reducing and sending overlap; links that hold less cut them
  * smaller (the executor sees to that, the same on all ranks). */
-void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, struct tp_choice *choice)
+void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, bool windows, struct tp_choice *choice)
 {
+	enum tp_algo wanted;
+	if (tp_cuda_exec_suggest(atomic_load_explicit(&comm->gpu->exec, memory_order_relaxed), coll, block_bytes, windows, &wanted)
+		&& choice->candidates[wanted].us >= 0)
+		choice->algo = wanted;
 	bool many = coll == TP_ALL_GATHER || coll == TP_REDUCE_SCATTER || coll == TP_ALL_TO_ALL || coll == TP_GATHER || coll == TP_SCATTER;
 	size_t bytes = block_bytes * (many ? (size_t)comm->nranks : 1), unit = choice->algo == TP_ALGO_ONE_SHOT ? 4096 : 16384;
 	int channels = 1;

@@ -48,8 +48,8 @@ static ncclResult_t make_window(struct window_job *job)
 		return result;
 	}
 	pthread_mutex_lock(&comm->choice_lock);
-	w->next = comm->gpu->windows;
-	comm->gpu->windows = w;
+	w->next = atomic_load_explicit(&comm->gpu->windows, memory_order_relaxed);
+	atomic_store_explicit(&comm->gpu->windows, w, memory_order_relaxed);
 	pthread_mutex_unlock(&comm->choice_lock);
 	*job->out = (ncclWindow_t)w;
 	return ncclSuccess;
@@ -110,12 +110,14 @@ static ncclResult_t deregister_window(struct ncclComm *comm, ncclWindow_t window
 	struct tp_gpu_window *found = NULL;
 	if (!window) return ncclSuccess;
 	pthread_mutex_lock(&comm->choice_lock);
-	for (struct tp_gpu_window **at = comm->gpu ? &comm->gpu->windows : NULL; at && *at; at = &(*at)->next) {
-		if (*at != (struct tp_gpu_window *)window) continue;
-		found = *at;
-		*at = found->next;
-		break;
+	struct tp_gpu_window *before = NULL;
+	found = comm->gpu ? atomic_load_explicit(&comm->gpu->windows, memory_order_relaxed) : NULL;
+	while (found && found != (struct tp_gpu_window *)window) {
+		before = found;
+		found = found->next;
 	}
+	if (found && before) before->next = found->next;
+	else if (found) atomic_store_explicit(&comm->gpu->windows, found->next, memory_order_relaxed);
 	pthread_mutex_unlock(&comm->choice_lock);
 	if (!found) return TP_FAIL(ncclInvalidArgument, "ncclCommWindowDeregister: %p is not a window of communicator %p", (void *)window, (void *)comm);
 	ncclResult_t result = tp_mem_window_destroy(comm->gpu->mem, found->window);
@@ -131,12 +133,28 @@ ncclResult_t tp_comm_window_deregister(ncclComm_t comm, ncclWindow_t window)
 	return result;
 }
 
+bool tp_gpu_find_windows(const struct tp_comm_call *call, struct tp_exec_call *exec)
+{
+	struct tp_gpu_rank *rank = call->comm->gpu;
+	bool reduces_all = call->coll == TP_ALL_REDUCE;
+	if (tp_likely(!atomic_load_explicit(&rank->windows, memory_order_relaxed)) || (!reduces_all && call->coll != TP_REDUCE_SCATTER)) return false;
+	size_t bytes = exec->block_bytes;
+	const struct tp_mem_window *in = tp_mem_window_find(rank->mem, exec->input, reduces_all ? bytes : bytes * (size_t)call->comm->nranks, &exec->in_offset);
+	if (!in || !(in->flags & NCCL_WIN_COLL_SYMMETRIC)) return false;
+	if (reduces_all) {
+		const struct tp_mem_window *out = tp_mem_window_find(rank->mem, exec->output, bytes, &exec->out_offset);
+		if (!out || !(out->flags & NCCL_WIN_COLL_SYMMETRIC)) return false;
+		exec->out_window = (uint64_t)(uintptr_t)out->device_peers;
+	}
+	exec->in_window = (uint64_t)(uintptr_t)in->device_peers;
+	return true;
+}
+
 /* What the program left registered ends with the communicator. */
 void tp_gpu_memory_close(struct tp_gpu_rank *rank)
 {
-	while (rank->windows) {
-		struct tp_gpu_window *w = rank->windows;
-		rank->windows = w->next;
+	for (struct tp_gpu_window *w = atomic_load_explicit(&rank->windows, memory_order_relaxed), *next; w; w = next) {
+		next = w->next;
 		tp_mem_window_destroy(rank->mem, w->window);
 		free(w);
 	}

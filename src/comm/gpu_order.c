@@ -7,7 +7,7 @@
  * Captured: operations of one capture depend on each other's nodes. The first also waits for `done` as it stands when the graph
  * is launched (an external wait), and one node records it again behind all of them: so a graph is one operation more in the
  * order. The capture isn't over when we see it last; so the recording node is made with the first operation, and
- * each later one becomes a dependency of it. A graph holds the rank by a user object, which tells when its last copy is gone.
+ * moves behind each later one. A graph holds the rank by a user object, which tells when its last copy is gone.
  *
  * An operation of a group may come on several streams: the first one gets the kernels, waits for the others before and is waited
  * for by them after. */
@@ -164,7 +164,8 @@ static ncclResult_t enter_capture(struct ncclComm *comm, struct tp_gpu_place *pl
 	bool known;
 	struct tp_gpu_capture *capture = find_capture(rank, info->id, &known);
 	if (!known) TP_TRY(begin_capture(comm, place, info, capture));
-	else if (capture->last) TP_TRY(depend_on(comm, place->stream, capture->last));
+	else if (capture->last && capture->stream != place->stream) TP_TRY(depend_on(comm, place->stream, capture->last));
+	capture->stream = place->stream;
 	capture->used = ++rank->capture_turn;
 	place->capture = capture;
 	return ncclSuccess;
@@ -199,13 +200,18 @@ static ncclResult_t leave_capture(struct ncclComm *comm, struct tp_gpu_place *pl
 	struct info info;
 	TP_TRY(read_capture(comm, place->stream, &info));
 	if (!info.count) return ncclSuccess;
-	CUgraphNode last = info.nodes[0];
+	CUgraphNode before = capture->last, last = info.nodes[0];
 	capture->last = last;
 	if (!rank->mixing) return ncclSuccess;
-	if (capture->record)
-		TP_GPU_TRY(comm, GraphAddDependencies(capture->graph, &last, &capture->record, 1));
-	else
+	if (capture->record) {
+		/* It follows the newest operation only: a graph that is a chain is launched faster. */
+		if (before != last) {
+			TP_GPU_TRY(comm, GraphRemoveDependencies(capture->graph, &before, &capture->record, 1));
+			TP_GPU_TRY(comm, GraphAddDependencies(capture->graph, &last, &capture->record, 1));
+		}
+	} else {
 		TP_GPU_TRY(comm, GraphAddEventRecordNode(&capture->record, capture->graph, &last, 1, rank->done));
+	}
 	return ncclSuccess;
 }
 

@@ -201,7 +201,8 @@ struct tp_cores_place { uint64_t machine, mask[TP_CPU_WORDS]; int32_t count; };
 void tp_cores_fill(struct tp_cores_place *out);
 ncclResult_t tp_cores_judge(struct ncclComm *comm, const void *all, size_t stride);
 
-/* choice.c: what runs a call. Kept until the communicator is freed. */
+/* choice.c: what runs a call. Kept until the communicator is freed. staged: scaled before the reduction; GPU ranks: the buffers lie in
+ * windows. */
 ncclResult_t tp_choice_find(struct ncclComm *comm, enum tp_coll coll, int root, size_t block_bytes, bool staged,
 	struct tp_choice_entry *out);
 void tp_choice_free_all(struct ncclComm *comm);
@@ -230,7 +231,7 @@ ncclResult_t tp_comm_explain(struct ncclComm *comm, ncclResult_t found, uint64_t
 
 /* validate.c */
 ncclResult_t tp_validate_call(const struct tp_comm_call *call);
-void tp_call_spans(const struct tp_comm_call *call, size_t *send_bytes, size_t *recv_bytes, ptrdiff_t *in_place, bool *may_be_in_place);
+void tp_call_spans(const struct tp_comm_call *call, size_t *send_bytes, size_t *recv_bytes, ptrdiff_t *in_place);
 size_t tp_call_block_bytes(const struct tp_comm_call *call);
 uint32_t tp_call_hash(uint8_t coll, size_t count, int type, int op, int root);
 

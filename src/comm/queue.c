@@ -173,13 +173,11 @@ static void remember(struct ncclComm *comm, const struct tp_op *op, struct tp_la
 {
 	struct tp_comm_call call = { .coll = op->record.func, .count = op->record.count, .type = (ncclDataType_t)op->record.type,
 		.root = op->record.root, .comm = comm };
-	bool may_be_in_place;
 	last->count = call.count;
 	last->type = call.type;
 	last->op = op->record.op;
 	last->root = call.root;
-	tp_call_spans(&call, &last->send_bytes, &last->recv_bytes, &last->in_place, &may_be_in_place);
-	if (!may_be_in_place) last->in_place = PTRDIFF_MIN;
+	tp_call_spans(&call, &last->send_bytes, &last->recv_bytes, &last->in_place);
 	last->hash = op->record.hash;
 	last->call = op->call;
 	last->record = op->record;

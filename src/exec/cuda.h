@@ -39,6 +39,9 @@ ncclResult_t tp_cuda_exec_prepare(struct tp_cuda_exec *exec, const struct tp_pla
  * was prepared; TP_SEND_RECV has transfers and no plan: call->plan is NULL, call->ntransfers > 0. The current context is gpu's.
  * calls are not kept. Aborted or failed executors launch nothing: the status' error. */
 ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *calls, int ncalls);
+/* Which algorithm the kernels want for a message, before there is a plan (windows: its buffers lie in such); false: no opinion. The same
+ * on all ranks. */
+bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes, bool windows, enum tp_algo *out);
 /* The algorithm and protocol that a call will run as ("TWO_SHOT/LL128", 32 blocks), for logs and bench. */
 const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec_call *call, int *blocks);
 

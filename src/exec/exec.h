@@ -39,6 +39,9 @@ struct tp_exec_call {
 	size_t ref_bytes;                   /* chunks of at least so much travel by reference, where they may; 0: the executor's own limit */
 	struct tp_reduce reduce;            /* type always valid; op where the plan reduces */
 	const void *device_scalar;          /* CUDA executor: PreMulSum's scalar (of reduce.type), read by the kernel; NULL: reduce.pre_* */
+	/* CUDA executor: input and output lie in windows that all ranks of the host have mapped, at the same offsets on all ranks:
+	 * where this rank's kernels see them (device memory, uint64_t [nranks]); 0: they don't. */
+	uint64_t in_window, in_offset, out_window, out_offset;
 	uint32_t tag;                       /* of the call, in every slot */
 	const struct tp_exec_transfer *transfers;   /* TP_SEND_RECV: [ntransfers], kept by the caller until the end */
 	int ntransfers;

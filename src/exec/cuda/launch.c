@@ -86,6 +86,23 @@ static ncclResult_t find_prepared(struct tp_cuda_exec *exec, const struct tp_exe
 		tp_algo_name(call->plan->spec.algo));
 }
 
+/* Windows first: they say themselves from which size on they are worth it. */
+static bool fit_fused(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_fused_launch *out)
+{
+	struct tp_fused_windows windows = { call->in_window, call->in_offset, call->out_window, call->out_offset };
+	if (__builtin_expect(windows.in_bases != 0, 0) && tp_fused_fit_windows(&exec->fused, call, &windows, out)) return true;
+	return tp_fused_fit(&exec->fused, call, out);
+}
+
+bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes, bool windows, enum tp_algo *out)
+{
+	if (windows && exec->fused.usable && block_bytes >= exec->fused.table.window && (coll == TP_ALL_REDUCE || coll == TP_REDUCE_SCATTER)) {
+		*out = coll == TP_ALL_REDUCE ? TP_ALGO_TWO_SHOT : TP_ALGO_DIRECT;
+		return true;
+	}
+	return tp_fused_suggest(&exec->fused, coll, block_bytes, out);
+}
+
 /* As many of the calls as one launch of a steps kernel can do; the first isn't fused. */
 static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *calls, int ncalls, int *taken)
 {
@@ -97,7 +114,7 @@ static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, con
 	int n = 0;
 	for (; n < ncalls && n < TP_DEV_MAX_CALLS; n++) {
 		const struct tp_exec_call *call = &calls[n];
-		if (n && (!call->plan || tp_fused_fit(&exec->fused, call, &fused))) break;
+		if (n && (!call->plan || fit_fused(exec, call, &fused))) break;
 		TP_TRY(find_prepared(exec, call, &p));
 		CUfunction its = tp_cuda_kernel(exec->kernels, TP_CUDA_STEPS, p->reduces, &call->reduce);
 		if (n && its != function) break;
@@ -123,7 +140,7 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 		const struct tp_exec_call *call = &calls[i];
 		if (!call->plan) {
 			TP_TRY(tp_cuda_transfers_launch(exec, stream, call));
-		} else if (tp_fused_fit(&exec->fused, call, &fused)) {
+		} else if (fit_fused(exec, call, &fused)) {
 			CUfunction function = tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + fused.kind, fused.reduces, &call->reduce);
 			TP_TRY(tp_cuda_exec_run(exec, stream, function, fused.blocks, fused.threads, &fused.args));
 		} else {
@@ -144,7 +161,7 @@ const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec
 		*blocks = tp_cuda_transfers_blocks(exec, call);
 		return "SEND_RECV/SIMPLE";
 	}
-	if (tp_fused_fit(&exec->fused, call, &fused)) {
+	if (fit_fused(exec, call, &fused)) {
 		*blocks = (int)fused.blocks;
 		return fused.name;
 	}
