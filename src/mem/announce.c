@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -88,13 +89,9 @@ static void say(struct tp_mem *mem, int local, struct word *word, int fd)
 	pthread_mutex_unlock(&mem->say_lock);
 }
 
-/* On the service thread. */
-static void retry(void *arg, uint32_t events)
+static void retry(struct tp_mem *mem)
 {
-	struct tp_mem *mem = arg;
-	uint64_t expired, full = 0;
-	(void)events;
-	if (read(mem->timer, &expired, sizeof(expired)) < 0) return;
+	uint64_t full = 0;
 	pthread_mutex_lock(&mem->say_lock);
 	for (struct tp_mem_pending **at = &mem->pending; *at;) {
 		struct tp_mem_pending *p = *at;
@@ -165,13 +162,10 @@ static void hear(struct tp_mem *mem, int sock)
 {
 	struct word word;
 	int fd = -1;
-	pid_t pid;
-	uid_t uid;
 	uint64_t deadline_ms = tp_clock_ms() + TALK_MS;
-	if (tp_unix_peer(sock, &pid, &uid) != ncclSuccess || uid != geteuid()) return;
 	if (tp_socket_recv(sock, &word, sizeof(word), deadline_ms, NULL) != ncclSuccess) return;
 	if (!is_ours(mem, &word)) {
-		TP_INFO(TP_REG, "rank %d: a stranger (pid %d) spoke of registered memory; it was ignored", mem->boot->rank, (int)pid);
+		TP_INFO(TP_REG, "rank %d: a stranger spoke of registered memory; it was ignored", mem->boot->rank);
 		return;
 	}
 	if (word.has_fd && tp_unix_recv_fd(sock, &fd, NULL, 0, deadline_ms) != ncclSuccess) fd = -1;
@@ -179,24 +173,74 @@ static void hear(struct tp_mem *mem, int sock)
 	if (fd >= 0) close(fd);
 }
 
+/* Whoever has connected and not yet said a whole word; in the order in which they came, which is that of each peer's words. */
+struct tp_mem_guest { struct tp_mem_guest *next; int sock; uint64_t since_ms; };
+
+static bool has_spoken(int sock)
+{
+	int bytes = 0;
+	return ioctl(sock, FIONREAD, &bytes) == 0 && bytes >= (int)sizeof(struct word);
+}
+
+/* A guest that says nothing holds nobody up. */
+static void attend(struct tp_mem *mem)
+{
+	uint64_t now_ms = tp_clock_ms();
+	for (struct tp_mem_guest **at = &mem->guests; *at;) {
+		struct tp_mem_guest *guest = *at;
+		bool speaks = has_spoken(guest->sock);
+		if (!speaks && now_ms - guest->since_ms < TALK_MS) {
+			at = &guest->next;
+			continue;
+		}
+		*at = guest->next;
+		if (speaks) hear(mem, guest->sock);
+		close(guest->sock);
+		free(guest);
+	}
+	if (mem->guests) wake_later(mem);
+}
+
 static void come(void *arg, uint32_t events)
 {
 	struct tp_mem *mem = arg;
+	struct tp_mem_guest **last = &mem->guests;
+	pid_t pid;
+	uid_t uid;
 	(void)events;
+	while (*last) last = &(*last)->next;
 	for (;;) {
 		int sock = accept4(mem->listener, NULL, NULL, SOCK_CLOEXEC);
 		if (sock < 0 && errno == EINTR) continue;
-		if (sock < 0) return;
-		hear(mem, sock);
-		close(sock);
+		if (sock < 0) break;
+		struct tp_mem_guest *guest = tp_unix_peer(sock, &pid, &uid) == ncclSuccess && uid == geteuid() ? tp_alloc(1, sizeof(*guest), "a peer's word") : NULL;
+		if (!guest) {
+			close(sock);
+			continue;
+		}
+		*guest = (struct tp_mem_guest){ NULL, sock, tp_clock_ms() };
+		*last = guest;
+		last = &guest->next;
 	}
+	attend(mem);
+}
+
+/* On the service thread: words that wait for room at their receivers, guests that have not spoken. */
+static void tick(void *arg, uint32_t events)
+{
+	struct tp_mem *mem = arg;
+	uint64_t expired;
+	(void)events;
+	if (read(mem->timer, &expired, sizeof(expired)) < 0) return;
+	retry(mem);
+	attend(mem);
 }
 
 ncclResult_t tp_mem_announce_open(struct tp_mem *mem)
 {
 	mem->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
 	if (mem->timer < 0) return TP_FAIL(ncclSystemError, "rank %d: no timer for registered memory: %s", mem->boot->rank, strerror(errno));
-	TP_TRY(tp_service_watch_fd(mem->timer, EPOLLIN, retry, mem, &mem->timer_watch));
+	TP_TRY(tp_service_watch_fd(mem->timer, EPOLLIN, tick, mem, &mem->timer_watch));
 	TP_TRY(tp_mem_listen(mem->boot, &mem->listener, &mem->names[mem->boot->local]));
 	TP_TRY(tp_socket_set_nonblocking(mem->listener, true));
 	return tp_service_watch_fd(mem->listener, EPOLLIN, come, mem, &mem->watch);
@@ -213,6 +257,12 @@ void tp_mem_announce_close(struct tp_mem *mem)
 		mem->pending = p->next;
 		if (p->fd >= 0) close(p->fd);
 		free(p);
+	}
+	while (mem->guests) {
+		struct tp_mem_guest *guest = mem->guests;
+		mem->guests = guest->next;
+		close(guest->sock);
+		free(guest);
 	}
 	mem->watch = mem->timer_watch = NULL;
 	mem->listener = mem->timer = -1;

@@ -91,6 +91,7 @@ struct tp_mem {
 	struct tp_service_watch *watch, *timer_watch;
 	pthread_mutex_t say_lock;           /* what is said, and in which order */
 	struct tp_mem_pending *pending;
+	struct tp_mem_guest *guests;        /* the service thread's */
 	uint64_t names[TP_MEM_LOCAL_MAX];   /* of the sockets of the local ranks; but for the own one with say_lock */
 	/* window.c */
 	_Atomic(struct tp_mem_view *) windows;  /* changes with the lock */

@@ -11,7 +11,7 @@
 #include "mem/internal.h"
 
 #define SLICE_MS 50
-#define STRANGER_MS 2000
+#define STRANGER_MS 1000
 #define CONNECT_MS 10000
 
 /* What goes with a descriptor. */
@@ -71,7 +71,7 @@ static int take(const struct tp_boot *boot, uint64_t name, int sock, int *fd)
 	int got = -1;
 	pid_t pid;
 	uid_t uid;
-	/* A stranger that says nothing must not hold us long. */
+	/* A token comes whole; a stranger that says less must not hold us long. */
 	if (tp_unix_peer(sock, &pid, &uid) != ncclSuccess || uid != geteuid() ||
 		tp_unix_recv_fd(sock, &got, &token, sizeof(token), tp_clock_ms() + STRANGER_MS) != ncclSuccess) return -1;
 	bool known = token.from >= 0 && token.from < boot->nranks && token.to == boot->rank && boot->peers[token.from].host == boot->host;
@@ -96,27 +96,48 @@ static ncclResult_t check_events(struct tp_boot *boot)
 	return ncclSuccess;
 }
 
-/* Death and failure of others come as events. */
+/* The listener, then those who have connected and said nothing yet. */
+enum { GUESTS_MAX = 2 * TP_MEM_LOCAL_MAX };
+struct guests { struct pollfd polled[1 + GUESTS_MAX]; int count; };
+
+static ncclResult_t let_in(const struct tp_boot *boot, struct guests *g)
+{
+	int sock = accept4(g->polled[0].fd, NULL, NULL, SOCK_CLOEXEC);
+	if (sock < 0 && (errno == EMFILE || errno == ENFILE))
+		return TP_FAIL(ncclSystemError, "rank %d has no descriptor left to take GPU memory of its peers: raise ulimit -n", boot->rank);
+	if (sock < 0) return ncclSuccess;
+	if (g->count == GUESTS_MAX) {
+		/* Peers come once each: the oldest silent guest is none. */
+		close(g->polled[1].fd);
+		memmove(&g->polled[1], &g->polled[2], (size_t)(--g->count) * sizeof(g->polled[0]));
+	}
+	g->polled[++g->count] = (struct pollfd){ .fd = sock, .events = POLLIN };
+	return ncclSuccess;
+}
+
+/* Death and failure of others come as events. A guest that says nothing holds nobody up. */
 static ncclResult_t take_all(struct tp_boot *boot, int listener, uint64_t name, int missing, int *fds)
 {
-	while (missing > 0) {
-		struct pollfd p = { .fd = listener, .events = POLLIN };
-		int fd = -1;
-		TP_TRY(check_events(boot));
-		if (poll(&p, 1, SLICE_MS) <= 0) continue;
-		int sock = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-		if (sock < 0 && (errno == EMFILE || errno == ENFILE))
-			return TP_FAIL(ncclSystemError, "rank %d has no descriptor left to take GPU memory of its peers: raise ulimit -n", boot->rank);
-		if (sock < 0) continue;
-		int from = take(boot, name, sock, &fd);
-		close(sock);
-		if (from < 0) continue;
-		int *place = &fds[boot->peers[from].local];
-		if (*place >= 0) close(*place);
-		else missing--;
-		*place = fd;
+	struct guests g = { .polled[0] = { .fd = listener, .events = POLLIN } };
+	ncclResult_t result = ncclSuccess;
+	while (missing > 0 && result == ncclSuccess) {
+		result = check_events(boot);
+		if (result != ncclSuccess || poll(g.polled, (nfds_t)(1 + g.count), SLICE_MS) <= 0) continue;
+		for (int i = g.count; i >= 1; i--) {
+			if (!g.polled[i].revents) continue;
+			int fd = -1, from = take(boot, name, g.polled[i].fd, &fd);
+			close(g.polled[i].fd);
+			memmove(&g.polled[i], &g.polled[i + 1], (size_t)(g.count-- - i) * sizeof(g.polled[0]));
+			if (from < 0) continue;
+			int *place = &fds[boot->peers[from].local];
+			if (*place >= 0) close(*place);
+			else missing--;
+			*place = fd;
+		}
+		if (missing > 0 && g.polled[0].revents) result = let_in(boot, &g);
 	}
-	return ncclSuccess;
+	for (int i = 1; i <= g.count; i++) close(g.polled[i].fd);
+	return result;
 }
 
 ncclResult_t tp_mem_pass(struct tp_boot *boot, int listener, const struct tp_mem_hand *hands, const bool *wanted, int own_fd, int *fds)

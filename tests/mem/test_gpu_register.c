@@ -293,8 +293,6 @@ static void strangers(struct tp_boot *boot, void *arg)
 	memset(rubbish, 1, sizeof(rubbish));
 	must(write(liar, rubbish, sizeof(rubbish)) == (ssize_t)sizeof(rubbish));
 	must(tp_boot_barrier(boot) == ncclSuccess);
-	close(liar);
-	close(silent);
 	char *buffer = get_shareable(gpu);
 	void *handle;
 	must(tp_mem_register(mem, buffer, BYTES, &handle) == ncclSuccess);
@@ -303,6 +301,8 @@ static void strangers(struct tp_boot *boot, void *arg)
 	must(tp_boot_barrier(boot) == ncclSuccess);
 	put_shareable(gpu, buffer);
 	tp_mem_destroy(mem);
+	close(liar);
+	close(silent);
 }
 
 /* ---- ncclMemAlloc */
