@@ -294,7 +294,8 @@ TP_NCCL_CALL_(ncclResult_t, ncclReduceScatter, (const void *sendbuff, void *recv
 	ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream))
 
 /* Exchange a block between each two ranks */
-/* recvbuff[r * count + i] = rank r's sendbuff[own rank * count + i]. Both hold ranks * count elements. Not in place. */
+/* recvbuff[r * count + i] = rank r's sendbuff[own rank * count + i]. Both hold ranks * count elements.
+ * Equal buffers are taken, but what they hold afterwards is undefined. */
 TP_NCCL_CALL_(ncclResult_t, ncclAlltoAll, (const void *sendbuff, void *recvbuff, size_t count,
 	ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream))
 

@@ -157,8 +157,10 @@ void tp_env_visit_set(tp_env_visit *visit, void *arg)
 		judge_name(name, "environment", visit, arg);
 	}
 	const char *name, *file;
+	/* A file may set other libraries' names too. */
 	for (size_t i = 0; tp_conf_name_at(i, &name, &file); i++)
-		judge_name(name, file, visit, arg);
+		if (ours(name))
+			judge_name(name, file, visit, arg);
 }
 
 static void report_name(void *arg, const char *name, const char *where, enum tp_env_status status, const char *text)

@@ -499,6 +499,7 @@ typedef struct {
 	must(GraphNodeGetType, cuGraphNodeGetType, (CUgraphNode node, CUgraphNodeType *out)) \
 	must(GraphNodeGetDependencies, cuGraphNodeGetDependencies, (CUgraphNode node, CUgraphNode *dependencies, size_t *count)) \
 	must(GraphAddDependencies, cuGraphAddDependencies, (CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count)) \
+	must(GraphRemoveDependencies, cuGraphRemoveDependencies, (CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count)) \
 	must(GraphDestroyNode, cuGraphDestroyNode, (CUgraphNode node)) \
 	must(GraphAddKernelNode, cuGraphAddKernelNode_v2, (CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count, \
 		const CUDA_KERNEL_NODE_PARAMS *parameters)) \

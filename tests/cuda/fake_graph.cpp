@@ -205,6 +205,18 @@ CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CU
 	return CUDA_SUCCESS;
 }
 
+CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count)
+{
+	FAKE_ENTER(cuGraphRemoveDependencies);
+	for (size_t i = 0; i < count; i++) {
+		std::vector<CUgraphNode> &before = to[i]->before;
+		auto at = std::find(before.begin(), before.end(), from[i]);
+		if (from[i]->graph != graph || to[i]->graph != graph || at == before.end()) return CUDA_ERROR_INVALID_VALUE;
+		before.erase(at);
+	}
+	return CUDA_SUCCESS;
+}
+
 CUresult cuGraphDestroyNode(CUgraphNode gone)
 {
 	FAKE_ENTER(cuGraphDestroyNode);
