@@ -8,7 +8,7 @@ static ncclResult_t fail_stopped(struct tp_cuda_exec *exec)
 {
 	struct tp_cuda_status status;
 	tp_cuda_exec_status(exec, &status);
-	if (status.fault == TP_CUDA_ABORTED) return TP_FAIL(ncclInvalidUsage, "rank %d: the communicator was aborted", exec->boot->rank);
+	if (status.fault == TP_CUDA_ABORTED) return ncclInternalError;      /* who aborted has said why */
 	return TP_FAIL(ncclInvalidUsage, "rank %d: what came from rank %d on channel %d belongs to another call than this rank's (%s 0x%08x, and 0x%08x was "
 		"expected): the ranks' calls differ", exec->boot->rank, status.peer, status.channel, status.fault == TP_CUDA_SIZE ? "size" : "tag",
 		status.found, status.expected);
