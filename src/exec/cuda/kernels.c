@@ -46,11 +46,10 @@ static ncclDataType_t plain_type(ncclDataType_t type, ncclRedOp_t op)
 }
 
 /* Its code is there from now on. */
-static ncclResult_t load_function(struct loading *l, CUfunction function, const char *name)
+static ncclResult_t load_function(struct loading *l, CUfunction function)
 {
 	const struct tp_gpu *gpu = l->kernels->gpu;
 	int value, blocks;
-	(void)name;
 	if (tp_cuda->FuncLoad) TP_CUDA_TRY(gpu, FuncLoad(function));
 	else TP_CUDA_TRY(gpu, FuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, function));
 	TP_CUDA_TRY(gpu, OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, TP_DEV_THREADS, 0));
@@ -67,19 +66,11 @@ static ncclResult_t find_function(struct loading *l, const char *name, CUfunctio
 		if (found != CUDA_SUCCESS)
 			return tp_gpu_fail(__FILE__, __LINE__, __func__, l->kernels->gpu, "ModuleGetFunction", found);
 		l->at = m;
-		return load_function(l, *out, name);
+		return load_function(l, *out);
 	}
 	return TP_FAIL(ncclSystemError, "the kernel %s isn't among those for %s (compute capability %d.%d): %s", name, l->kernels->gpu->name,
 		l->kernels->gpu->major, l->kernels->gpu->minor, tp_param_string(&params[0]) ? "TELPHER_CUDA_KERNELS names a file without it" :
 		"this library wasn't built as a whole");
-}
-
-static bool has_function(const struct loading *l, const char *name)
-{
-	CUfunction function;
-	for (int i = 0; i < l->nmodules; i++)
-		if (tp_cuda->ModuleGetFunction(&function, l->modules[i], name) == CUDA_SUCCESS) return true;
-	return false;
 }
 
 static ncclResult_t find_kind(struct loading *l, enum tp_cuda_kind kind)
@@ -144,7 +135,7 @@ static ncclResult_t load_all(struct loading *l)
 	TP_TRY(load_images(l));
 	for (enum tp_cuda_kind kind = 0; kind < TP_CUDA_NKINDS; kind++) {
 		l->at = 0;
-		if (kind != TP_CUDA_FUSED + TP_FUSED_WINDOW || has_function(l, "tp_window_f32_sum")) TP_TRY(find_kind(l, kind));
+		TP_TRY(find_kind(l, kind));
 	}
 	TP_TRY(find_function(l, "tp_transfers", &l->kernels->transfers));
 	TP_TRY(find_function(l, "tp_transfers_more", &l->kernels->transfers_more));
