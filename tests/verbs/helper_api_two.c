@@ -93,7 +93,7 @@ static int connect_qp(struct end *end, const struct end_options *options)
 		.max_dest_rd_atomic = 16, .min_rnr_timer = 1, .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 64, .dgid = end->peer.gid } } };
 	int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 	CHECK(ibv_modify_qp(end->qp, &attr, reliable ? mask | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : mask) == 0);
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = end->own.psn, .timeout = options->no_timeout ? 0 : options->timeout ? options->timeout : 14,
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = end->own.psn, .timeout = options->no_timeout ? 0 : options->timeout ? options->timeout : 20,
 		.retry_cnt = 7, .rnr_retry = options->rnr_retry ? options->rnr_retry : 7, .max_rd_atomic = 16 };
 	mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
 	CHECK(ibv_modify_qp(end->qp, &attr, reliable ? mask | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : mask) == 0);

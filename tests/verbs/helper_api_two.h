@@ -22,7 +22,7 @@ struct end {
 	uint8_t *data;                  /* END_BYTES */
 	struct end_info own, peer;
 };
-/* Zeros mean: RC, malloc'd memory, timeout 14, retry_cnt 7, rnr_retry 7. */
+/* Zeros mean: RC, malloc'd memory, timeout 20 (the wire must not give up on a busy machine), retry_cnt 7, rnr_retry 7. */
 struct end_options { enum ibv_qp_type type; uint8_t *data; uint8_t timeout, rnr_retry; bool no_timeout; uint32_t wr; };
 
 /* Runs both; 0, or the line at which one of them failed (as its exit status, cut to 8 bits, is not: it is printed). A role that
