@@ -27,7 +27,7 @@
 enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 200000, READY_MAX = 32, WATCHES_MAX = 512 };
 /* Lingering: at a stretch; a pause that means that we were put aside. */
 enum { LINGER_MOST_NS = 1000000, ASIDE_NS = 50000 };
-enum { SLICE_NS = 100000 };
+enum { SLICE_NS = 100000, LOOK_EVERY_NS = 20000000 };
 
 struct tp_timer {
 	void (*fire)(struct tp_qp *qp);
@@ -373,6 +373,19 @@ static int serve_all(const struct epoll_event *events, int count)
 	return busy ? -1 : done;
 }
 
+/* Pollers see to packets, not to what else is watched: the keeper's end, changes of addresses. */
+static void look_meanwhile(struct epoll_event *events)
+{
+	static uint64_t looked_ns;
+	uint64_t now = tp_clock_ns();
+	if (now - looked_ns < LOOK_EVERY_NS)
+		return;
+	looked_ns = now;
+	int n = epoll_wait(state.epoll_fd, events, READY_MAX, 0);
+	if (n > 0)
+		serve_all(events, n);
+}
+
 static void *run_thread(void *arg)
 {
 	(void)arg;
@@ -384,6 +397,7 @@ static void *run_thread(void *arg)
 		uint64_t next = run_timers(true);
 		if (tp_progress_leased()) {
 			wait_for_lease(next, events);
+			look_meanwhile(events);
 			continue;
 		}
 		keep_precedence();

@@ -268,7 +268,7 @@ static void add_ack(struct tp_qp *qp, struct tp_burst *burst)
 	if (!due || !tp_burst_packet(burst, &packet))
 		return;
 	tp_burst_commit(burst, &packet);
-	if (burst->packets[burst->count - 1] == 1)
+	if (burst->count > 0 && burst->packets[burst->count - 1] == 1)
 		burst->psns[burst->count - 1] = tp_rc_of(qp)->next;     /* its own number is the other side's */
 }
 
