@@ -223,6 +223,30 @@ static void a_refusal_brings_its_reason_and_data(void **state)
 	close_ends(&ends);
 }
 
+static void an_answer_to_a_request_that_was_given_up_is_refused(void **state)
+{
+	(void)state;
+	struct ends ends;
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
+	open_ends(&ends, PORT + 4, 0);
+	make_qp(ends.client);
+	assert_int_equal(cm.connect(ends.client, NULL), 0);
+	struct rdma_cm_event *event = next(ends.server_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	ends.server = event->id;
+	cm.ack_event(event);
+	cm.destroy_qp(ends.client);
+	assert_int_equal(cm.destroy_id(ends.client), 0);
+	make_qp(ends.server);
+	assert_int_equal(cm.accept(ends.server, &param), 0);
+	event = next(ends.server_channel, RDMA_CM_EVENT_REJECTED);
+	assert_int_equal(event->status, 6);
+	cm.ack_event(event);
+	cm.destroy_qp(ends.server);
+	assert_int_equal(cm.destroy_id(ends.server), 0);
+	assert_int_equal(cm.create_id(ends.client_channel, &ends.client, NULL, RDMA_PS_TCP), 0);
+	close_ends(&ends);
+}
+
 static void nobody_listens(void **state)
 {
 	(void)state;
@@ -279,6 +303,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_program_writes_events_of_its_own), cmocka_unit_test(an_id_resolves_names_and_keeps_what_it_found),
 		cmocka_unit_test(two_ids_connect_talk_and_part), cmocka_unit_test(a_refusal_brings_its_reason_and_data), cmocka_unit_test(nobody_listens),
+		cmocka_unit_test(an_answer_to_a_request_that_was_given_up_is_refused),
 		cmocka_unit_test(a_full_backlog_makes_requests_wait),
 	};
 	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);

@@ -47,6 +47,16 @@ static void refuse_stranger(const struct tp_cm_mad *request, uint16_t reason, co
 	cm_bus_send(to, bytes);
 }
 
+/* An answer to a request that nobody waits for any more. */
+static void refuse_reply(const struct tp_cm_mad *reply, const struct cm_target *to)
+{
+	struct tp_cm_mad mad = { .kind = TP_CM_REJ, .transaction = reply->transaction, .local_id = reply->remote_id, .remote_id = reply->local_id,
+		.about = TP_CM_ABOUT_REP, .reason = TP_REJ_INVALID_COMM_ID };
+	uint8_t bytes[TP_MAD_BYTES];
+	tp_cm_build(&mad, bytes);
+	cm_bus_send(to, bytes);
+}
+
 static void set_addr(struct sockaddr_storage *out, bool v6, const uint8_t raw[16], uint16_t port)
 {
 	struct sockaddr_in *v4_addr = (struct sockaddr_in *)(void *)out;
@@ -289,6 +299,8 @@ void cm_arrive_locked(const struct tp_cm_mad *mad, int port_fd, const struct cm_
 	struct cm_id *id = find_connection(mad, from);
 	if (mad->kind == TP_CM_DREQ)
 		on_parting_locked(id, mad, from);
+	if (mad->kind == TP_CM_REP && (!id || id->state == CM_DONE))
+		refuse_reply(mad, from);
 	if (!id)
 		return;
 	switch (mad->kind) {
