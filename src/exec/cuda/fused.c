@@ -249,6 +249,10 @@ static void spread(const struct tp_fused *f, int protocol, uint32_t units, uint3
 	uint32_t threads = f->table.threads[protocol];
 	uint32_t blocks = (uint32_t)TP_MIN(tp_div_up((size_t)units * lanes, threads), f->table.max_blocks);
 	uint32_t each = TP_MIN((uint32_t)tp_div_up(units, blocks), out->args.units_a_round);
+	out->args.units_each = units / blocks;
+	out->args.units_more = units % blocks;
+	out->args.rounds[0] = (uint32_t)tp_div_up(units / blocks + 1, out->args.units_a_round);
+	out->args.rounds[1] = (uint32_t)tp_div_up(units / blocks, out->args.units_a_round);
 	/* A warp more than the units need: it looks after the heads. */
 	out->blocks = blocks;
 	out->threads = (unsigned)TP_MIN(tp_align_up((size_t)each * lanes, 32) + 32, TP_DEV_THREADS);
@@ -270,7 +274,6 @@ bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, str
 	out->reduces = s.reduces;
 	out->name = s.name[protocol];
 	fill_args(f, call, &s, &out->args);
-	out->args.units = units;
 	out->args.aligned = ((out->args.input | out->args.output | out->args.in_stride | out->args.out_stride) & (protocol ? 7 : 15)) == 0;
 	out->args.units_a_round = f->layout.slot[protocol] / (protocol ? LL128_UNIT : LL_UNIT);
 	spread(f, protocol, units, lanes, out);

@@ -40,7 +40,10 @@ struct tp_fused_args {
 	uint64_t input, output;
 	uint32_t slice_bytes, total_bytes;          /* of a slice; all slices end at total_bytes */
 	uint32_t in_stride, out_stride;
-	uint32_t units, units_a_round;              /* of a slice; that a block's slot holds */
+	/* Of a slice: each block has units_each, the first units_more one more; what needs divisions is computed by the host. */
+	uint32_t units_each, units_more;
+	uint32_t units_a_round;                     /* what a slot holds */
+	uint32_t rounds[2];                         /* of blocks with one more, of the others */
 	struct tp_fused_layout layout;
 	uint32_t tag;
 	int16_t rank, nranks, root;

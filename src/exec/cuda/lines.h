@@ -302,10 +302,11 @@ TP_DEVICE tp_lines tp_lines_begin_gates(const tp_fused_args &a)
 TP_DEVICE tp_lines tp_lines_begin(const tp_fused_args &a)
 {
 	tp_lines k = tp_lines_begin_gates(a);
-	uint32_t each = a.units / (uint32_t)tp_blocks(), more = a.units % (uint32_t)tp_blocks(), b = (uint32_t)tp_block();
-	k.first = each * b + (b < more ? b : more);
-	k.count = each + (b < more);
-	k.rounds = (k.count + a.units_a_round - 1) / a.units_a_round;
+	const uint32_t b = (uint32_t)tp_block();
+	const bool more = b < a.units_more;
+	k.first = a.units_each * b + (more ? b : a.units_more);
+	k.count = a.units_each + more;
+	k.rounds = a.rounds[more ? 0 : 1];
 	if (k.now >= TP_LINES_AGE) tp_lines_scrub(a, k);
 	return k;
 }
