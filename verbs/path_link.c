@@ -402,7 +402,10 @@ static int on_connect(int fd, void *arg)
 	int s, done = 0;
 	(void)arg;
 	while ((s = accept4(fd, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
-		if (tp_progress_watch(s, on_hello, NULL) != 0)
+		uid_t uid = (uid_t)-1;
+		tp_path_pid_behind(s, &uid);
+		/* Another user has no business here, and must not hold a place by saying nothing. */
+		if ((uid != geteuid() && uid != 0) || tp_progress_watch(s, on_hello, NULL) != 0)
 			close(s);
 		done++;
 	}
