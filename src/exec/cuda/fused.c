@@ -50,16 +50,16 @@ size_t tp_fused_region_bytes(int nlocal, int nchannels)
 
 void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 {
-	enum { KB = 1 << 10, MB = 1 << 20 };
+	enum { KB = 1 << 10, MB = 1 << 20, GB = 1 << 30 };
 	*out = (struct tp_fused_table){
 		/* NVLink. Two ranks send as much in one shot as in two; with more, two shots soon send less. */
 		.limits = {
 			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1 * MB },
-			[TP_FUSED_TWO_SHOT] = { 96 * KB, 128 * MB },
-			[TP_FUSED_GATHER] = { 96 * KB, 32 * MB },
-			[TP_FUSED_SCATTER] = { 96 * KB, 32 * MB },
-			[TP_FUSED_PAIRS] = { 96 * KB, 32 * MB },
-			[TP_FUSED_ROOTED] = { 96 * KB, 1 * MB },
+			[TP_FUSED_TWO_SHOT] = { 96 * KB, GB },
+			[TP_FUSED_GATHER] = { 96 * KB, GB },
+			[TP_FUSED_SCATTER] = { 96 * KB, GB },
+			[TP_FUSED_PAIRS] = { 96 * KB, GB },
+			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB },
 		},
 		.threads = { 256, 512 },
 		.max_blocks = TP_DEV_MAX_CHANNELS,

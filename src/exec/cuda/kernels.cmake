@@ -4,9 +4,6 @@ set(TELPHER_CUDA AUTO CACHE STRING "GPU kernels: AUTO (where nvcc is), ON or OFF
 set_property(CACHE TELPHER_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(TELPHER_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING "Compute capabilities to build kernels for")
 
-if(TELPHER_CUDA STREQUAL AUTO AND NOT CMAKE_BINARY_DIR MATCHES "/(k1|release|Release)$")
-	set(TELPHER_CUDA OFF)
-endif()
 set(TELPHER_IMAGES "")
 set(TELPHER_IMAGE_TABLE "")
 set(fatbins "")
