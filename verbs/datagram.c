@@ -48,13 +48,14 @@ static int send_datagram(struct tp_qp *qp, const struct tp_wqe *wqe, const struc
 
 /* ---- in ---- */
 
-static void describe(const struct tp_ingress *in, const struct tp_packet *packet, uint8_t grh[40])
+/* Gives the header that a receive begins with, returns the kind of packet. */
+static uint8_t describe(const struct tp_ingress *in, uint8_t grh[40])
 {
 	struct tp_av av = { .type = IBV_GID_TYPE_ROCE_V2, .traffic_class = in->tos, .hop_limit = in->ttl, .from = in->from, .to = in->to };
-	(void)packet;
 	tp_gid_from_addr(&in->from, &av.sgid);
 	tp_gid_from_addr(&in->to, &av.dgid);
 	tp_engine_make_grh(&av, in->bytes, grh);
+	return tp_engine_packet_kind(&av);
 }
 
 static void to_group(const struct tp_ingress *in, const struct tp_datagram *datagram)
@@ -88,11 +89,11 @@ void tp_ud_arrive(const struct tp_ingress *in, const struct tp_packet *packet)
 	tp_icrc_prepare(&in->from, &in->to, &icrc);
 	if (!tp_wire_icrc_fits(&icrc, in))
 		return;
-	describe(in, packet, grh);
+	uint8_t kind = describe(in, grh);
 	struct tp_span span = { .grip = { .addr = (uint8_t *)(uintptr_t)packet->payload }, .bytes = packet->bytes };
 	struct tp_datagram datagram = { .grh = grh, .spans = &span, .nspans = packet->bytes ? 1 : 0, .bytes = packet->bytes, .src_qp = packet->src_qpn,
 		.qkey = packet->qkey, .imm = packet->imm, .has_imm = tp_wire_operation(packet->opcode) == TP_OP_SEND_ONLY_IMM,
-		.dest_qp = packet->qpn, .solicited = packet->solicited };
+		.dest_qp = packet->qpn, .solicited = packet->solicited, .sl = kind };
 	if (in->endpoint->multicast) {
 		to_group(in, &datagram);
 		return;

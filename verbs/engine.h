@@ -140,6 +140,12 @@ void tp_target_datagram(struct tp_qp *qp, const struct tp_datagram *datagram);
 void tp_target_multicast(struct tp_port *port, const union ibv_gid *group, struct tp_qp *sender, const struct tp_datagram *datagram);
 /* Joined or left by the first or last QP (the wire joins the IP group). Set by the wire; may be NULL. */
 extern void (*tp_engine_group_hook)(struct tp_port *port, const union ibv_gid *group, bool join);
+/* What a datagram's completion has as its service level on RoCE, as mlx5 does and UCX reads it: 8 with a UDP header, and the kind
+ * of the layer-3 header: 0 GRH, 1 IPv6, 2 IPv4. */
+static inline uint8_t tp_engine_packet_kind(const struct tp_av *av)
+{
+	return av->type == IBV_GID_TYPE_ROCE_V1 ? 0 : av->to.sa.sa_family == AF_INET6 ? 9 : 10;
+}
 /* The 40 bytes for a datagram from av's addresses (bytes: the UDP payload's, for the length fields). */
 void tp_engine_make_grh(const struct tp_av *av, uint32_t bytes, uint8_t grh[40]);
 

@@ -99,7 +99,7 @@ static void deliver(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_
 	tp_engine_make_grh(av, 12 + 8 + imm + (uint32_t)tp_align_up(wqe->length, 4) + 4, grh);
 	struct tp_datagram datagram = { .grh = grh, .spans = spans, .nspans = count, .bytes = wqe->length, .src_qp = qp->ibv.qp_num,
 		.qkey = wqe->ud.qkey & 0x80000000u ? qp->attr.qkey : wqe->ud.qkey, .imm = imm ? wqe->imm : 0, .has_imm = imm != 0,
-		.dest_qp = wqe->ud.qpn, .solicited = wqe->flags & IBV_SEND_SOLICITED, .sl = av->sl };
+		.dest_qp = wqe->ud.qpn, .solicited = wqe->flags & IBV_SEND_SOLICITED, .sl = tp_engine_packet_kind(av) };
 	struct tp_port *port = tp_card_port(qp->ibv.context, av->port);
 	bool multicast = av->dgid.raw[0] == 0xff;
 	if (multicast)
