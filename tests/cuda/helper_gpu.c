@@ -132,7 +132,7 @@ bool gpu_run(const struct gpu_options *options, gpu_body body, void *arg)
 	char devices[48];
 	struct run run = { options, body, arg };
 	struct ranks_options o = { .nranks = options->nranks, .nhosts = options->nhosts, .threads = options->threads, .no_comm = true,
-		.may_die = options->may_die, .timeout_s = options->timeout_s ? options->timeout_s : 100 };
+		.may_die = options->may_die, .timeout_s = options->timeout_s ? options->timeout_s : ranks_patience_ms(100000) / 1000 };
 	snprintf(devices, sizeof(devices), "FAKE_CUDA_DEVICES=%d", options->ndevices > 1 ? options->ndevices : 1);
 	int n = 0;
 	o.env[n++] = devices;
