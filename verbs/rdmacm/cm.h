@@ -85,7 +85,7 @@ uint64_t cm_now_ms(void);
 enum { CM_RESEND_MS = 100, CM_MAX_RESEND_MS = 4000, CM_GIVE_UP_MS = 60000, CM_PART_MS = 10000 };
 /* Programs (perftest) close a listener, open it again and expect a peer that they let go of a moment before to come after that.
  * So who finds nobody listening tries again for as long before it says so. */
-enum { CM_PATIENCE_MS = 100, CM_AGAIN_MS = 10 };
+enum { CM_PATIENCE_MS = 400, CM_AGAIN_MS = 10 };
 
 /* connect.c */
 static inline uint16_t cm_port_of(const struct sockaddr_storage *addr) { return ntohs(((const struct sockaddr_in *)(const void *)addr)->sin_port); }

@@ -30,7 +30,7 @@ static int rtr_attr(const struct cm_id *id, struct ibv_qp_attr *attr)
 	/* What a message calls its starting PSN is the one that its receiver is to begin with. */
 	attr->rq_psn = id->psn;
 	attr->max_dest_rd_atomic = id->responder_resources;
-	attr->min_rnr_timer = 12;
+	attr->min_rnr_timer = 0;            /* 655 ms, as the kernel's connection manager has it */
 	return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 }
 
