@@ -97,7 +97,7 @@ static CUresult fill(guard &held, CUdeviceptr to, unsigned value, size_t width, 
 		check_still_there(to, count * width, true, "fill");
 		if (width == 1) memset((void *)to, (int)value, count);
 		else
-			for (size_t i = 0; i < count; i++) ((unsigned *)to)[i] = value;
+			for (size_t i = 0; i < count; i++) __atomic_store_n((unsigned *)to + i, value, __ATOMIC_RELEASE);     /* a kernel may wait for it */
 	};
 	return submit(held, stream, std::move(what), nullptr);
 }

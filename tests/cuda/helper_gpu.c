@@ -1,24 +1,29 @@
 #include "cuda/helper_gpu.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sys/wait.h>
 
 struct tp_cuda cuda;
 static void *library;
 
-bool gpu_open(void)
+static void open_once(void)
 {
 	int count = 0;
-	if (library) return true;
 	const char *path = getenv("TELPHER_CUDA_LIBRARY");
 	void *opened = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-	if (!opened) return false;
+	if (!opened) return;
 #define FIND(name, symbol, parameters) *(void **)&cuda.name = dlsym(opened, #symbol);
 	TP_CUDA_FUNCTIONS(FIND, FIND)
 #undef FIND
-	if (!cuda.Init || cuda.Init(0) != CUDA_SUCCESS || cuda.DeviceGetCount(&count) != CUDA_SUCCESS || count == 0) return false;
-	library = opened;
-	return true;
+	if (cuda.Init && cuda.Init(0) == CUDA_SUCCESS && cuda.DeviceGetCount(&count) == CUDA_SUCCESS && count > 0) library = opened;
+}
+
+bool gpu_open(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, open_once);
+	return library;
 }
 
 static void ask(void) { _exit(gpu_open() ? 0 : 1); }

@@ -158,7 +158,7 @@ static void graphs(void)
 {
 	start();
 	CUstream a = stream_new(CU_STREAM_NON_BLOCKING), b = stream_new(CU_STREAM_NON_BLOCKING);
-	CUdeviceptr p = words(2);
+	CUdeviceptr p = words(3);
 	CUevent fork = event_new(), join = event_new();
 	CUgraph graph;
 	CUgraphExec exec;

@@ -11,10 +11,9 @@
 
 #ifdef TP_EMULATE
 #include "emulator.h"           /* tests/cuda/emulator.h: the same names */
-/* Coroutines of one block run on one thread, in turns. */
-TP_DEVICE void tp_block_add(uint32_t *p, uint32_t v) { *p += v; }
-TP_DEVICE uint32_t tp_block_load(const uint32_t *p) { return *p; }
-TP_DEVICE uint32_t tp_block_take(uint32_t *p, uint32_t v) { return (*p += v) - v; }
+TP_DEVICE void tp_block_add(uint32_t *p, uint32_t v) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
+TP_DEVICE uint32_t tp_block_load(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+TP_DEVICE uint32_t tp_block_take(uint32_t *p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 #define TP_UNROLL
 #define TP_NO_UNROLL
 #define TP_HIDE(number)
