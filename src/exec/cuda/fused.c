@@ -61,7 +61,7 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 			[TP_FUSED_PAIRS] = { 96 * KB, GB },
 			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB },
 		},
-		.threads = { 256, 512 },
+		.threads = { 128, 512 },
 		.max_blocks = TP_DEV_MAX_CHANNELS,
 		.allows_128 = 1,
 		.window = 1 * MB,
@@ -243,11 +243,12 @@ static void fill_args(const struct tp_fused *f, const struct tp_exec_call *call,
 	if (s->reduces) tp_cuda_fill_reduce(call, &args->reduce);
 }
 
-/* Blocks for so many units of `lanes` threads each: as few as keep every thread busy once, as many as there are. */
+/* Blocks for so many units of `lanes` threads each: as few as keep every thread busy once and need one round (another one costs as
+ * much as the first), as many as there are. */
 static void spread(const struct tp_fused *f, int protocol, uint32_t units, uint32_t lanes, struct tp_fused_launch *out)
 {
-	uint32_t threads = f->table.threads[protocol];
-	uint32_t blocks = (uint32_t)TP_MIN(tp_div_up((size_t)units * lanes, threads), f->table.max_blocks);
+	uint32_t fit = TP_MIN(f->table.threads[protocol] / lanes, out->args.units_a_round);
+	uint32_t blocks = (uint32_t)TP_MIN(tp_div_up(units, fit), f->table.max_blocks);
 	uint32_t each = TP_MIN((uint32_t)tp_div_up(units, blocks), out->args.units_a_round);
 	out->args.units_each = units / blocks;
 	out->args.units_more = units % blocks;
