@@ -336,6 +336,14 @@ static void names_in_files_are_checked_too(void **s)
 	assert_true(test_matches(report(), "TELPHER_TEST_NUMBR \\(/tmp/telpher-test-.*\\) is unknown.*TELPHER_TEST_NUMBER\\?$"));
 }
 
+static void names_of_other_libraries_in_files_are_left_alone(void **s)
+{
+	(void)s;
+	test_set("NCCL_DEBUG", "WARN");
+	test_set("NCCL_CONF_FILE", test_file("TORCH_SYMM_MEM_DISABLE_MULTICAST=1\nNVSHMEM_DISABLE_NVLS=1\n"));
+	assert_string_equal(report(), "");
+}
+
 static void a_known_name_without_effect_is_information_not_a_warning(void **s)
 {
 	(void)s;
@@ -343,7 +351,7 @@ static void a_known_name_without_effect_is_information_not_a_warning(void **s)
 	test_set("NCCL_DEBUG", "WARN");
 	assert_string_equal(report(), "");
 	test_set("NCCL_DEBUG", "INFO");
-	assert_int_equal(test_count(report(), "NCCL_NVLS_ENABLE (environment) has no effect here: NVLink multicast: GPU ranks only"), 1);
+	assert_int_equal(test_count(report(), "NCCL_NVLS_ENABLE (environment) has no effect here: NVLink multicast isn't used"), 1);
 }
 
 struct visited { enum tp_env_status status; const char *where, *text; int times; };
@@ -376,7 +384,7 @@ static void names_that_are_set_are_visited_with_what_is_known_of_them(void **s)
 	}
 	assert_int_equal(v[0].status, TP_ENV_HONOURED);
 	assert_int_equal(v[1].status, TP_ENV_NO_EFFECT);
-	assert_string_equal(v[1].text, "NVLink multicast: GPU ranks only");
+	assert_string_equal(v[1].text, "NVLink multicast isn't used");
 	assert_int_equal(v[2].status, TP_ENV_UNKNOWN);
 	assert_string_equal(v[2].text, "TELPHER_TEST_NUMBER");
 	assert_int_equal(v[3].status, TP_ENV_UNKNOWN);
@@ -493,6 +501,7 @@ int main(void)
 		cmocka_unit_test_setup(a_misspelt_name_is_warned_of_with_the_nearest, clean),
 		cmocka_unit_test_setup(what_telpher_run_sets_is_known, clean),
 		cmocka_unit_test_setup(names_in_files_are_checked_too, clean),
+		cmocka_unit_test_setup(names_of_other_libraries_in_files_are_left_alone, clean),
 		cmocka_unit_test_setup(a_known_name_without_effect_is_information_not_a_warning, clean),
 		cmocka_unit_test_setup(names_that_are_set_are_visited_with_what_is_known_of_them, clean),
 		cmocka_unit_test_setup(variables_of_images_and_builds_are_left_alone, clean),
