@@ -110,10 +110,18 @@ static bool is_quiet(const struct tp_gpu *gpu)
 	return quiet;
 }
 
+/* With the lock: of communicators that have ended, too, kernels may still wait for peers. */
+static bool graves_are_quiet(const struct tp_gpu *gpu)
+{
+	for (struct grave *g = graves; g; g = g->next)
+		if (g->rank->gpu == gpu && query(g->rank) == CUDA_ERROR_NOT_READY) return false;
+	return true;
+}
+
 static bool may_be_freed(struct grave *g)
 {
 	return !tp_gpu_watch_has(g->rank->comm_hash) && atomic_load_explicit(&g->rank->graphs, memory_order_acquire) == 0 /* pairs with let_go */
-		&& query(g->rank) != CUDA_ERROR_NOT_READY && is_quiet(g->rank->gpu);
+		&& graves_are_quiet(g->rank->gpu) && is_quiet(g->rank->gpu);
 }
 
 static void bury(struct grave *g)
