@@ -179,6 +179,6 @@ bool tp_gpu_rank_is_busy(struct ncclComm *comm);        /* something is outstand
 void tp_gpu_rank_close(struct ncclComm *comm);
 void tp_gpu_rank_bury(void);            /* frees what was closed and is no longer needed */
 void tp_gpu_rank_register(struct tp_gpu_rank *rank);    /* it can launch from now on */
-extern pthread_rwlock_t tp_gpu_quiet_lock;              /* for reading: by ranks that share a context, while they launch */
+extern pthread_rwlock_t tp_gpu_quiet_lock;              /* for reading: by all ranks of the process, while they launch */
 
 #endif

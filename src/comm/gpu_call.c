@@ -57,7 +57,7 @@ static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, i
 	bool pushed;
 	TP_TRY(tp_gpu_order_check(comm, streams, nstreams));
 	TP_TRY(tp_gpu_enter(rank->gpu, &pushed));
-	if (rank->strict) pthread_rwlock_rdlock(&tp_gpu_quiet_lock);
+	pthread_rwlock_rdlock(&tp_gpu_quiet_lock);
 	tp_gpu_rank_now = comm->rank;
 	ncclResult_t result = tp_gpu_order_before(comm, &place);
 	bool announced = result == ncclSuccess;
@@ -67,7 +67,7 @@ static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, i
 	}
 	if (announced && ntodo) result = launch_entered(comm, &place, todo, ntodo);
 	tp_gpu_rank_now = -1;
-	if (rank->strict) pthread_rwlock_unlock(&tp_gpu_quiet_lock);
+	pthread_rwlock_unlock(&tp_gpu_quiet_lock);
 	tp_gpu_leave(pushed);
 	/* The others count on what was announced. */
 	if (tp_unlikely(result != ncclSuccess && announced)) return tp_comm_explain(comm, result, tp_comm_seq(comm), 0);

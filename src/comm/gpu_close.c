@@ -7,7 +7,7 @@
  *
  * CUDA gives memory back only when all kernels of the context are done, and a kernel of another communicator may wait for what this very thread
  * does next. So nothing is freed while any rank of the context has operations outstanding; the next communicator that begins or ends
- * tries again. Ranks that share a context don't launch meanwhile (tp_gpu_quiet_lock). */
+ * tries again. Nobody in the process launches meanwhile (tp_gpu_quiet_lock). */
 #include <stdlib.h>
 
 #include "comm/gpu.h"
@@ -100,28 +100,29 @@ static void unregister(const struct tp_gpu_rank *rank)
 	pthread_mutex_unlock(&open_lock);
 }
 
-static bool is_quiet(const struct tp_gpu *gpu)
+/* On all GPUs of the process: memory that ranks showed each other is freed by the last of them, on its owner's GPU. */
+static bool is_quiet(void)
 {
 	bool quiet = true;
 	pthread_mutex_lock(&open_lock);
 	for (struct tp_gpu_rank *r = open_ranks; r && quiet; r = r->next_open)
-		quiet = r->gpu != gpu || query(r) != CUDA_ERROR_NOT_READY;
+		quiet = query(r) != CUDA_ERROR_NOT_READY;
 	pthread_mutex_unlock(&open_lock);
 	return quiet;
 }
 
 /* With the lock: of communicators that have ended, too, kernels may still wait for peers. */
-static bool graves_are_quiet(const struct tp_gpu *gpu)
+static bool graves_are_quiet(void)
 {
 	for (struct grave *g = graves; g; g = g->next)
-		if (g->rank->gpu == gpu && query(g->rank) == CUDA_ERROR_NOT_READY) return false;
+		if (query(g->rank) == CUDA_ERROR_NOT_READY) return false;
 	return true;
 }
 
 static bool may_be_freed(struct grave *g)
 {
 	return !tp_gpu_watch_has(g->rank->comm_hash) && atomic_load_explicit(&g->rank->graphs, memory_order_acquire) == 0 /* pairs with let_go */
-		&& graves_are_quiet(g->rank->gpu) && is_quiet(g->rank->gpu);
+		&& graves_are_quiet() && is_quiet();
 }
 
 static void bury(struct grave *g)
@@ -173,7 +174,6 @@ static struct grave *dig(struct ncclComm *comm)
 	struct tp_gpu_rank *rank = comm->gpu;
 	struct grave *g = tp_alloc(1, sizeof(*g), "a communicator's remains");
 	tp_gpu_watch_remove(comm);
-	unregister(rank);
 	pthread_mutex_lock(&comm->launch_lock);
 	comm->gpu = NULL;
 	rank->comm = NULL;
@@ -191,6 +191,7 @@ void tp_gpu_rank_close(struct ncclComm *comm)
 	struct grave *g = dig(comm);
 	if (!g) return;             /* no memory for a record: what there is stays */
 	if (!used) {
+		unregister(g->rank);
 		bury(g);
 		return;
 	}
@@ -198,9 +199,11 @@ void tp_gpu_rank_close(struct ncclComm *comm)
 	while (query(g->rank) == CUDA_ERROR_NOT_READY && tp_clock_ms() - start < WAIT_MS) nap(tp_clock_ms() - start);
 	if (query(g->rank) == CUDA_ERROR_NOT_READY)
 		TP_INFO(TP_INIT, "device %d: operations of an ended communicator still wait in a stream; its memory is freed when they are gone", comm->device);
+	/* Always in one of the lists: while its kernels wait, nothing may be freed. */
 	pthread_mutex_lock(&lock);
 	g->next = graves;
 	graves = g;
+	unregister(g->rank);
 	pthread_mutex_unlock(&lock);
 	tp_gpu_rank_bury();
 }
