@@ -234,16 +234,18 @@ TP_NCCL_CALL_(ncclResult_t, ncclCommCuDevice, (const ncclComm_t comm, int *devic
 TP_NCCL_CALL_(ncclResult_t, ncclCommUserRank, (const ncclComm_t comm, int *rank))
 
 /* Announce a buffer that will be used often */
-/* Announces that a buffer will be used often: GPU ranks of a host map it into each other, where its memory can be shared. Host ranks gain nothing;
- * accepted. *handle is set, and goes back to ncclCommDeregister. Nothing that uses the buffer may be outstanding then. */
+/* Announces that a buffer will be used often: GPU ranks of a host map it into each other, where its memory can be shared; calls don't use that
+ * mapping yet (windows they do). Host ranks gain nothing; accepted. *handle is set, and goes back to
+ * ncclCommDeregister. Nothing that uses the buffer may be outstanding then. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommRegister, (const ncclComm_t comm, void *buff, size_t size, void **handle))
 /* Undoes ncclCommRegister. NULL is accepted. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle))
 
 /* Register memory for GPUs' one-sided access */
-/* Collective over comm, all ranks with the same size: *win: a window of this rank's buff[size], mapped by the GPU ranks of the host that reach
- * each other. winFlags: NCCL_WIN_DEFAULT, or NCCL_WIN_COLL_SYMMETRIC, which promises that calls use the same offsets on all ranks.
- * Memory must be ncclMemAlloc's or cudaMalloc's, else ncclInvalidUsage. Host ranks: ncclInvalidUsage. */
+/* Collective over comm, all ranks with the same size: *win: a window of this rank's buff[size], mapped by the ranks of its host where all their
+ * GPUs reach each other. winFlags: NCCL_WIN_DEFAULT, or NCCL_WIN_COLL_SYMMETRIC, which promises that calls use the same offsets on all ranks:
+ * then large all-reduces and reduce-scatters inside a host work on the windows themselves. Memory that is to be mapped must be
+ * ncclMemAlloc's or cudaMalloc's, else ncclInvalidArgument. Host ranks: ncclInvalidUsage. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommWindowRegister,
 	(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags))
 /* Undoes it; not collective. Nothing that uses the window may be outstanding on any rank. NULL is accepted. ncclInvalidArgument: not a window of comm. */

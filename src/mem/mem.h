@@ -1,11 +1,11 @@
 /* Memory that programs give us for good: ncclMemAlloc, ncclCommRegister, ncclCommWindowRegister.
  *
  * Registration offers the communicator a shorter way: kernels of peers on this host load and store the buffer where it lies,
- * through a mapping of their own. It never changes the plan. Two kinds:
+ * through a mapping of their own. Only windows with a promise (tp_mem_window_find) may change the plan. Two kinds:
  *   local    (register) each rank for itself, at any time. The service threads of the peers map it in the background and say so; only
  *            when all of them have it does tp_mem_find tell the caller, who then may offer {index, offset} to its peers in band. A peer's
- *            kernel finds the address in its own table [local rank][index].
- *   windows  collective: when the call returns every rank of the host that reaches the others has all buffers mapped.
+ *            kernel finds the address in its own table [local rank][index]. (No kernel makes or takes such offers so far.)
+ *   windows  collective: when the call returns every rank of a host whose GPUs all reach each other has all buffers mapped.
  * cudaFree tells nobody: each look-up compares the allocation's buffer id with that of its registration. Imports are kept once a
  * process and context, by (process, buffer id), counted.
  *
