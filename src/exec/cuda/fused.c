@@ -52,7 +52,8 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 {
 	enum { KB = 1 << 10, MB = 1 << 20, GB = 1 << 30 };
 	*out = (struct tp_fused_table){
-		/* NVLink. Two ranks send as much in one shot as in two; with more, two shots soon send less. */
+		/* NVLink; without it lines of 128 bytes aren't allowed, and the first column alone counts. Two ranks send in one shot as much as
+		 * in two; with more, two shots soon send less. */
 		.limits = {
 			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1 * MB },
 			[TP_FUSED_TWO_SHOT] = { 96 * KB, GB },

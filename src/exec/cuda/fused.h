@@ -62,8 +62,8 @@ struct tp_fused_args {
 #include "exec/exec.h"
 #include "gpu/gpu.h"
 
-/* Which protocol up to how many bytes, counted as what a rank sends to all peers together (of user data, both phases). From `lines128`
- * on nothing is fused. The same on all ranks. */
+/* Each protocol up to how many bytes, counted as what a rank sends to all peers together (of user data, both phases): LL up to `ll`, then
+ * LL128, where lines of 128 bytes are allowed, up to `ll128`; what is larger isn't fused. The same on all ranks. */
 enum tp_fused_class { TP_FUSED_ONE_SHOT, TP_FUSED_TWO_SHOT, TP_FUSED_GATHER, TP_FUSED_SCATTER, TP_FUSED_PAIRS, TP_FUSED_ROOTED, TP_FUSED_CLASSES };
 struct tp_fused_limit { uint64_t ll, ll128; };
 struct tp_fused_table {
@@ -71,7 +71,7 @@ struct tp_fused_table {
 	uint32_t threads[2];                        /* a block's, LL and LL128: more blocks only once these are busy */
 	uint32_t max_blocks;
 	uint32_t allows_128;                        /* lines of 128 bytes arrive whole here */
-	uint64_t window;                            /* all-reduces of registered memory from so many bytes on in windows */
+	uint64_t window;                            /* two-shot all-reduces and reduce-scatters of windows: from so many bytes on where they lie */
 };
 
 /* What of a communicator decides; the same on all ranks but for the addresses. */

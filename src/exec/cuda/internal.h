@@ -4,7 +4,7 @@
  *   memory.c    device memory that is written once (programs, links), by a stream of our own
  *   links.c     ends of links in device memory
  *   program.c   plans to programs in device memory
- *   launch.c    calls to launches of the steps kernels
+ *   launch.c    calls to launches of fused kernels, on windows or on lines, or of the steps kernels
  *   transfers.c groups of sends and receives to launches
  * fused.h: which calls run as fused kernels. */
 #ifndef TP_EXEC_CUDA_INTERNAL_H
