@@ -5,9 +5,10 @@
  * same time share them: those of this process, and under MPS those of other processes too. Processes without MPS take turns
  * and each has the whole device in its turn.
  *
- * Communicators of one process may run at the same time too. Each takes at most half of what the earlier ones have left, so that a few
- * get all that is of use (32, or 64 while there is room), and later ones less, but never none: a program with dozens of communicators
- * doesn't use them all at once. All ranks must have the same number of channels, so the least of all counts. */
+ * Communicators of one process may run at the same time too. Each takes at most half of what the earlier ones have left (the first on a
+ * device so small that half is less than 32: up to 32), so that a few get all that is of use (32, or 64 while there is room), and later ones
+ * less, but never none: a program with dozens of communicators doesn't use them all at once. A least number that is asked for is
+ * given at the others' expense, as far as the device holds it. All ranks must have the same number of channels, so the least of all counts. */
 #include <stdlib.h>
 #include <string.h>
 

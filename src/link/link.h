@@ -116,7 +116,7 @@ struct tp_device_link { uint64_t slots, head; uint32_t stride, mask, capacity, k
 ncclResult_t tp_links_get_device(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_device_link *out);
 /* GPU ranks: region_bytes of zeros near each rank of this host, for the executor's fused kernels: where this rank's kernels
  * see the one of `rank` (its own too). NULL: another host's. Device memory where all pairs of the host reach each other,
- * pinned host memory otherwise. 128-byte aligned. */
+ * pinned host memory otherwise, where that isn't refused (NCCL_SHM_DISABLE: NULL). 128-byte aligned. */
 void *tp_links_region(struct tp_links *links, int rank);
 /* For a receiver that waits where nothing has come: a sender on another host that has left in good order sends nothing more,
  * which is ncclRemoteError; ncclSuccess otherwise. */
@@ -127,7 +127,7 @@ bool tp_links_need_progress(const struct tp_links *links);      /* any net link 
 /* The network descriptors to sleep on while net work is outstanding (at most max); see tp_net_ops.poll_fds. */
 int tp_links_poll_fds(struct tp_links *links, int *fds, uint32_t *events, int max);
 /* What path a pair uses and why not a better one, for the log and the path report. text: one line. */
-struct tp_link_path { const char *via; char text[160]; };       /* via: "SHM/CMA", "SHM", "NET/Socket/0", "SELF" */
+struct tp_link_path { const char *via; char text[160]; };       /* via: "SHM/CMA", "SHM", "P2P/CUMEM", "NET/Socket/0", "SELF" */
 ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_link_path *out);
 size_t tp_links_inline_capacity(const struct tp_links *links, bool across);    /* the largest chunk that a slot holds */
 /* GPU ranks: links of class 0 from each place on a host to the next (the last one's next is the first) hold larger chunks, for
