@@ -100,29 +100,27 @@ static void unregister(const struct tp_gpu_rank *rank)
 	pthread_mutex_unlock(&open_lock);
 }
 
-/* On all GPUs of the process: memory that ranks showed each other is freed by the last of them, on its owner's GPU. */
-static bool is_quiet(void)
+/* No kernel of the rank waits for a peer, nor will one before we look again: graphs are launched without a call to us. */
+static bool is_idle(struct tp_gpu_rank *rank)
 {
-	bool quiet = true;
-	pthread_mutex_lock(&open_lock);
-	for (struct tp_gpu_rank *r = open_ranks; r && quiet; r = r->next_open)
-		quiet = query(r) != CUDA_ERROR_NOT_READY;
-	pthread_mutex_unlock(&open_lock);
-	return quiet;
+	return atomic_load_explicit(&rank->graphs, memory_order_acquire) == 0 /* pairs with let_go */ && query(rank) != CUDA_ERROR_NOT_READY;
 }
 
-/* With the lock: of communicators that have ended, too, kernels may still wait for peers. */
-static bool graves_are_quiet(void)
+/* With the lock. On all GPUs of the process: memory that ranks showed each other is freed by the last of them, on its owner's GPU. A
+ * rank alone in its process waits for nobody here. */
+static bool all_are_idle(void)
 {
-	for (struct grave *g = graves; g; g = g->next)
-		if (query(g->rank) == CUDA_ERROR_NOT_READY) return false;
-	return true;
+	pthread_mutex_lock(&open_lock);
+	bool idle = true, alone = !open_ranks || !open_ranks->next_open;
+	for (struct tp_gpu_rank *r = open_ranks; r && idle; r = r->next_open) idle = alone ? query(r) != CUDA_ERROR_NOT_READY : is_idle(r);
+	pthread_mutex_unlock(&open_lock);
+	for (struct grave *g = graves; g && idle; g = g->next) idle = query(g->rank) != CUDA_ERROR_NOT_READY;
+	return idle;
 }
 
 static bool may_be_freed(struct grave *g)
 {
-	return !tp_gpu_watch_has(g->rank->comm_hash) && atomic_load_explicit(&g->rank->graphs, memory_order_acquire) == 0 /* pairs with let_go */
-		&& graves_are_quiet() && is_quiet();
+	return !tp_gpu_watch_has(g->rank->comm_hash) && is_idle(g->rank) && all_are_idle();
 }
 
 static void bury(struct grave *g)
