@@ -52,8 +52,8 @@ static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, i
 {
 	struct tp_gpu_rank *rank = comm->gpu;
 	struct tp_gpu_place place = { .streams = streams, .count = nstreams };
-	struct tp_exec_call todo[FEW];
-	int ntodo = 0;
+	struct tp_exec_call moving[FEW];
+	int nmoving = 0;
 	bool pushed;
 	TP_TRY(tp_gpu_order_check(comm, streams, nstreams));
 	TP_TRY(tp_gpu_enter(rank->gpu, &pushed));
@@ -63,9 +63,9 @@ static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, i
 	bool announced = result == ncclSuccess;
 	for (int i = 0; i < ncalls && announced; i++) {
 		announce(comm, &calls[i], &records[i]);
-		if (records[i].count || calls[i].ntransfers) todo[ntodo++] = calls[i];
+		if (records[i].count || calls[i].ntransfers) moving[nmoving++] = calls[i];
 	}
-	if (announced && ntodo) result = launch_entered(comm, &place, todo, ntodo);
+	if (announced && nmoving) result = launch_entered(comm, &place, moving, nmoving);
 	tp_gpu_rank_now = -1;
 	pthread_rwlock_unlock(&tp_gpu_quiet_lock);
 	tp_gpu_leave(pushed);
