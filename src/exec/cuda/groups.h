@@ -48,7 +48,7 @@ TP_DEVICE void tp_group_end(tp_groups &all, const tp_group &g, int which)
 TP_DEVICE bool tp_group_stopped(tp_groups &all, unsigned turn)
 {
 	if (!tp_warp_any(tp_block_load(&all.stopped) || tp_block_stopped(all.comm, turn))) return false;
-	all.stopped = 1;
+	tp_block_set(&all.stopped, 1);
 	return true;
 }
 

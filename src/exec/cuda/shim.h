@@ -14,6 +14,7 @@
 TP_DEVICE void tp_block_add(uint32_t *p, uint32_t v) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
 TP_DEVICE uint32_t tp_block_load(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 TP_DEVICE uint32_t tp_block_take(uint32_t *p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
+TP_DEVICE void tp_block_set(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 #define TP_UNROLL
 #define TP_NO_UNROLL
 #define TP_HIDE(number)
@@ -56,6 +57,7 @@ TP_DEVICE void tp_block_add(uint32_t *p, uint32_t v) { asm volatile("fence.acq_r
 TP_DEVICE uint32_t tp_block_load(const uint32_t *p)
 { uint32_t v = *(const volatile uint32_t *)p; asm volatile("fence.acq_rel.cta;" ::: "memory"); return v; }
 TP_DEVICE uint32_t tp_block_take(uint32_t *p, uint32_t v) { return atomicAdd(p, v); }
+TP_DEVICE void tp_block_set(uint32_t *p, uint32_t v) { *(volatile uint32_t *)p = v; }   /* several may, all the same value */
 
 /* Order, over all of the machine (other GPUs, the host). */
 TP_DEVICE uint32_t tp_load_acquire(const uint32_t *p)

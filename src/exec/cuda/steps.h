@@ -214,7 +214,7 @@ struct tp_steps_feed {
 		if (round < run.part->nrounds && tp_steps_ready(run, run.steps[number])) {
 			const uint32_t base = tp_group_base(sh.all, g.number, which);
 			taken = tp_steps_take(sh, run.steps[number], number, round, &sh.all.groups[g.number].work[which], sh.all.at + base, sh.value + base);
-			if (!taken) sh.all.stopped = 1;
+			if (!taken) tp_block_set(&sh.all.stopped, 1);
 			const bool over = at + 1 == lane.nsteps;
 			if (over && round + 1 == run.part->nrounds) c->left--;
 			if (tp_warp_thread() == 0) {

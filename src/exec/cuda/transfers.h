@@ -117,7 +117,7 @@ struct tp_transfers_feed {
 				over = lane.transfer == TP_TRANSFER_NONE;
 			}
 			taken = tp_warp_all(fine);
-			if (!taken) sh.all.stopped = 1;
+			if (!taken) tp_block_set(&sh.all.stopped, 1);
 			if (tp_warp_any(over)) c->left--;
 		}
 		c->lane += sh.all.ngroups;
@@ -168,7 +168,7 @@ TP_DEVICE void tp_transfers_kernel(tp_transfers_shared &sh, const tp_dev_transfe
 		sh.all.ngroups = sh.nlanes < 1 ? 1 : sh.nlanes < TP_DEV_GROUPS ? sh.nlanes : (uint32_t)TP_DEV_GROUPS;
 		sh.all.room = 2;
 	}
-	const bool stopped = sh.all.stopped;        /* looked at by all before any goes on and finds a fault */
+	const bool stopped = tp_block_load(&sh.all.stopped);        /* looked at by all before any goes on and finds a fault */
 	tp_block_sync();
 	if (!stopped) tp_groups_run<tp_transfers_feed, tp_mover_copy>(sh, nullptr);
 	tp_block_sync();
