@@ -148,6 +148,9 @@ static inline bool tp_qp_reliable(enum ibv_qp_type type) { return type != IBV_QP
 
 /* progress.c */
 void tp_progress_forget(void);
+/* precedence.c: the progress thread's alone. When it begins; before it sleeps. */
+void tp_progress_take_precedence(void);
+void tp_progress_keep_precedence(void);
 /* linger.c: the progress thread's alone. */
 #define TP_LINGER_NS 100000u        /* how long it looks for another packet after the last one */
 bool tp_linger_pays(uint64_t now);

@@ -12,7 +12,6 @@
  * Timers are lazy: arming one later than it is queued for is one store; whoever gets there finds out. */
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +26,7 @@
 enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 200000, READY_MAX = 32, WATCHES_MAX = 512 };
 /* Lingering: at a stretch; a pause that means that we were put aside. */
 enum { LINGER_MOST_NS = 1000000, ASIDE_NS = 50000 };
-enum { SLICE_NS = 100000, LOOK_EVERY_NS = 20000000 };
+enum { LOOK_EVERY_NS = 20000000 };
 
 struct tp_timer {
 	void (*fire)(struct tp_qp *qp);
@@ -296,54 +295,6 @@ static void look_on(void)
 	}
 }
 
-/* ---- its place among the threads ---- */
-
-/* As <linux/sched/types.h> has it, which not all versions of the C library allow beside <sched.h>. */
-struct scheduling { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; };
-
-static struct { int policy, base, now; } rank;      /* of the thread, where it has a real-time priority */
-
-static void set_rank(int priority)
-{
-	struct sched_param param = { .sched_priority = TP_MIN(priority, sched_get_priority_max(rank.policy)) };
-	if (param.sched_priority == rank.now)
-		return;
-	if (sched_setscheduler(0, rank.policy, &param) == 0) {
-		rank.now = param.sched_priority;
-	} else {
-		TP_INFO(TP_NET, "the progress thread stays at real-time priority %d: threads that spin there hold it up", rank.now);
-		rank.policy = SCHED_OTHER;
-	}
-}
-
-/* An application that spins must not keep us from our processor: we go one above its real-time priority, or ask for short slices,
- * which let a thread that was woken run at once (Linux 6.12; others take no notice). */
-static void take_precedence(void)
-{
-	struct sched_param param;
-	rank.policy = sched_getscheduler(0);
-	if (rank.policy == SCHED_FIFO || rank.policy == SCHED_RR) {
-		rank.base = rank.now = sched_getparam(0, &param) == 0 ? param.sched_priority : 1;
-		set_rank(rank.base + 1);
-		return;
-	}
-#if defined SYS_sched_getattr && defined SYS_sched_setattr
-	struct scheduling how = { .size = sizeof(how) };
-	if (rank.policy == SCHED_OTHER && syscall(SYS_sched_getattr, 0, &how, sizeof(how), 0) == 0) {
-		how.runtime = SLICE_NS;
-		syscall(SYS_sched_setattr, 0, &how, 0);
-	}
-#endif
-}
-
-/* While the application sleeps nothing of ours needs precedence, and a thread that has it is woken where it ran last, on top of
- * whoever spins there, not where a processor is free. (Not with SCHED_FIFO: there we should never learn that it woke up.) */
-static void keep_precedence(void)
-{
-	if (rank.policy == SCHED_RR)
-		set_rank(rank.base + (tp_linger_application_sleeps(tp_clock_ns()) ? 0 : 1));
-}
-
 /* ---- its work ---- */
 
 static uint64_t earlier(uint64_t a, uint64_t b) { return !a || (b && b < a) ? b : a; }
@@ -391,7 +342,7 @@ static void *run_thread(void *arg)
 	(void)arg;
 	prctl(PR_SET_NAME, "telpher-verbs");
 	prctl(PR_SET_TIMERSLACK, 1000);
-	take_precedence();
+	tp_progress_take_precedence();
 	struct epoll_event events[READY_MAX];
 	for (;;) {
 		uint64_t next = run_timers(true);
@@ -400,7 +351,7 @@ static void *run_thread(void *arg)
 			look_meanwhile(events);
 			continue;
 		}
-		keep_precedence();
+		tp_progress_keep_precedence();
 		/* Sequentially consistent: either who expects something sees us asleep, or we see the time. */
 		atomic_store_explicit(&asleep, true, memory_order_seq_cst);
 		next = earlier(next, atomic_load_explicit(&expected_ns, memory_order_seq_cst));
