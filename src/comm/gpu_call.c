@@ -1,6 +1,6 @@
 /* A call of GPU ranks, from its checks to the launch.
  *
- * Budget of a call that was made before (tp_gpu_call_again) besides CUDA's launch: 0.5 us. That leaves room for the launch lock, a look in
+ * Budget of a call that was made before (tp_gpu_call_again) besides CUDA's launch and the record of an event behind it: 0.5 us. That leaves room for the launch lock, a look in
  * a small table, one line for the call board and one for the flight recorder, and three calls of the driver that do no more than
  * read (the current context, the stream's number, whether it is captured); not for an allocation or a log line. */
 #include <stdlib.h>

@@ -6,8 +6,9 @@
  * mappings of their own, which keep the memory.)
  *
  * CUDA gives memory back only when all kernels of the context are done, and a kernel of another communicator may wait for what this very thread
- * does next. So nothing is freed while any rank of the context has operations outstanding; the next communicator that begins or ends
- * tries again. Nobody in the process launches meanwhile (tp_gpu_quiet_lock). */
+ * does next. So nothing is freed while any rank of the process, on whatever GPU, of a living communicator or an ended one, has operations
+ * outstanding, nor while graphs hold living ranks (unless there is only one); the next communicator that begins or ends tries again. No rank of
+ * ours launches meanwhile (tp_gpu_quiet_lock). A communicator that never came to launch anything is freed at once. */
 #include <stdlib.h>
 
 #include "comm/gpu.h"
@@ -166,7 +167,7 @@ void tp_gpu_rank_bury(void)
 	pthread_rwlock_unlock(&tp_gpu_quiet_lock);
 }
 
-/* Settled first, so that the event stands behind the last kernel. */
+/* Nobody launches any more once the launch lock was held, so the event stands behind the last kernel. */
 static struct grave *dig(struct ncclComm *comm)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
