@@ -5,7 +5,6 @@
  * go out again once nothing is in flight. */
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include "verbs/capture.h"
 #include "verbs/internal.h"
 #include "verbs/path.h"
@@ -21,8 +20,6 @@ static struct tp_param params[] = {
 };
 TP_PARAM_TABLE("verbs", params)
 
-static bool is_atomic(uint32_t opcode) { return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD; }
-static bool fetches(uint32_t opcode) { return is_atomic(opcode) || opcode == IBV_WR_RDMA_READ; }
 static bool is_dead(const struct tp_path *path) { return atomic_load_explicit(&path->link->dead, memory_order_relaxed); }
 
 /* ---- attachment ---- */
@@ -64,12 +61,6 @@ static void disarm(struct tp_path *path)
 	path->fated = path->fated_there = false;
 }
 
-static void drop_bounce(struct tp_path *path)
-{
-	free(path->bounce);
-	path->bounce = NULL;
-}
-
 static void stop(struct tp_qp *qp)
 {
 	struct tp_path *path = tp_path_of(qp);
@@ -78,7 +69,7 @@ static void stop(struct tp_qp *qp)
 	path->in_flight = 0;
 	tp_path_forget_room(path);
 	tp_path_new_epoch(path, atomic_load_explicit(&qp->state, memory_order_relaxed) != IBV_QPS_SQE);
-	drop_bounce(path);
+	tp_path_drop_bounce(path);
 }
 
 static void detach(struct tp_qp *qp)
@@ -132,8 +123,7 @@ static bool wait_locked(struct tp_qp *qp, enum tp_reply reply, uint8_t rnr_timer
 	return true;
 }
 
-/* Something is in flight: the time is watched until it is answered. */
-static void watch_time(struct tp_qp *qp)
+void tp_path_watch_time(struct tp_qp *qp)
 {
 	struct tp_path *path = tp_path_of(qp);
 	if (path->timed)
@@ -192,7 +182,7 @@ static void look_at_time(struct tp_qp *qp, uint64_t now)
 	if (!path->in_flight || is_dead(path))
 		return;
 	if (path->answered != path->answered_seen) {
-		watch_time(qp);
+		tp_path_watch_time(qp);
 		return;
 	}
 	if (waited < 2 * LOOK_NS)
@@ -226,181 +216,11 @@ static void fire(struct tp_qp *qp)
 	pthread_mutex_unlock(&qp->lock);
 }
 
-/* ---- a request into the ring ---- */
-
-/* What is wrong with it before the target is asked; SUCCESS: nothing. */
-static enum ibv_wc_status check_locked(const struct tp_qp *qp, const struct tp_wqe *wqe)
-{
-	if (wqe->length > TP_CARD_MSG_BYTES || (is_atomic(wqe->opcode) && wqe->length != 8))
-		return IBV_WC_LOC_LEN_ERR;
-	if (fetches(wqe->opcode) && qp->attr.max_rd_atomic == 0)
-		return IBV_WC_LOC_QP_OP_ERR;
-	return IBV_WC_SUCCESS;
-}
-
-static void complete_at_once(struct tp_qp *qp, enum ibv_wc_status status)
-{
-	qp->sq.exec++;
-	tp_sq_complete_locked(qp, status, 0);
-}
-
-static bool any_null(const struct tp_span *spans, int count)
-{
-	for (int i = 0; i < count; i++)
-		if (spans[i].grip.flags & TP_KEY_NULL)
-			return true;
-	return false;
-}
-
-/* The data's way, and the bytes that follow the request's head. */
-struct load { enum tp_path_form form; uint32_t bytes; bool bounce, placed; };
-
-static struct load load_of(struct tp_qp *qp, struct tp_wqe *wqe, const struct tp_span *spans, int count)
-{
-	if (is_atomic(wqe->opcode))
-		return (struct load){ TP_PATH_NO_DATA, sizeof(struct tp_path_operands), false, false };
-	if (wqe->length == 0)
-		return (struct load){ TP_PATH_NO_DATA, 0, false, false };
-	if (wqe->opcode == IBV_WR_RDMA_READ)
-		return (struct load){ TP_PATH_THERE, sizeof(struct tp_path_span), true, false };
-	if (wqe->length <= TP_PATH_INLINE)
-		return (struct load){ TP_PATH_HERE, wqe->length, false, false };
-	if (wqe->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && tp_path_of(qp)->in_flight == 0 && !tp_path_is_watched(tp_path_of(qp)) &&
-		tp_path_place(qp, wqe))
-		return (struct load){ TP_PATH_NO_DATA, 0, false, true };
-	if (any_null(spans, count))
-		return (struct load){ TP_PATH_THERE, sizeof(struct tp_path_span), true, false };
-	return (struct load){ TP_PATH_THERE, (uint32_t)count * (uint32_t)sizeof(struct tp_path_span), false, false };
-}
-
-static void fill_head(struct tp_qp *qp, const struct tp_wqe *wqe, const struct load *load, struct tp_path_request *request)
-{
-	*request = (struct tp_path_request){ .opcode = (uint8_t)wqe->opcode, .form = (uint8_t)load->form, .type = (uint8_t)qp->ibv.qp_type,
-		.mtu = (uint8_t)qp->attr.path_mtu, .dest_qpn = qp->attr.dest_qp_num, .src_qpn = qp->ibv.qp_num, .epoch = tp_path_of(qp)->epoch,
-		.seq = qp->sq.exec, .psn = qp->send_psn, .imm = wqe->imm, .length = wqe->length, .srqn = wqe->srqn,
-		.rkey = is_atomic(wqe->opcode) ? wqe->atomic.rkey : wqe->rdma.rkey, .addr = is_atomic(wqe->opcode) ? wqe->atomic.addr : wqe->rdma.addr,
-		.flags = (uint8_t)((wqe->flags & IBV_SEND_SOLICITED ? TP_PATH_SOLICITED : 0u) | (load->placed ? TP_PATH_PLACED : 0u) |
-			(tp_path_of(qp)->fated_there ? TP_PATH_FATED : 0u)) };
-	request->bytes = (uint32_t)tp_align_up(TP_PATH_HEAD_BYTES + load->bytes, 64);
-}
-
-/* The data, or where they are. false: they can't be read. */
-static bool fill_load(struct tp_qp *qp, const struct tp_wqe *wqe, const struct load *load, const struct tp_span *spans, int count,
-	struct tp_path_request *request)
-{
-	uint8_t *at = (uint8_t *)request + TP_PATH_HEAD_BYTES;
-	struct tp_path *path = tp_path_of(qp);
-	if (is_atomic(wqe->opcode)) {
-		struct tp_path_operands operands = { wqe->atomic.compare_add, wqe->atomic.swap };
-		memcpy(at, &operands, sizeof(operands));
-	} else if (load->form == TP_PATH_HERE) {
-		return tp_span_read(spans, count, 0, at, wqe->length) == 0;
-	} else if (load->bounce) {
-		struct tp_path_span span = { (uintptr_t)path->bounce, wqe->length };
-		memcpy(at, &span, sizeof(span));
-		request->spans = 1;
-	} else if (load->form == TP_PATH_THERE) {
-		struct tp_path_span *out = (struct tp_path_span *)(void *)at;
-		for (int i = 0; i < count; i++)
-			out[i] = (struct tp_path_span){ (uintptr_t)spans[i].grip.addr, spans[i].bytes };
-		request->spans = (uint16_t)count;
-	}
-	return true;
-}
-
-/* A buffer of the request's own, for what the target can't copy straight. */
-static bool make_bounce(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count)
-{
-	struct tp_path *path = tp_path_of(qp);
-	path->bounce = malloc(wqe->length);
-	if (path->bounce && (wqe->opcode == IBV_WR_RDMA_READ || tp_span_read(spans, count, 0, path->bounce, wqe->length) == 0))
-		return true;
-	if (!path->bounce)
-		TP_WARN("no memory for %u bytes on their way to another process", wqe->length);
-	drop_bounce(path);
-	return false;
-}
-
-enum sent { SENT, ENDED, WAITS };
-
-/* head: a copy of what was sent. */
-static enum sent put_into_ring(struct tp_qp *qp, struct tp_wqe *wqe, const struct tp_span *spans, int count, struct tp_path_request *head)
-{
-	struct tp_path *path = tp_path_of(qp);
-	struct load load = load_of(qp, wqe, spans, count);
-	if (load.bounce && path->in_flight)
-		return WAITS;
-	if (load.bounce && !make_bounce(qp, wqe, spans, count)) {
-		complete_at_once(qp, IBV_WC_LOC_PROT_ERR);
-		return ENDED;
-	}
-	uint32_t bytes = (uint32_t)tp_align_up(TP_PATH_HEAD_BYTES + load.bytes, 64);
-	struct tp_path_request *request = tp_path_reserve(path->link, bytes);
-	while (!request && tp_path_await_room(path, bytes))
-		request = tp_path_reserve(path->link, bytes);
-	if (!request) {
-		drop_bounce(path);
-		return WAITS;
-	}
-	fill_head(qp, wqe, &load, request);
-	if (!fill_load(qp, wqe, &load, spans, count, request)) {
-		tp_path_abandon(path->link);
-		if (path->in_flight)
-			return WAITS;
-		complete_at_once(qp, IBV_WC_LOC_PROT_ERR);
-		return ENDED;
-	}
-	*head = *request;
-	tp_path_commit(path->link, bytes);
-	return SENT;
-}
-
-/* false: nothing more can be done now. */
-static bool ask(struct tp_qp *qp, struct tp_wqe *wqe)
-{
-	struct tp_path *path = tp_path_of(qp);
-	struct tp_span spans[TP_CARD_SGE];
-	enum ibv_wc_status status = check_locked(qp, wqe);
-	bool alone = wqe->opcode == IBV_WR_RDMA_READ || (wqe->flags & IBV_SEND_FENCE);
-	int count = 0;
-	if (path->in_flight && alone)
-		return false;
-	if (status == IBV_WC_SUCCESS && wqe->length &&
-		(count = tp_wqe_enter(qp, wqe, fetches(wqe->opcode) ? IBV_ACCESS_LOCAL_WRITE : 0, spans)) < 0)
-		status = IBV_WC_LOC_PROT_ERR;
-	if (status != IBV_WC_SUCCESS) {
-		if (path->in_flight)    /* completions come in order */
-			return false;
-		complete_at_once(qp, status);
-		return true;
-	}
-	struct tp_path_request head;
-	enum sent sent = put_into_ring(qp, wqe, spans, count, &head);
-	if (sent == SENT && tp_capture_on()) {
-		struct tp_path_operands operands = { wqe->atomic.compare_add, wqe->atomic.swap };
-		tp_path_trace_request(qp, true, &head, is_atomic(wqe->opcode) ? &operands : NULL, spans, count);
-	}
-	tp_span_leave(spans, count);
-	if (sent != WAITS)
-		path->fated = path->fated_there = false;
-	if (sent != SENT)
-		return sent == ENDED;
-	uint32_t packets = tp_packets(wqe->length, qp->attr.path_mtu);
-	wqe->carrier[0] = qp->send_psn;
-	qp->sq.exec++;
-	path->in_flight++;
-	atomic_fetch_add_explicit(&path->link->ring_ops, 1, memory_order_relaxed);
-	qp->send_psn = (qp->send_psn + packets) & 0xffffff;
-	tp_counter_add(qp->port, TP_CNT_PORT_XMIT_PACKETS, packets);
-	tp_counter_add(qp->port, TP_CNT_UNICAST_XMIT, packets);
-	tp_counter_add(qp->port, TP_CNT_PORT_XMIT_DATA, wqe->length / 4);
-	watch_time(qp);
-	return true;
-}
+/* ---- the send queue ---- */
 
 static void local_locked(struct tp_qp *qp, struct tp_wqe *wqe)
 {
-	complete_at_once(qp, wqe->opcode == IBV_WR_BIND_MW ? tp_mw_bind(qp, wqe) : tp_mw_invalidate_local(qp, wqe->imm));
+	tp_path_complete_at_once(qp, wqe->opcode == IBV_WR_BIND_MW ? tp_mw_bind(qp, wqe) : tp_mw_invalidate_local(qp, wqe->imm));
 }
 
 /* Those behind a request that must wait were void: they go out again with it. */
@@ -426,7 +246,7 @@ static bool meets_fate(struct tp_qp *qp, const struct tp_wqe *wqe)
 	struct tp_path_fate fate = tp_path_fate(qp, true, &request);
 	if (fate.lost && !tp_qp_reliable(qp->ibv.qp_type)) {
 		if (path->in_flight == 0)
-			complete_at_once(qp, IBV_WC_SUCCESS);
+			tp_path_complete_at_once(qp, IBV_WC_SUCCESS);
 		return false;
 	}
 	if (fate.never && path->in_flight)
@@ -437,7 +257,7 @@ static bool meets_fate(struct tp_qp *qp, const struct tp_wqe *wqe)
 		path->back_psn = qp->send_psn;
 		if (!wait_locked(qp, TP_REPLY_SILENT, 0, &status)) {
 			path->back = false;
-			complete_at_once(qp, status);
+			tp_path_complete_at_once(qp, status);
 		}
 		return false;
 	}
@@ -482,7 +302,7 @@ static void run(struct tp_qp *qp)
 				break;
 			continue;
 		}
-		if (!ask(qp, wqe))
+		if (!tp_path_request(qp, wqe))
 			break;
 		asked = true;
 	}
@@ -497,9 +317,9 @@ static bool take_result(struct tp_qp *qp, struct tp_wqe *wqe, uint64_t value)
 {
 	struct tp_path *path = tp_path_of(qp);
 	struct tp_span spans[TP_CARD_SGE];
-	if (!fetches(wqe->opcode) || wqe->length == 0)
+	if (!tp_path_fetches(wqe->opcode) || wqe->length == 0)
 		return true;
-	const void *from = is_atomic(wqe->opcode) ? (const void *)&value : path->bounce;
+	const void *from = tp_path_is_atomic(wqe->opcode) ? (const void *)&value : path->bounce;
 	int count = tp_wqe_enter(qp, wqe, IBV_ACCESS_LOCAL_WRITE, spans);
 	bool placed = count >= 0 && from && tp_span_write(spans, count, 0, from, wqe->length) == 0;
 	if (count > 0)
@@ -525,10 +345,10 @@ static void complete_to(struct tp_qp *qp, uint32_t end, uint64_t value)
 		path->msn = (path->msn + 1) & 0xffffff;
 		if (tp_capture_on() && qp->sq.done + 1 == end)
 			trace_result(qp, wqe, TP_REPLY_ACK, 0, value);
-		drop_bounce(path);
+		tp_path_drop_bounce(path);
 		path->silent = false;
 		path->rnr_tried = 0;
-		tp_sq_complete_locked(qp, placed ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR, fetches(wqe->opcode) ? wqe->length : 0);
+		tp_sq_complete_locked(qp, placed ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR, tp_path_fetches(wqe->opcode) ? wqe->length : 0);
 		int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
 		if (state != IBV_QPS_RTS && state != IBV_QPS_SQD)
 			return;
@@ -541,7 +361,7 @@ static void refused(struct tp_qp *qp, const struct tp_path_answer *answer)
 	enum ibv_wc_status status = answer->reply == TP_PATH_REPLY_LOCAL ? IBV_WC_LOC_PROT_ERR : tp_reply_status((enum tp_reply)answer->reply);
 	if (tp_capture_on())
 		trace_result(qp, tp_sq_at(&qp->sq, answer->seq), answer->reply, answer->rnr_timer, 0);
-	drop_bounce(path);
+	tp_path_drop_bounce(path);
 	if (answer->reply == TP_PATH_REPLY_LATER) {
 		path->back = path->fated = path->fated_there = true;
 		path->back_to = answer->seq;
@@ -641,7 +461,6 @@ void tp_path_peer_died(struct tp_path_link *link)
 		for (int i = 0; i < count; i++)
 			bury(link, qpns[i]);
 }
-
 
 const struct tp_carrier tp_path = { .name = "path", .attach = attach, .run = run, .stop = stop, .detach = detach, .progress = tp_path_poll,
 	.changed = changed };

@@ -4,6 +4,7 @@
  *   path_bell.c    who looks into the rings: pollers under a lease, else this process's thread, which peers wake
  *   path_ring.c    requests and answers in shared memory
  *   path.c         the initiator: takes requests from the send queue, chooses a mechanism for each
+ *   path_request.c the initiator: a request, and its data's way, into the ring
  *   path_direct.c  the initiator: straight into and out of the target's memory
  *   path_map.c     memory that was born shared: found when registered, mapped by peers
  *   path_trace.c   faults, and packets as they would be on a wire
@@ -279,7 +280,18 @@ void tp_path_trace_answer(struct tp_qp *qp, bool out, const struct tp_path_outco
 /* ---- path_serve.c ---- */
 void tp_path_serve(struct tp_path_link *link, const struct tp_path_request *request, const uint8_t *data, struct tp_path_answer *answer);
 
+/* ---- path_request.c ---- */
+static inline bool tp_path_is_atomic(uint32_t opcode) { return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD; }
+static inline bool tp_path_fetches(uint32_t opcode) { return tp_path_is_atomic(opcode) || opcode == IBV_WR_RDMA_READ; }
+/* Puts the request at sq.exec into the ring, or ends it; false: nothing more can be done now. */
+bool tp_path_request(struct tp_qp *qp, struct tp_wqe *wqe);
+/* Ends the request at sq.exec, which is the oldest. */
+void tp_path_complete_at_once(struct tp_qp *qp, enum ibv_wc_status status);
+void tp_path_drop_bounce(struct tp_path *path);
+
 /* ---- path.c ---- */
+/* Something is in flight: the time is watched until it is answered. */
+void tp_path_watch_time(struct tp_qp *qp);
 void tp_path_answered(struct tp_path_link *link, const struct tp_path_answer *answer);
 void tp_path_peer_died(struct tp_path_link *link);
 void tp_path_run_again(uint32_t qpn);
