@@ -1,6 +1,7 @@
 /* The short way between processes of one machine and user: what both ends agree on, and the parts of the carrier (tp_path).
  *
- *   path_link.c    who is reached: links, their beginning and end        path_meet.c   listener, handshake, probes
+ *   path_join.c    who is reached: two processes come to a link          path_meet.c   listener, handshake, probes
+ *   path_link.c    links, their QPs and their end; the yard
  *   path_bell.c    who looks into the rings: pollers under a lease, else this process's thread, which peers wake
  *   path_ring.c    requests and answers in shared memory
  *   path.c         the initiator: takes requests from the send queue, chooses a mechanism for each
@@ -121,7 +122,7 @@ struct tp_path_segment {
 	struct tp_path_lane lanes[2];   /* [0]: from the one that connected */
 };
 
-/* ---- links (path_link.c) ---- */
+/* ---- links (path_link.c, path_join.c) ---- */
 
 struct tp_path;
 struct tp_path_mapping;

@@ -1,8 +1,10 @@
-/* The parts of meeting a process of this machine that path_link.c puts together. */
+/* The parts of meeting a process of this machine that path_join.c puts together, and what it shares with path_link.c. */
 #ifndef TP_VERBS_PATH_MEET_H
 #define TP_VERBS_PATH_MEET_H
 
 #include "verbs/path.h"
+
+/* ---- path_meet.c ---- */
 
 enum tp_path_hello_kind { TP_PATH_HELLO, TP_PATH_ANSWER, TP_PATH_QUESTION };
 struct tp_path_hello {
@@ -29,5 +31,25 @@ int tp_path_listen(int slot);       /* -1 with errno */
 void tp_path_meet_forget(void);
 int tp_path_open_pidfd(pid_t pid);
 bool tp_path_has_ended(int s, int pidfd);
+
+/* ---- path_link.c ---- */
+
+extern struct tp_path_state {
+	pthread_mutex_t lock;           /* of links and of each link's QPs */
+	pthread_cond_t changed;
+	struct tp_path_link *by_slot[TP_PATH_SLOTS];
+	bool connecting[TP_PATH_SLOTS], serving[TP_PATH_SLOTS];
+	int slot, listener, yard_fd;
+	enum tp_path_reason off;        /* why this process takes no short way; TAKEN: it does */
+} tp_path_state;
+/* The segments behind the descriptors (segment, yard, keys); in a link to this process the last two are its own. */
+struct tp_path_link *tp_path_new_link(int slot, pid_t pid, uint64_t process, const int fds[3], bool connector);
+/* Others see it from now on. false: it can't be watched, and is freed. */
+bool tp_path_register_link(struct tp_path_link *link);
+
+/* ---- path_join.c ---- */
+
+/* For tp_progress_watch: others connect. */
+int tp_path_on_connect(int fd, void *arg);
 
 #endif
