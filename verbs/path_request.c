@@ -62,7 +62,8 @@ static void fill_head(struct tp_qp *qp, const struct tp_wqe *wqe, const struct l
 	*request = (struct tp_path_request){ .opcode = (uint8_t)wqe->opcode, .form = (uint8_t)load->form, .type = (uint8_t)qp->ibv.qp_type,
 		.mtu = (uint8_t)qp->attr.path_mtu, .dest_qpn = qp->attr.dest_qp_num, .src_qpn = qp->ibv.qp_num, .epoch = tp_path_of(qp)->epoch,
 		.seq = qp->sq.exec, .psn = qp->send_psn, .imm = wqe->imm, .length = wqe->length, .srqn = wqe->srqn,
-		.rkey = tp_path_is_atomic(wqe->opcode) ? wqe->atomic.rkey : wqe->rdma.rkey, .addr = tp_path_is_atomic(wqe->opcode) ? wqe->atomic.addr : wqe->rdma.addr,
+		.rkey = tp_path_is_atomic(wqe->opcode) ? wqe->atomic.rkey : wqe->rdma.rkey,
+		.addr = tp_path_is_atomic(wqe->opcode) ? wqe->atomic.addr : wqe->rdma.addr,
 		.flags = (uint8_t)((wqe->flags & IBV_SEND_SOLICITED ? TP_PATH_SOLICITED : 0u) | (load->placed ? TP_PATH_PLACED : 0u) |
 			(tp_path_of(qp)->fated_there ? TP_PATH_FATED : 0u)) };
 	request->bytes = (uint32_t)tp_align_up(TP_PATH_HEAD_BYTES + load->bytes, 64);
