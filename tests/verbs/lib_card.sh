@@ -29,3 +29,8 @@ run_on_card() {
 }
 need() { command -v "$1" >/dev/null 2>&1 || { echo "$1 is not installed (Debian: $2)"; exit 77; }; }
 fail() { echo "FAILED: $*"; exit 1; }
+# Did a server of librdmacm's programs end well? rping's thread for events may come back to its channel when the main thread has closed it
+# at the end: that is its own race, on any card.
+ended_well() { # exit status, output
+	[ "$1" = 0 ] || { [ "$1" = 255 ] && grep -q 'DISCONNECT EVENT' "$2" && grep -q 'rdma_get_cm_event: Bad file descriptor' "$2"; }
+}

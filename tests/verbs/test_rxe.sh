@@ -92,7 +92,7 @@ for _ in $(seq 50); do
 	sleep 0.1
 done
 while read -r name _; do
-	[ "$(cat "$work/status.$name" 2>/dev/null)" = 0 ] && continue
+	ended_well "$(cat "$work/status.$name" 2>/dev/null)" "$work/server.$name" && continue
 	echo "our server $name ends with $(cat "$work/status.$name" 2>/dev/null || echo nothing):"; tail -8 "$work/server.$name"
 	failed="$failed server-$name"
 done <"$work/list"
