@@ -259,9 +259,13 @@ static bool make_yard_locked(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	void *memory;
+	size_t key_bytes;
 	pthread_once(&once, watch_fork);
 	if (tp_path_own_yard)
 		return true;
+	/* Without keys that others can see there is nothing to do there. */
+	if (tp_key_fd(&key_bytes) < 0)
+		return false;
 	if (tp_path_state.yard_fd < 0 && tp_shm_create("telpher-verbs-yard", sizeof(struct tp_path_yard), &tp_path_state.yard_fd) != ncclSuccess)
 		return false;
 	if (tp_shm_map(tp_path_state.yard_fd, sizeof(struct tp_path_yard), &memory) != ncclSuccess)

@@ -219,6 +219,14 @@ void tp_endpoint_leave(struct tp_endpoint *endpoint)
 
 /* ---- sending ---- */
 
+/* Kernels before 4.18, and what stands in for one, may take no notice of the wish in a message, and send it all as one packet. */
+static bool can_segment(int fd)
+{
+	int size;
+	socklen_t length = sizeof(size);
+	return getsockopt(fd, SOL_UDP, UDP_SEGMENT, &size, &length) == 0;
+}
+
 /* A socket on a free port of the range, tried from a random one. */
 static int make_sender(struct tp_endpoint *e, uint32_t n)
 {
@@ -227,6 +235,10 @@ static int make_sender(struct tp_endpoint *e, uint32_t n)
 		return error;
 	set_int(s, SOL_SOCKET, SO_SNDBUF, SEND_BYTES);
 	set_int(s, SOL_SOCKET, SO_RCVBUF, 1);       /* nothing that comes here is for us */
+	if (!can_segment(s)) {
+		TP_INFO(TP_NET, "the kernel knows no segmentation offload for UDP: packets are sent one by one");
+		atomic_store_explicit(&e->whole, true, memory_order_relaxed);
+	}
 	if (e->addr.sa.sa_family == AF_INET6) {
 		set_int(s, IPPROTO_IPV6, IPV6_MULTICAST_IF, (int)e->addr.v6.sin6_scope_id);
 	} else {
