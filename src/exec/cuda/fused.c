@@ -66,6 +66,7 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 		.max_blocks = TP_DEV_MAX_CHANNELS,
 		.allows_128 = 1,
 		.window = 1 * MB,
+		.stream = 8 * MB,
 	};
 	if (!shared_gpu) return;
 	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. (LL128 only where asked for.) */

@@ -72,6 +72,7 @@ struct tp_fused_table {
 	uint32_t max_blocks;
 	uint32_t allows_128;                        /* lines of 128 bytes arrive whole here */
 	uint64_t window;                            /* two-shot all-reduces and reduce-scatters of windows: from so many bytes on where they lie */
+	uint64_t stream;                            /* blocks of collectives that only move: from so many bytes on as sends and receives */
 };
 
 /* What of a communicator decides; the same on all ranks but for the addresses. */
