@@ -14,7 +14,7 @@ static pthread_rwlock_t groups_lock = PTHREAD_RWLOCK_INITIALIZER;
 
 /* ---- out ---- */
 
-static int send_datagram(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count)
+static void send_datagram(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count)
 {
 	const struct tp_av *av = &wqe->ud.av;
 	bool multicast = av->dgid.raw[0] == 0xff;
@@ -25,7 +25,7 @@ static int send_datagram(struct tp_qp *qp, const struct tp_wqe *wqe, const struc
 	if (!error)
 		error = tp_endpoint_sender(endpoint, sender, &from);
 	if (error)
-		return error;
+		return;
 	struct tp_route route = { .to = av->to, .tos = av->traffic_class, .ttl = multicast ? 0 : av->hop_limit, .mute = av->type == IBV_GID_TYPE_ROCE_V1 };
 	struct tp_icrc icrc;
 	tp_icrc_prepare(&from, &route.to, &icrc);
@@ -35,15 +35,14 @@ static int send_datagram(struct tp_qp *qp, const struct tp_wqe *wqe, const struc
 	struct tp_burst *burst = tp_burst_start(NULL, endpoint, sender, &route, &icrc);
 	uint8_t *payload = burst ? tp_burst_packet(burst, &packet) : NULL;
 	if (!payload)
-		return ENOMEM;
+		return;
 	if (packet.bytes && tp_span_read(spans, count, 0, payload, packet.bytes))
-		return EFAULT;
+		return;
 	tp_burst_commit(burst, &packet);
 	if (!tp_burst_flush(burst) && burst->error != EAGAIN) {
 		char text[TP_ADDR_TEXT];
 		TP_INFO(TP_NET, "a datagram to %s can't be sent: %s", tp_addr_format(&route.to, text), strerror(burst->error));
 	}
-	return burst->error;
 }
 
 /* ---- in ---- */

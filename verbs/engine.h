@@ -34,12 +34,12 @@ const struct tp_carrier *tp_engine_choose(struct tp_qp *qp);
 extern const struct tp_carrier tp_self;         /* self.c */
 extern const struct tp_carrier tp_wire;         /* the wire */
 extern const struct tp_carrier tp_path;         /* the short way */
-extern const struct tp_carrier tp_datagrams;    /* ud.c: all UD QPs */
+extern const struct tp_carrier tp_datagrams;    /* ud_send.c: all UD QPs */
 /* Set by the wire when it is there (before the first QP); NULL: only this process can be reached. */
 extern const struct tp_carrier *tp_engine_wire;
-/* UD: sends one datagram to av.to, unicast or multicast; 0, or an errno that is logged (the completion is a success all the
- * same: a datagram may be lost). The QP's lock is not held, its run is owned. */
-extern int (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count);
+/* UD: takes one datagram to av.to, unicast or multicast (what can't be sent is lost, as any datagram may be); the QP's lock is not
+ * held, its run is owned. */
+extern void (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count);
 /* A UD QP leaves INIT: datagrams to its port's addresses are heard from now on. 0 or an errno, logged. May be NULL. */
 extern int (*tp_engine_wire_listen)(struct tp_port *port);
 extern bool tp_engine_path_always;          /* QPs of this process reach each other by tp_path (tests) */
@@ -134,6 +134,9 @@ struct tp_datagram {
 	uint32_t dest_qp;
 	bool has_imm, solicited;
 	uint8_t sl;
+	/* Where nobody has looked yet whether it is the target's: its port must have this GID. Else NULL. */
+	const union ibv_gid *dgid;
+	enum ibv_gid_type gid_type;
 };
 void tp_target_datagram(struct tp_qp *qp, const struct tp_datagram *datagram);
 /* To each QP of this process that is attached to the group on the port, but not the sender where it opted out. */

@@ -128,6 +128,8 @@ bool tp_sq_room(struct tp_qp *qp, uint32_t count);
 int tp_wqe_check(struct tp_qp *qp, const struct tp_wqe *wqe);
 /* Shows count requests to the carrier and runs it; lock held. 0, or EINVAL where the state takes none. */
 int tp_sq_publish_locked(struct tp_qp *qp, uint32_t count);
+/* This thread runs a send queue because its program has just posted: it may wait a moment for another process. */
+extern _Thread_local bool tp_qp_is_posting;
 void tp_qp_fill_ops(struct tp_qp *qp);
 void tp_qp_forget(void);
 /* Is the transition allowed with these attributes? 0 or EINVAL. */

@@ -15,7 +15,8 @@ for mode in "" -e; do short ibv_rc_pingpong -g 0 -n 100 $mode; done
 short ibv_uc_pingpong -g 0 -n 100
 short ibv_srq_pingpong -g 0 -n 50
 short ibv_xsrq_pingpong -g 0 -n 50
-pair $address ibv_ud_pingpong -g 0 -n 50
+short ibv_ud_pingpong -g 0 -n 50
+short ib_send_lat -x 0 -c UD -s 100 -n 20
 for program in write read send; do
 	short ib_${program}_bw -x 0 -s 50001 -n 100
 	short ib_${program}_lat -x 0 -s 2 -n 20
