@@ -61,17 +61,19 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 			[TP_FUSED_SCATTER] = { 96 * KB, GB },
 			[TP_FUSED_PAIRS] = { 96 * KB, GB },
 			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB },
+			[TP_FUSED_OWNERS] = { 96 * KB, 64 * MB },
 		},
 		.threads = { 128, 512 },
 		.max_blocks = TP_DEV_MAX_CHANNELS,
 		.allows_128 = 1,
 		.window = 1 * MB,
+		.owners = 512 * KB,
 		.stream = 8 * MB,
 	};
 	if (!shared_gpu) return;
 	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. (LL128 only where asked for.) */
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, 16 * MB };
-	out->limits[TP_FUSED_ROOTED] = (struct tp_fused_limit){ 1 * MB, 1 * MB };
+	out->limits[TP_FUSED_ROOTED] = out->limits[TP_FUSED_OWNERS] = (struct tp_fused_limit){ 1 * MB, 1 * MB };
 }
 
 /* ---- agreement ---- */
@@ -166,7 +168,7 @@ struct shape {
 	enum tp_fused_class class;
 	const char *name[2];
 	enum tp_fused_pattern pattern;
-	bool reduces, gathers;
+	bool reduces, gathers, owners;
 	size_t slice, total, in_stride, out_stride, sends;
 };
 
@@ -224,6 +226,13 @@ static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape 
 	} else {
 		return false;
 	}
+	if ((coll == TP_BROADCAST || coll == TP_REDUCE) && n > 2 && bytes >= f->table.owners) {
+		s.class = TP_FUSED_OWNERS;
+		s.name[0] = "TWO_STEP/LL", s.name[1] = "TWO_STEP/LL128";
+		s.owners = s.gathers = true;
+		s.sends = bytes;
+		if (coll == TP_REDUCE) s.pattern = TP_FUSED_ALL;
+	}
 	*out = s;
 	return bytes && bytes <= MOST_BYTES / n;
 }
@@ -240,7 +249,7 @@ static void fill_args(const struct tp_fused *f, const struct tp_exec_call *call,
 	*args = (struct tp_fused_args){ .comm = f->comm, .input = (uint64_t)(uintptr_t)call->input,
 		.output = (uint64_t)(uintptr_t)call->output, .slice_bytes = (uint32_t)s->slice, .total_bytes = (uint32_t)s->total,
 		.in_stride = (uint32_t)s->in_stride, .out_stride = (uint32_t)s->out_stride, .layout = f->layout, .tag = call->tag, .rank = (int16_t)f->rank, .nranks = (int16_t)f->nranks,
-		.root = (int16_t)call->plan->spec.root, .pattern = (uint8_t)s->pattern, .gathers = s->gathers, .gives_way = f->shared_gpu, .counts = f->counts };
+		.root = (int16_t)call->plan->spec.root, .pattern = (uint8_t)s->pattern, .gathers = s->gathers, .owners = s->owners, .gives_way = f->shared_gpu, .counts = f->counts };
 	memcpy(args->region, f->region, sizeof(args->region));
 	if (s->reduces) tp_cuda_fill_reduce(call, &args->reduce);
 }
@@ -270,7 +279,7 @@ bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, str
 	const uint32_t data = protocol ? 120 : 16, lanes = protocol ? 8 : 1;
 	uint32_t units = (uint32_t)tp_div_up(s.slice, data);
 	if (s.gathers) {
-		units = (uint32_t)tp_div_up(units, (size_t)f->nranks);
+		units = (uint32_t)tp_div_up(units, (size_t)f->nranks - s.owners);
 		s.slice = s.in_stride = s.out_stride = (size_t)units * data;
 	}
 	out->kind = protocol ? TP_FUSED_LL128 : TP_FUSED_LL;

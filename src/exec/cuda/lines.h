@@ -219,11 +219,14 @@ TP_DEVICE void tp_lines_send_heads(const tp_fused_args &a, uint32_t epoch)
 TP_DEVICE bool tp_lines_sends_to(const tp_fused_args &a, int p)
 {
 	if (p == a.rank) return false;
+	if (a.owners && a.pattern == TP_FUSED_FROM_ROOT) return p != a.root;
 	return a.pattern == TP_FUSED_ALL || (a.pattern == TP_FUSED_FROM_ROOT ? a.rank == a.root : p == a.root);
 }
-TP_DEVICE bool tp_lines_takes_from(const tp_fused_args &a, int p)
+/* phase: -1 for any. */
+TP_DEVICE bool tp_lines_takes_from(const tp_fused_args &a, int p, int phase)
 {
 	if (p == a.rank) return false;
+	if (a.owners && a.pattern == TP_FUSED_FROM_ROOT) return a.rank != a.root && (phase < 0 || (phase == 0) == (p == a.root));
 	return a.pattern == TP_FUSED_ALL || (a.pattern == TP_FUSED_FROM_ROOT ? p == a.root : a.rank == a.root);
 }
 
@@ -246,7 +249,7 @@ TP_DEVICE void tp_lines_check_heads(const tp_fused_args &a, tp_lines &k, uint32_
 {
 	TP_NO_UNROLL
 	for (int p = tp_lines_head_lane(); p >= 0 && p < a.nranks; p += TP_WARP) {
-		if (!tp_lines_takes_from(a, p)) continue;
+		if (!tp_lines_takes_from(a, p, -1)) continue;
 		for (;;) {
 			tp_four head = tp_load_line(tp_lines_head(a, a.rank, p, epoch));
 			if (head.y == head.w && (int32_t)(head.y - epoch) > 0) break;
@@ -405,7 +408,7 @@ TP_DEVICE void tp_unit_take(const tp_fused_args &a, tp_lines &k, int first, int 
 		TP_UNROLL
 		for (int q = 0; q < B; q++) {
 			int p = first + q;
-			if (!mine || p >= a.nranks || !tp_lines_takes_from(a, p)) continue;
+			if (!mine || p >= a.nranks || !tp_lines_takes_from(a, p, phase)) continue;
 			ok &= L::look(at + tp_lines_seat<L>(a, a.rank, p), v[q], epoch);
 		}
 		if (L::all(ok)) return;

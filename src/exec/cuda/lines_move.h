@@ -41,6 +41,8 @@ struct tp_raw {
 	TP_OF_OBJECT tp_four scale(tp_four v) const { return v; }
 };
 
+/* The number of a rank's slice. In two steps the root has none: -1. */
+TP_DEVICE int tp_lines_slice(const tp_fused_args &a, int p) { return !a.owners ? p : p == a.root ? -1 : p - (p > a.root); }
 TP_DEVICE int tp_lines_peer(const tp_fused_args &a, int i) { int p = a.rank + i; return p < a.nranks ? p : p - a.nranks; }
 
 template <class L>
@@ -50,7 +52,7 @@ TP_DEVICE uint32_t tp_lines_from(const tp_fused_args &a, const tp_lines &k, uint
 /* Is the unit whole in every slice, and aligned? The last slice is the shortest. */
 template <class L>
 TP_DEVICE bool tp_lines_whole(const tp_fused_args &a, uint32_t from)
-{ return a.aligned && tp_lines_left(a, a.nranks - 1, from) >= L::BYTES; }
+{ return a.aligned && tp_lines_left(a, a.nranks - 1 - a.owners, from) >= L::BYTES; }
 
 /* A unit of `slice` of INPUT. */
 template <class L>
@@ -77,9 +79,10 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 			TP_NO_UNROLL
 			for (int i = 1; i < a.nranks; i++) {
 				int p = tp_lines_peer(a, i);
-				if (!tp_lines_sends_to(a, p)) continue;
+				const int slice = tp_lines_slice(a, p);
+				if (slice < 0 || !tp_lines_sends_to(a, p)) continue;
 				tp_four v[L::VECTORS];
-				tp_lines_load<L>(a, p, from, false, v);
+				tp_lines_load<L>(a, slice, from, false, v);
 				if (reduction.scales()) tp_lines_scale<L>(reduction, v);
 				L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 0, epoch), u.at), v, epoch);
 			}
@@ -91,12 +94,13 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 			TP_UNROLL
 			for (int q = 0; q < L::PEERS; q++) {
 				int p = tp_lines_peer(a, first + q);
-				if (first + q < a.nranks && tp_lines_sends_to(a, p)) L::get((const char *)a.input + (uint32_t)p * a.in_stride + from, v[q]);
+				const int slice = tp_lines_slice(a, p);
+				if (first + q < a.nranks && slice >= 0 && tp_lines_sends_to(a, p)) L::get((const char *)a.input + (uint32_t)slice * a.in_stride + from, v[q]);
 			}
 			TP_UNROLL
 			for (int q = 0; q < L::PEERS; q++) {
 				int p = tp_lines_peer(a, first + q);
-				if (first + q < a.nranks && tp_lines_sends_to(a, p))
+				if (first + q < a.nranks && tp_lines_slice(a, p) >= 0 && tp_lines_sends_to(a, p))
 					L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 0, epoch), u.at), v[q], epoch);
 			}
 		}
@@ -114,7 +118,8 @@ TP_DEVICE void tp_lines_reduce(const tp_fused_args &a, tp_lines &k, const R &red
 		uint32_t from = tp_lines_from<L>(a, k, round, u.at);
 		tp_four own[L::VECTORS];
 		const bool whole = tp_lines_whole<L>(a, from);
-		if (u.mine()) tp_lines_load<L>(a, a.rank, from, whole, own);
+		const int slice = tp_lines_slice(a, a.rank);
+		if (u.mine()) tp_lines_load<L>(a, slice, from, whole, own);
 		if (reduction.scales()) tp_lines_scale<L>(reduction, own);
 		typename R::acc sum[L::VECTORS];
 		TP_NO_UNROLL
@@ -136,8 +141,11 @@ TP_DEVICE void tp_lines_reduce(const tp_fused_args &a, tp_lines &k, const R &red
 		tp_four result[L::VECTORS];
 		TP_UNROLL
 		for (int i = 0; i < L::VECTORS; i++) result[i] = reduction.last(sum[i]);
-		tp_unit_store<L>((char *)a.output + (a.gathers ? (uint32_t)a.rank * a.out_stride : 0u) + from, whole, tp_lines_left(a, a.rank, from),
-			result);
+		if (a.owners) {
+			L::push(L::place(tp_lines_slot<L>(a, a.root, a.rank, 1, epoch), u.at), result, epoch);
+			continue;
+		}
+		tp_unit_store<L>((char *)a.output + (a.gathers ? (uint32_t)a.rank * a.out_stride : 0u) + from, whole, tp_lines_left(a, slice, from), result);
 		if (!a.gathers) continue;
 		TP_NO_UNROLL
 		for (int i = 1; i < a.nranks; i++) {
@@ -162,19 +170,23 @@ TP_DEVICE void tp_lines_collect(const tp_fused_args &a, tp_lines &k, uint32_t ro
 			tp_four v[L::PEERS][L::VECTORS];
 			if (!whole) {
 				tp_unit_take<L, 1>(a, k, first, phase, epoch, u.at, u.mine(), v);
-				if (u.mine() && tp_lines_takes_from(a, first))
-					tp_unit_store<L>(to + (uint32_t)first * a.out_stride, false, phase ? tp_lines_left(a, first, from) : a.slice_bytes - from, v[0]);
+				const int slice = tp_lines_slice(a, first);
+				if (u.mine() && slice >= 0 && tp_lines_takes_from(a, first, phase))
+					tp_unit_store<L>(to + (uint32_t)slice * a.out_stride, false, phase ? tp_lines_left(a, slice, from) : a.slice_bytes - from, v[0]);
 				continue;
 			}
 			tp_unit_take<L, L::PEERS>(a, k, first, phase, epoch, u.at, u.mine(), v);
 			TP_UNROLL
 			for (int q = 0; q < L::PEERS; q++)
-				if (u.mine() && first + q < a.nranks && tp_lines_takes_from(a, first + q)) L::put(to + (uint32_t)(first + q) * a.out_stride, v[q]);
+				if (u.mine() && first + q < a.nranks && tp_lines_slice(a, first + q) >= 0 && tp_lines_takes_from(a, first + q, phase))
+					L::put(to + (uint32_t)tp_lines_slice(a, first + q) * a.out_stride, v[q]);
 		}
 	}
 }
 
-/* Two shots: round r + 1 is pushed before round r is gathered. */
+/* Two shots: round r + 1 is pushed before round r is gathered. Two steps to a root (owners): the same, but only the root gathers, and it
+ * has nothing to reduce; every rank still hears from every other one in each round. What the root pushes last says that it has gathered the
+ * round before: whatever comes after this kernel, nobody else asks. */
 template <class L, class R>
 TP_DEVICE void tp_lines_run_reduce(const tp_fused_args &a)
 {
@@ -187,15 +199,78 @@ TP_DEVICE void tp_lines_run_reduce(const tp_fused_args &a)
 		if (round < k.rounds) {
 			tp_lines_open(a, k, round);
 			if (all && last && !a.gathers) tp_block_sync();
+			if (a.owners && root && last) {
+				tp_lines_collect<L>(a, k, round - 1, 1);
+				tp_block_sync();
+			}
 			if (all || !root) tp_lines_push<L>(a, k, reduction, round);
 		}
-		if (a.gathers && round) tp_lines_collect<L>(a, k, round - 1, 1);
+		if (a.owners ? root && round && !last : a.gathers && round) tp_lines_collect<L>(a, k, round - 1, 1);
 		if (round == k.rounds) break;
 		if (last && a.gathers) tp_block_sync();
-		if (all || root) tp_lines_reduce<L>(a, k, reduction, round);
-		if (root && tp_block() == 0) tp_lines_check_heads(a, k, k.now + 1 + round);
+		if (a.owners ? !root : all || root) tp_lines_reduce<L>(a, k, reduction, round);
+		if (!all && root && tp_block() == 0) tp_lines_check_heads(a, k, k.now + 1 + round);
 	}
 	if (all && tp_block() == 0) tp_lines_check_heads(a, k, k.now + 1);
+	tp_lines_end(a, k);
+}
+
+/* Two steps from a root: what it gave this rank goes to the other owners, and here where it belongs. */
+template <class L>
+TP_DEVICE void tp_lines_forward(const tp_fused_args &a, tp_lines &k, uint32_t round)
+{
+	const uint32_t epoch = k.now + 1 + round, slice = (uint32_t)tp_lines_slice(a, a.rank);
+	TP_NO_UNROLL
+	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
+		const uint32_t from = tp_lines_from<L>(a, k, round, u.at);
+		tp_four v[1][L::VECTORS];
+		tp_unit_take<L, 1>(a, k, a.root, 0, epoch, u.at, u.mine(), v);
+		if (!u.mine()) continue;
+		TP_NO_UNROLL
+		for (int i = 1; i < a.nranks; i++) {
+			const int p = tp_lines_peer(a, i);
+			if (p != a.root) L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 1, epoch), u.at), v[0], epoch);
+		}
+		tp_unit_store<L>((char *)a.output + slice * a.out_stride + from, tp_lines_whole<L>(a, from), tp_lines_left(a, (int)slice, from), v[0]);
+	}
+}
+
+/* The root's own copy. */
+template <class L>
+TP_DEVICE void tp_lines_keep_all(const tp_fused_args &a, const tp_lines &k, uint32_t round)
+{
+	if (a.input == a.output) return;
+	TP_NO_UNROLL
+	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
+		if (!u.mine()) continue;
+		const uint32_t from = tp_lines_from<L>(a, k, round, u.at);
+		const bool whole = tp_lines_whole<L>(a, from);
+		TP_NO_UNROLL
+		for (int slice = 0; slice < a.nranks - 1; slice++) {
+			const uint32_t left = tp_lines_left(a, slice, from), at = (uint32_t)slice * a.in_stride + from;
+			tp_four v[L::VECTORS];
+			tp_unit_load<L>((const char *)a.input + at, whole, left, v);
+			tp_unit_store<L>((char *)a.output + at, whole, left, v);
+		}
+	}
+}
+
+template <class L>
+TP_DEVICE void tp_lines_run_broadcast(const tp_fused_args &a)
+{
+	tp_lines k = tp_lines_begin(a);
+	TP_NO_UNROLL
+	for (uint32_t round = 0; round < k.rounds; round++) {
+		tp_lines_open(a, k, round);
+		if (a.rank == a.root) {
+			tp_lines_push<L>(a, k, tp_raw(), round);
+			tp_lines_keep_all<L>(a, k, round);
+		} else {
+			tp_lines_forward<L>(a, k, round);
+			tp_lines_collect<L>(a, k, round, 1);
+		}
+		if (tp_block() == 0) tp_lines_check_heads(a, k, k.now + 1 + round);
+	}
 	tp_lines_end(a, k);
 }
 
@@ -220,6 +295,10 @@ TP_DEVICE void tp_lines_keep(const tp_fused_args &a, const tp_lines &k, uint32_t
 template <class L>
 TP_DEVICE void tp_lines_run_copy(const tp_fused_args &a)
 {
+	if (a.owners) {
+		tp_lines_run_broadcast<L>(a);
+		return;
+	}
 	tp_lines k = tp_lines_begin(a);
 	const bool all = a.pattern == TP_FUSED_ALL;
 	TP_NO_UNROLL
