@@ -46,36 +46,6 @@ size_t tp_fused_region_bytes(int nlocal, int nchannels)
 	return (size_t)layout.share * (size_t)nchannels;
 }
 
-/* ---- tables ---- */
-
-void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
-{
-	enum { KB = 1 << 10, MB = 1 << 20, GB = 1 << 30 };
-	*out = (struct tp_fused_table){
-		/* NVLink; without it lines of 128 bytes aren't allowed, and the first column alone counts. Two ranks send in one shot as much as
-		 * in two; with more, two shots soon send less. */
-		.limits = {
-			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1 * MB },
-			[TP_FUSED_TWO_SHOT] = { 96 * KB, GB },
-			[TP_FUSED_GATHER] = { 96 * KB, GB },
-			[TP_FUSED_SCATTER] = { 96 * KB, GB },
-			[TP_FUSED_PAIRS] = { 96 * KB, GB },
-			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB },
-			[TP_FUSED_OWNERS] = { 96 * KB, 64 * MB },
-		},
-		.threads = { 128, 512 },
-		.max_blocks = TP_DEV_MAX_CHANNELS,
-		.allows_128 = 1,
-		.window = 1 * MB,
-		.owners = 512 * KB,
-		.stream = 8 * MB,
-	};
-	if (!shared_gpu) return;
-	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. (LL128 only where asked for.) */
-	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, 16 * MB };
-	out->limits[TP_FUSED_ROOTED] = out->limits[TP_FUSED_OWNERS] = (struct tp_fused_limit){ 1 * MB, 1 * MB };
-}
-
 /* ---- agreement ---- */
 
 /* What each rank says; usable where all say so. Of tables, rank 0's counts. */
@@ -135,6 +105,7 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 	struct word mine = { .version = WORD_VERSION };
 	mine.usable = see_regions(boot, links, &f);
 	tp_fused_defaults(options->shared_gpu, boot->nranks, &mine.table);
+	TP_TRY(tp_fused_read_table(&mine.table));
 	if (options->nchannels < (int)mine.table.max_blocks) mine.table.max_blocks = (uint32_t)options->nchannels;
 	mine.allows_128 = allows_128(boot, links);
 	struct word *words = tp_alloc((size_t)boot->nranks, sizeof(*words), "what ranks say of fused kernels");

@@ -120,7 +120,9 @@ bool tp_fused_fit_windows(const struct tp_fused *fused, const struct tp_exec_cal
 /* Which algorithm these kernels want for a message, before there is a plan; false: they have no opinion. */
 bool tp_fused_suggest(const struct tp_fused *fused, enum tp_coll coll, size_t block_bytes, enum tp_algo *out);
 
-/* Tables. */
+/* ---- table.c ---- */
 void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out);
+/* TELPHER_CUDA_TABLE over what is there. */
+ncclResult_t tp_fused_read_table(struct tp_fused_table *table);
 #endif
 #endif

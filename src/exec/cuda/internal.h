@@ -7,7 +7,8 @@
  *   launch.c    calls to launches of fused kernels, on windows or on lines, or of the steps kernels
  *   transfers.c groups of sends and receives to launches
  *   streams.c   the same between ranks that map each other's regions, and collectives that are such groups
- * fused.h: which calls run as fused kernels. */
+ *   fused.c     which calls run as fused kernels, and how
+ *   table.c     from which sizes on */
 #ifndef TP_EXEC_CUDA_INTERNAL_H
 #define TP_EXEC_CUDA_INTERNAL_H
 
