@@ -54,6 +54,7 @@ static void fork_child(void)
 	atomic_store_explicit(&endpoints, NULL, memory_order_relaxed);
 	pthread_mutex_init(&endpoints_lock, NULL);
 	tp_rc_hold_forget();
+	tp_flow_forget();
 }
 static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
 

@@ -7,11 +7,13 @@
  *   rc_early.c    packets that came before their turn
  *   rc_hold.c     acknowledgements that wait for a request of ours to go with
  *   rc_serve.c    the responder: requests in order, answers, duplicates; calls the objects' target side (engine.h)
+ *   flow.c        how much may be under way to one receiving socket
  *   datagram.c    UD */
 #ifndef TP_VERBS_RC_H
 #define TP_VERBS_RC_H
 
 #include "verbs/engine.h"
+#include "verbs/flow.h"
 #include "verbs/port.h"
 #include "verbs/wire.h"
 
@@ -23,8 +25,6 @@
 #define TP_UC_WINDOW_BYTES (256u << 10)
 #define TP_RC_PROBE_MIN_NS 1000000u
 
-/* The bytes under way to one receiving socket, of all QPs of this process. Entries live as long as the process. */
-struct tp_flow { struct tp_flow *next; union tp_addr to; uint32_t slot; _Atomic int64_t bytes; };
 
 /* An answer that waits for its turn: the data of a READ, or the result of an atomic. */
 struct tp_answer {
@@ -159,7 +159,6 @@ void tp_rc_push(struct tp_qp *qp);
 void tp_rc_complete(struct tp_qp *qp);
 /* The request at count ends with status, those before it first. */
 void tp_rc_fail_at(struct tp_qp *qp, uint32_t count, enum ibv_wc_status status);
-struct tp_flow *tp_flow_find(const union tp_addr *to, uint32_t slot);
 void tp_rc_congested(struct tp_qp *qp);
 /* UC: packets up to psn have arrived. */
 void tp_uc_credit(struct tp_qp *qp, uint32_t psn);

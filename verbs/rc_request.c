@@ -9,27 +9,6 @@
 enum { PACE_NS = 2000000, PACE_KNOWN_NS = 20000000, PACE_TRIES = 3 };
 enum { PROBES_MIN = 4, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7 };
 
-/* ---- flows ---- */
-
-static struct tp_flow *flows;
-static pthread_mutex_t flows_lock = PTHREAD_MUTEX_INITIALIZER;
-
-struct tp_flow *tp_flow_find(const union tp_addr *to, uint32_t slot)
-{
-	pthread_mutex_lock(&flows_lock);
-	struct tp_flow *flow = flows;
-	while (flow && (flow->slot != slot || memcmp(&flow->to, to, sizeof(*to))))
-		flow = flow->next;
-	if (!flow && (flow = tp_alloc(1, sizeof(*flow), "a flow of the wire"))) {
-		flow->to = *to;
-		flow->slot = slot;
-		flow->next = flows;
-		flows = flow;
-	}
-	pthread_mutex_unlock(&flows_lock);
-	return flow;
-}
-
 /* Packets, as good as we know. */
 static uint32_t under_way(const struct tp_rc *rc)
 {
@@ -53,7 +32,7 @@ static uint32_t room(struct tp_rc *rc)
 	uint32_t out = under_way(rc);
 	if (out >= rc->window)
 		return 0;
-	int64_t left = (int64_t)rc->endpoint->budget - atomic_load_explicit(&rc->flow->bytes, memory_order_relaxed);
+	int64_t left = (int64_t)rc->endpoint->budget - tp_flow_bytes(rc->flow);
 	uint32_t by_flow = left > 0 ? (uint32_t)left / rc->mtu : 0;
 	uint32_t packets = TP_MIN(rc->window - out, by_flow);
 	return packets || out ? packets : 1;

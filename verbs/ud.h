@@ -6,6 +6,7 @@
 
 struct tp_ud {
 	struct tp_timer *timer;
+	uint32_t psn;                   /* of the next one on the wire */
 	uint64_t wait_until_ns;         /* the datagram at sq.exec waits at most so long; 0: it doesn't */
 	/* It waits for room in this link's ring; we are one of its users. NULL: it doesn't. */
 	struct tp_path_link *full;

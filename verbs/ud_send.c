@@ -5,7 +5,9 @@
 #include "verbs/internal.h"
 #include "verbs/ud.h"
 
-void (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count);
+bool (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count, uint32_t psn,
+	uint64_t *until_ns);
+void (*tp_engine_wire_flush)(void);
 int (*tp_engine_wire_listen)(struct tp_port *port);
 
 /* ---- attachment ---- */
@@ -95,10 +97,14 @@ static bool deliver(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_
 	enum tp_path_sent sent = local || multicast ? TP_PATH_ELSEWHERE : tp_path_send_datagram(qp, wqe, spans, count);
 	if (sent == TP_PATH_WAITS)
 		return false;
+	struct tp_ud *ud = tp_ud_of(qp);
+	if (!local && sent == TP_PATH_ELSEWHERE && tp_engine_wire_datagram) {
+		if (!tp_engine_wire_datagram(qp, wqe, spans, count, ud->psn, &ud->wait_until_ns))
+			return false;
+		ud->psn = (ud->psn + 1) & 0xffffff;
+	}
 	if (local || multicast)
 		deliver_here(qp, wqe, spans, count, port, multicast);
-	if (!local && sent == TP_PATH_ELSEWHERE && tp_engine_wire_datagram)
-		tp_engine_wire_datagram(qp, wqe, spans, count);
 	count_sent(wqe, port, multicast);
 	return true;
 }
@@ -110,6 +116,7 @@ static void run(struct tp_qp *qp)
 	struct tp_ud *ud = tp_ud_of(qp);
 	tp_path_stop_waiting(ud);
 	ud->wait_until_ns = 0;
+	ud->psn = qp->send_psn;
 	while (tp_qp_sends(qp) && qp->sq.exec != qp->sq.head) {
 		struct tp_wqe *wqe = tp_sq_at(&qp->sq, qp->sq.exec);
 		struct tp_span spans[TP_CARD_SGE];
@@ -131,6 +138,9 @@ static void run(struct tp_qp *qp)
 		qp->sq.exec++;
 		tp_sq_complete_locked(qp, status, 0);
 	}
+	qp->send_psn = ud->psn;
+	if (tp_engine_wire_flush)
+		tp_engine_wire_flush();
 	if (ud->wait_until_ns)
 		tp_timer_arm(ud->timer, ud->wait_until_ns);
 }

@@ -33,7 +33,8 @@ uint32_t tp_wire_parts(uint8_t opcode)
 		/* An acknowledgement of UC is ours alone: it says what arrived, so that a socket isn't flooded. */
 		return operation <= TP_OP_WRITE_ONLY_IMM || operation == TP_OP_ACK ? parts | TP_IS_KNOWN : 0;
 	case TP_WIRE_UD:
-		if (operation != TP_OP_SEND_ONLY && operation != TP_OP_SEND_ONLY_IMM)
+		/* So is one of UD (flow.c). */
+		if (operation != TP_OP_SEND_ONLY && operation != TP_OP_SEND_ONLY_IMM && operation != TP_OP_ACK)
 			return 0;
 		return parts | TP_HAS_DETH | TP_IS_KNOWN;
 	default:

@@ -187,6 +187,44 @@ static void a_burst_larger_than_the_ring_loses_none(void **state)
 	assert_true(outcome.a_ok && outcome.b_ok);
 }
 
+/* On the wire nothing is promised, but a burst neither overruns the socket nor the receives of a peer like us. */
+static int floods_by_wire(struct end *end)
+{
+	setenv("TELPHER_VERBS_CARRIER", "wire", 1);
+	return floods(end);
+}
+
+static int drinks_by_wire(struct end *end)
+{
+	struct ibv_wc wc;
+	uint32_t received = 0;
+	setenv("TELPHER_VERBS_CARRIER", "wire", 1);
+	CHECK(open_ud(end) == 0);
+	for (int round = 0; round < ROUNDS; round++) {
+		int taken = 0;
+		if (round == 0)
+			CHECK(post_receives(end, 0, BURST) == 0);
+		CHECK(end_meet(end) == 0);
+		CHECK(end_meet(end) == 0);
+		for (int quiet = 0; taken < BURST && quiet < 100; quiet++) {
+			for (int got; taken < BURST && (got = ibv_poll_cq(end->cq, 1, &wc)) == 1; taken++, quiet = 0)
+				CHECK(wc.status == IBV_WC_SUCCESS && end_recv(end, wc.wr_id, (uint32_t)wc.wr_id * SLOT, SLOT) == 0);
+			usleep(2000);
+		}
+		received += (uint32_t)taken;
+	}
+	CHECK(received > ROUNDS * BURST * 9 / 10);
+	return end_close(end);
+}
+
+static void a_burst_by_the_wire_is_paced(void **state)
+{
+	(void)state;
+	static struct outcome outcome;
+	run_two(&outcome, floods_by_wire, drinks_by_wire);
+	assert_true(outcome.a_ok && outcome.b_ok);
+}
+
 /* ---- a peer that stops, or dies ---- */
 
 static int sends_to_one_that_stops(struct end *end)
@@ -328,6 +366,7 @@ int main(void)
 		cmocka_unit_test(datagrams_bring_what_was_sent_and_who_sent_it),
 		cmocka_unit_test(a_process_that_is_not_dumpable_is_reached_by_the_wire),
 		cmocka_unit_test(a_burst_larger_than_the_ring_loses_none),
+		cmocka_unit_test(a_burst_by_the_wire_is_paced),
 		cmocka_unit_test(nobody_waits_for_a_process_that_has_stopped),
 		cmocka_unit_test(datagrams_to_a_process_that_died_are_lost_and_no_error),
 		cmocka_unit_test(each_member_of_a_group_gets_one_copy),
