@@ -27,7 +27,7 @@
 #include "verbs/port.h"
 
 #define TP_PATH_MAGIC 0x54505031u
-#define TP_PATH_VERSION 2u
+#define TP_PATH_VERSION 3u
 #define TP_PATH_RING_BYTES (128u << 10)
 #define TP_PATH_ANSWERS 2048u       /* as many as requests can be in a ring */
 #define TP_PATH_INLINE 8192u        /* data that goes through the ring; more is copied once, from memory to memory */
@@ -90,11 +90,13 @@ struct tp_path_request {
 	uint8_t pad;
 	uint16_t spans;
 	uint64_t addr;
+	uint32_t after;                 /* how many of the other side's requests had been served: their answers are read first */
+	uint32_t unused;
 };
 #define TP_PATH_SOLICITED 1u
 #define TP_PATH_PLACED 2u           /* WRITE_WITH_IMM: the data are there already */
 #define TP_PATH_FATED 4u            /* it was late once: the target's faults have struck it */
-_Static_assert(sizeof(struct tp_path_request) == 56, "a request");
+_Static_assert(sizeof(struct tp_path_request) == 64, "a request");
 #define TP_PATH_HEAD_BYTES 64u
 struct tp_path_operands { uint64_t compare_add, swap; };        /* follow an atomic */
 struct tp_path_span { uint64_t addr, bytes; };
@@ -121,7 +123,7 @@ struct tp_path_answer {
 struct tp_path_lane {               /* from one side to the other */
 	_Alignas(64) _Atomic uint64_t tail;         /* bytes of requests written */
 	_Atomic uint64_t answers_tail;
-	_Atomic uint32_t starved;                   /* the writer waits for room that no answer will tell it of */
+	_Atomic uint32_t starved;                   /* the writer waits for room */
 	_Atomic uint32_t nudges;                    /* counts such waits of the other side's that are over */
 	_Alignas(64) _Atomic uint64_t head;         /* the reader's */
 	_Alignas(64) uint8_t data[TP_PATH_RING_BYTES];
@@ -158,12 +160,13 @@ struct tp_path_link {
 	pthread_mutex_t lock;           /* of what follows: requests going out */
 	uint64_t tail, head_seen;
 	_Atomic uint32_t unanswered;
-	struct tp_path_waiter *waiting; /* waiting_count of them */
+	struct tp_path_waiter *waiting, *waiting_last;  /* waiting_count of them */
 	_Atomic uint32_t waiting_count;
 	_Atomic uint64_t stuck_at;      /* 1 + where the peer's reading stood when a datagram had waited long enough; 0: nowhere */
 	/* The reader's alone. */
 	uint64_t head, answers_head, answers_tail;
-	uint32_t nudges;
+	uint32_t nudges, answered;      /* answered: of our requests */
+	_Atomic uint32_t served;        /* of the peer's; whoever writes a request looks at it */
 	pthread_mutex_t map_lock;
 	struct tp_path_mapping *mappings;
 	_Atomic uint32_t map_generation;
@@ -238,7 +241,6 @@ void tp_path_commit_datagram(struct tp_path_link *link, uint32_t bytes);        
 void tp_path_abandon(struct tp_path_link *link);
 /* The waiter's QP is run again when there is room for a request of bytes; true: there is. */
 bool tp_path_await_room(struct tp_path_link *link, struct tp_path_waiter *waiter, uint32_t bytes);
-bool tp_path_await_room_of_datagram(struct tp_path_link *link, struct tp_path_waiter *waiter, uint32_t bytes);
 void tp_path_forget_room(struct tp_path_link *link, struct tp_path_waiter *waiter);
 /* Those that wait are run again. */
 void tp_path_rerun(struct tp_path_link *link);

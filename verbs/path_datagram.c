@@ -65,7 +65,7 @@ static bool waits(struct tp_ud *ud, struct tp_path_link *link, uint32_t bytes, b
 			(double)(now - ud->full_since_ns) * 1e-9);
 		return false;
 	}
-	if (tp_path_await_room_of_datagram(link, &ud->waiter, bytes)) {
+	if (tp_path_await_room(link, &ud->waiter, bytes)) {
 		tp_path_forget_room(link, &ud->waiter);
 		return false;
 	}

@@ -28,6 +28,8 @@ short ib_send_bw -x 0 -c UC -s 3000 -n 100
 short ib_write_bw -x 0 -c XRC -n 100
 short ib_send_bw -x 0 -c XRC --use-srq -n 100
 short ib_write_bw -x 0 -q 8 -s 8 -n 200 -l 8
+# More queue pairs than the ring has room for: each is woken when its turn comes.
+short ib_write_bw -x 0 -q 100 -s 4096 -n 100
 short ib_send_bw -x 0 -b -s 65536 -n 100 -e
 short ib_send_lat -x 0 --use-srq -n 20
 short ib_send_lat -x 0 -I 64 -s 64 -n 20
