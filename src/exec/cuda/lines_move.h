@@ -185,8 +185,9 @@ TP_DEVICE void tp_lines_collect(const tp_fused_args &a, tp_lines &k, uint32_t ro
 }
 
 /* Two shots: round r + 1 is pushed before round r is gathered. Two steps to a root (owners): the same, but only the root gathers, and it
- * has nothing to reduce; every rank still hears from every other one in each round. What the root pushes last says that it has gathered the
- * round before: whatever comes after this kernel, nobody else asks. */
+ * has nothing to reduce; every rank still hears from every other one in each round. The root hears of a round's owners by what it
+ * gathers: so it gathers the first round before it pushes the second. And what it pushes last says that it has gathered the round before, for
+ * whatever comes after this kernel. */
 template <class L, class R>
 TP_DEVICE void tp_lines_run_reduce(const tp_fused_args &a)
 {
@@ -195,19 +196,20 @@ TP_DEVICE void tp_lines_run_reduce(const tp_fused_args &a)
 	const bool all = a.pattern == TP_FUSED_ALL, root = a.rank == a.root;
 	TP_NO_UNROLL
 	for (uint32_t round = 0; round <= k.rounds; round++) {
-		const bool last = round && round + 1 == k.rounds;
+		const bool last = round && round + 1 == k.rounds, first = a.owners && root && (last || round == 1) && round < k.rounds;
 		if (round < k.rounds) {
 			tp_lines_open(a, k, round);
-			if (all && last && !a.gathers) tp_block_sync();
-			if (a.owners && root && last) {
+			/* Before what says that this block has ended the round before: owners hear from each other by what is pushed alone. */
+			if (all && last && (!a.gathers || a.owners)) tp_block_sync();
+			if (first) {
 				tp_lines_collect<L>(a, k, round - 1, 1);
 				tp_block_sync();
 			}
 			if (all || !root) tp_lines_push<L>(a, k, reduction, round);
 		}
-		if (a.owners ? root && round && !last : a.gathers && round) tp_lines_collect<L>(a, k, round - 1, 1);
+		if (a.gathers && round && !first && (root || !a.owners)) tp_lines_collect<L>(a, k, round - 1, 1);
 		if (round == k.rounds) break;
-		if (last && a.gathers) tp_block_sync();
+		if (last && a.gathers && !a.owners) tp_block_sync();
 		if (a.owners ? !root : all || root) tp_lines_reduce<L>(a, k, reduction, round);
 		if (!all && root && tp_block() == 0) tp_lines_check_heads(a, k, k.now + 1 + round);
 	}
