@@ -83,6 +83,9 @@ struct tp_rc {
 	uint64_t rtt_ns, timed_ns;
 	uint32_t timed_psn;
 	bool timing;
+	/* Requests that take a receive there, counted: begun, ended, and how many may be begun, as the other side said last. */
+	uint32_t takes_begun, takes_ended, takes_most;
+	bool limited;                   /* it said so */
 	enum ibv_wc_status failed;      /* the request at failed_at ends so once those before it ended */
 	uint32_t failed_at;
 
@@ -167,6 +170,8 @@ static inline uint32_t tp_wqe_psn(const struct tp_wqe *wqe) { return (uint32_t)w
 static inline uint32_t tp_wqe_packets(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[1]; }
 /* Of a READ: packets that have come; of an atomic: 1 when answered. */
 static inline uint32_t tp_wqe_received(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[2]; }
+/* The count of requests that take a receive, up to and with this one. */
+static inline uint32_t tp_wqe_takes(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[3]; }
 static inline bool tp_wqe_fetches(const struct tp_wqe *wqe)
 {
 	return wqe->opcode == IBV_WR_RDMA_READ || wqe->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wqe->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;

@@ -66,6 +66,18 @@ void tp_rc_fail_at(struct tp_qp *qp, uint32_t count, enum ibv_wc_status status)
 	rc->failed_at = count;
 }
 
+static bool takes_receive(const struct tp_wqe *wqe)
+{
+	return wqe->opcode == IBV_WR_SEND || wqe->opcode == IBV_WR_SEND_WITH_IMM || wqe->opcode == IBV_WR_SEND_WITH_INV ||
+		wqe->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
+/* Without a receive there a request is a probe: it goes once all before it were answered, as those answers may tell of new receives. */
+static bool has_credit(const struct tp_rc *rc)
+{
+	return !rc->limited || (int32_t)(rc->takes_most - rc->takes_begun) > 0 || rc->una == rc->next;
+}
+
 /* The next request of the queue is looked at for the first time. false: it must wait, or it failed. */
 static bool begin(struct tp_qp *qp)
 {
@@ -73,8 +85,11 @@ static bool begin(struct tp_qp *qp)
 	struct tp_wqe *wqe = tp_sq_at(&qp->sq, qp->sq.exec);
 	if ((wqe->flags & IBV_SEND_FENCE) && fetches_outstanding(qp, qp->sq.exec))
 		return false;
+	if (takes_receive(wqe) && !has_credit(rc))
+		return false;
 	enum ibv_wc_status status = IBV_WC_SUCCESS;
 	uint32_t packets = packets_of(rc, wqe);
+	rc->takes_begun += takes_receive(wqe);
 	if (packets == 0)
 		status = wqe->opcode == IBV_WR_BIND_MW ? tp_mw_bind(qp, wqe) : tp_mw_invalidate_local(qp, wqe->imm);
 	else if (wqe->length > TP_CARD_MSG_BYTES)
@@ -84,6 +99,7 @@ static bool begin(struct tp_qp *qp)
 	wqe->carrier[0] = rc->top;
 	wqe->carrier[1] = packets;
 	wqe->carrier[2] = 0;
+	wqe->carrier[3] = rc->takes_begun;
 	qp->sq.exec++;
 	if (status != IBV_WC_SUCCESS) {
 		wqe->carrier[1] = 0;
@@ -303,6 +319,7 @@ void tp_rc_complete(struct tp_qp *qp)
 		uint32_t packets = tp_wqe_packets(wqe);
 		if (sq->done == rc->current || (packets && tp_psn_diff(rc->una, tp_psn_add(tp_wqe_psn(wqe), packets)) < 0))
 			return;
+		rc->takes_ended = tp_wqe_takes(wqe);
 		tp_sq_complete_locked(qp, IBV_WC_SUCCESS, tp_wqe_fetches(wqe) ? wqe->length : 0);
 		int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
 		if (state != IBV_QPS_RTS && state != IBV_QPS_SQD)
