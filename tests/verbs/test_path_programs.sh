@@ -32,6 +32,8 @@ short ib_write_bw -x 0 -q 8 -s 8 -n 200 -l 8
 short ib_write_bw -x 0 -q 100 -s 4096 -n 100
 short ib_send_bw -x 0 -b -s 65536 -n 100 -e
 short ib_send_lat -x 0 --use-srq -n 20
+# By events, of both directions on one channel: a reply's must not come before that of the message it replies to.
+short ib_send_lat -x 0 -s 64 -n 300 -e
 short ib_send_lat -x 0 -I 64 -s 64 -n 20
 short ib_write_bw -x 0 -m 256 -s 5000 -n 100
 
