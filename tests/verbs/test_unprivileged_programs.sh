@@ -14,7 +14,7 @@ need setpriv util-linux
 need gcc gcc
 [ -e "$CARD/librdmacm.so.1" ] || { echo "librdmacm isn't built (Debian: librdmacm-dev)"; exit 77; }
 . "$SOURCE_DIR/tests/verbs/lib_namespaces.sh"
-work=$(mktemp -d) && chmod 755 "$work" || exit 1
+work=$(mktemp -d -p /var/tmp) && chmod 755 "$work" || exit 1
 server=
 finish() { [ -z "$server" ] || kill $server 2>/dev/null; cleanup_namespaces; rm -rf "$work"; }
 trap finish EXIT
@@ -34,11 +34,12 @@ done
 "${as_nobody[@]}" grep -q '^CapEff:[[:space:]]*0*$' /proc/self/status || fail "there are capabilities left"
 "${as_nobody[@]}" grep -q '^CapBnd:[[:space:]]*0*$' /proc/self/status || fail "there are capabilities to be had"
 
-# What a program of a variation is started by, at A or B: refusals, descriptors.
+# What a program of a variation is started by, at A or B: refusals, descriptors. With a /tmp of its own: perftest leaves files there that
+# another user can't open.
 begin() { # namespace, program...
 	local at=$1
 	shift
-	ip netns exec $at "${as_nobody[@]}" env -u LD_LIBRARY_PATH -u TELPHER_VERBS_CARRIER HOME=/ TMPDIR=/tmp NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET \
+	ip netns exec $at sh -c 'mount -t tmpfs tmpfs /tmp && exec "$@"' sh "${as_nobody[@]}" env -u LD_LIBRARY_PATH -u TELPHER_VERBS_CARRIER HOME=/ TMPDIR=/tmp NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET \
 		"${environment[@]}" prlimit --nofile=$files "$work/refuse" $refused timeout -k 5 60 "$work/bin/telpher" verbs run "$@"
 }
 listens() { # port
@@ -120,10 +121,7 @@ all() { # way
 	perftest $1 ib_atomic_lat -n 50
 	perftest $1 ib_send_bw -c UD -s 1000 -n 100
 	perftest $1 ib_send_bw -c UC -s 3000 -n 100
-	# It leaves files that another user can't open.
-	rm -f /tmp/xrc_domain_{server,client}
 	perftest $1 ib_write_bw -c XRC -s 3000 -n 100
-	rm -f /tmp/xrc_domain_{server,client}
 	perftest $1 ib_write_bw -q 8 -s 8 -n 200 -l 8
 	perftest $1 ib_send_bw -b -s 65536 -n 100 -e
 	perftest $1 ib_send_lat --use-srq -s 64 -n 50
