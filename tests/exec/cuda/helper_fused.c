@@ -23,7 +23,8 @@ unsigned tp_lines_test_delay(void)
 	reduce_draw(&state);
 	if ((int)(reduce_draw(&state) % 100) >= fused_lateness) return 0;
 	if (reduce_draw(&state) % 16 == 0) usleep((useconds_t)(reduce_draw(&state) % 300));
-	return (unsigned)(reduce_draw(&state) % (reduce_draw(&state) % 8 ? 20 : 2000));
+	/* A turn in vain is a yield, which takes milliseconds where other programs run. */
+	return (unsigned)(reduce_draw(&state) % (reduce_draw(&state) % 8 ? 10 : 150));
 }
 
 /* ---- what should come out ---- */
@@ -143,7 +144,7 @@ static bool launch(struct fused_rank *k, const struct fused_call *c, const struc
 	fill_reduce(c, w->n, &call.reduce);
 	if (c->scaling == 3) call.device_scalar = device_scalar(c->type);
 	k->fused.table.allows_128 = c->lines128;
-	k->fused.table.owners = c->tag / 2 % 2 ? 1 : (uint64_t)1 << 40;        /* broadcast and reduce: in one step, or in two */
+	k->fused.table.owners = c->owners ? 0 : UINT64_MAX;
 	for (int i = 0; i < TP_FUSED_CLASSES; i++)
 		k->fused.table.limits[i] = (struct tp_fused_limit){ c->lines128 ? 0 : (uint64_t)1 << 40, (uint64_t)1 << 40 };
 	struct tp_fused_launch l;
@@ -193,9 +194,9 @@ static bool verify(struct fused_rank *k, const struct fused_call *c, const struc
 
 static void describe(const struct fused_rank *k, const struct fused_call *c)
 {
-	fprintf(stderr, "rank %d of %d: %s by %s, %s, %zu x %s %s, root %d, scaling %d, shift %zu, %s\n", k->rank, k->world->n, tp_coll_name(c->coll),
-		tp_algo_name(c->algo), c->lines128 ? "LL128" : "LL", c->count, tp_type_name(c->type), tp_op_name(c->op), c->root, c->scaling, c->shift,
-		c->in_place ? "in place" : "not in place");
+	fprintf(stderr, "rank %d of %d: %s by %s, %s%s, %zu x %s %s, root %d, scaling %d, shift %zu, %s\n", k->rank, k->world->n, tp_coll_name(c->coll),
+		tp_algo_name(c->algo), c->lines128 ? "LL128" : "LL", c->owners ? " in two steps" : "", c->count, tp_type_name(c->type), tp_op_name(c->op), c->root,
+		c->scaling, c->shift, c->in_place ? "in place" : "not in place");
 }
 
 static void *run_rank(void *arg)
@@ -225,9 +226,12 @@ static void *run_rank(void *arg)
 	return NULL;
 }
 
-void fused_open(struct fused_world *w, int n, int nchannels, uint32_t epoch)
+/* layout_channels: whose slots are used. */
+static void open_world(struct fused_world *w, int n, int nchannels, int layout_channels, uint32_t epoch)
 {
-	*w = (struct fused_world){ .n = n, .nchannels = nchannels, .region_bytes = tp_fused_region_bytes(n, nchannels) };
+	struct tp_fused_layout layout;
+	tp_fused_lay_out(n, layout_channels, &layout);
+	*w = (struct fused_world){ .n = n, .nchannels = nchannels, .region_bytes = (size_t)layout.share * (size_t)nchannels };
 	int domains[FUSED_MOST_RANKS] = { 0 };
 	assert_int_equal(tp_layout_create(n, domains, &w->layout), ncclSuccess);
 	for (int r = 0; r < n; r++) assert_int_equal(posix_memalign(&w->ranks[r].region, 128, w->region_bytes), 0);
@@ -241,10 +245,20 @@ void fused_open(struct fused_world *w, int n, int nchannels, uint32_t epoch)
 		for (int b = 0; b < TP_DEV_MAX_CHANNELS; b++) k->comm.epoch[b].now = k->comm.epoch[b].heard = epoch;
 		k->fused = (struct tp_fused){ .usable = true, .shared_gpu = true, .rank = r, .nranks = n, .comm = (uint64_t)(uintptr_t)&k->comm };
 		memcpy(k->fused.region, k->comm.region, sizeof(k->fused.region));
-		tp_fused_lay_out(n, nchannels, &k->fused.layout);
+		k->fused.layout = layout;
 		tp_fused_defaults(true, n, &k->fused.table);
 		k->fused.table.max_blocks = (uint32_t)nchannels;
 	}
+}
+
+void fused_open(struct fused_world *w, int n, int nchannels, uint32_t epoch) { open_world(w, n, nchannels, nchannels, epoch); }
+void fused_open_small(struct fused_world *w, int n, uint32_t epoch) { open_world(w, n, 1, TP_DEV_MAX_CHANNELS, epoch); }
+
+size_t fused_small_round(int n, bool lines128)
+{
+	struct tp_fused_layout layout;
+	tp_fused_lay_out(n, TP_DEV_MAX_CHANNELS, &layout);
+	return lines128 ? layout.slot[1] / 128 * 30 : layout.slot[0] / 32 * 4;
 }
 
 void fused_begin(struct fused_world *w, int nranks, const struct fused_call *calls, int ncalls, pthread_t *threads)
@@ -285,21 +299,40 @@ void fused_close(struct fused_world *w)
 	tp_layout_free(w->layout);
 }
 
-void fused_run_calls(int n, int nchannels, uint32_t epoch, const struct fused_call *calls, int ncalls)
+static void run_and_close(struct fused_world *w, const struct fused_call *calls, int ncalls)
 {
-	static struct fused_world w;
-	fused_open(&w, n, nchannels, epoch);
-	int failed = fused_run(&w, calls, ncalls);
-	fused_close(&w);
+	int failed = fused_run(w, calls, ncalls);
+	fused_close(w);
 	assert_int_equal(failed, 0);
 }
 
+static struct fused_world the_world;
+void fused_run_calls(int n, int nchannels, uint32_t epoch, const struct fused_call *calls, int ncalls)
+{
+	fused_open(&the_world, n, nchannels, epoch);
+	run_and_close(&the_world, calls, ncalls);
+}
+
+void fused_run_small(int n, const struct fused_call *calls, int ncalls)
+{
+	fused_open_small(&the_world, n, 0);
+	run_and_close(&the_world, calls, ncalls);
+}
+
 const struct fused_kind fused_kinds[FUSED_KINDS] = {
-	{ TP_ALL_REDUCE, TP_ALGO_ONE_SHOT, false, true }, { TP_ALL_REDUCE, TP_ALGO_TWO_SHOT, false, true },
-	{ TP_REDUCE_SCATTER, TP_ALGO_DIRECT, false, true }, { TP_ALL_GATHER, TP_ALGO_DIRECT, false, false },
-	{ TP_ALL_TO_ALL, TP_ALGO_DIRECT, false, false }, { TP_BROADCAST, TP_ALGO_DIRECT, true, false },
-	{ TP_REDUCE, TP_ALGO_DIRECT, true, true }, { TP_GATHER, TP_ALGO_DIRECT, true, false }, { TP_SCATTER, TP_ALGO_DIRECT, true, false },
+	{ TP_ALL_REDUCE, TP_ALGO_ONE_SHOT, .reduces = true }, { TP_ALL_REDUCE, TP_ALGO_TWO_SHOT, .reduces = true },
+	{ TP_REDUCE_SCATTER, TP_ALGO_DIRECT, .reduces = true }, { TP_ALL_GATHER, TP_ALGO_DIRECT, .rooted = false },
+	{ TP_ALL_TO_ALL, TP_ALGO_DIRECT, .rooted = false },
+	{ TP_BROADCAST, TP_ALGO_DIRECT, .rooted = true }, { TP_REDUCE, TP_ALGO_DIRECT, .rooted = true, .reduces = true },
+	{ TP_GATHER, TP_ALGO_DIRECT, .rooted = true }, { TP_SCATTER, TP_ALGO_DIRECT, .rooted = true },
+	{ TP_BROADCAST, TP_ALGO_DIRECT, .rooted = true, .owners = true }, { TP_REDUCE, TP_ALGO_DIRECT, .rooted = true, .reduces = true, .owners = true },
 };
+
+struct fused_call fused_call_of(const struct fused_kind *kind, int root, size_t count, bool lines128, uint32_t tag)
+{
+	return (struct fused_call){ .coll = kind->coll, .algo = kind->algo, .root = kind->rooted ? root : -1, .owners = kind->owners, .type = ncclFloat32,
+		.op = ncclSum, .count = count, .lines128 = lines128, .tag = tag };
+}
 
 static struct fused_call random_call(uint64_t *state, int n, size_t most_bytes)
 {
@@ -307,7 +340,7 @@ static struct fused_call random_call(uint64_t *state, int n, size_t most_bytes)
 	struct fused_call c = { .coll = fused_kinds[kind].coll, .algo = fused_kinds[kind].algo, .root = fused_kinds[kind].rooted ? (int)(reduce_draw(state) % (uint64_t)n) : -1,
 		.type = (ncclDataType_t)(reduce_draw(state) % ncclNumTypes), .op = (ncclRedOp_t)(reduce_draw(state) % 4),
 		.shift = reduce_draw(state) % 2 ? reduce_draw(state) % 5 : 0, .in_place = reduce_draw(state) % 2, .lines128 = reduce_draw(state) % 2,
-		.tag = (uint32_t)reduce_draw(state) };
+		.tag = (uint32_t)reduce_draw(state), .owners = fused_kinds[kind].owners };
 	if (fused_kinds[kind].reduces && c.op == ncclSum) c.scaling = (int)(reduce_draw(state) % 4);
 	size_t most = (size_t)1 << reduce_draw(state) % 22;
 	if (most > most_bytes) most = most_bytes;

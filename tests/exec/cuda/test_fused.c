@@ -1,4 +1,5 @@
-/* Fused kernels' results: every type, operation and shape. */
+/* Fused kernels' results: every type, operation and shape.
+ *   test_cuda_fused [pattern of tests' names] */
 #include "exec/cuda/helper_fused.h"
 
 static void every_type_and_operation_has_the_host_executors_bits(void **unused)
@@ -24,10 +25,10 @@ static void all_collectives_of_all_sizes(void **unused)
 		int ncalls = 0;
 		for (size_t kind = 0; kind < TP_ARRAY_LEN(fused_kinds); kind++)
 			for (size_t s = 0; s < TP_ARRAY_LEN(sizes); s++)
-				for (int lines = 0; lines < 2; lines++, ncalls++)
-					calls[ncalls] = (struct fused_call){ .coll = fused_kinds[kind].coll, .algo = fused_kinds[kind].algo,
-						.root = fused_kinds[kind].rooted ? (int)(s % (size_t)n) : -1, .type = ncclFloat32, .op = ncclSum, .count = sizes[s],
-						.in_place = ncalls / 2 % 2, .lines128 = lines, .tag = (uint32_t)ncalls };
+				for (int lines = 0; lines < 2; lines++, ncalls++) {
+					calls[ncalls] = fused_call_of(&fused_kinds[kind], (int)(s % (size_t)n), sizes[s], lines, (uint32_t)ncalls);
+					calls[ncalls].in_place = ncalls / 2 % 2;
+				}
 		fused_run_calls(n, 4, 0, calls, ncalls);
 	}
 }
@@ -35,28 +36,31 @@ static void all_collectives_of_all_sizes(void **unused)
 static void buffers_at_any_element(void **unused)
 {
 	(void)unused;
-	struct fused_call calls[9 * 2 * 5 * 2];
+	struct fused_call calls[FUSED_KINDS * 2 * 5 * 2];
 	static const ncclDataType_t types[] = { ncclUint8, ncclBfloat16, ncclFloat32, ncclInt64, ncclFloat8e4m3 };
 	int ncalls = 0;
 	for (size_t kind = 0; kind < TP_ARRAY_LEN(fused_kinds); kind++)
 		for (size_t t = 0; t < TP_ARRAY_LEN(types); t++)
 			for (int lines = 0; lines < 2; lines++)
-				for (size_t shift = 1; shift < 4; shift += 2, ncalls++)
-					calls[ncalls] = (struct fused_call){ .coll = fused_kinds[kind].coll, .algo = fused_kinds[kind].algo, .root = fused_kinds[kind].rooted ? 1 : -1,
-						.type = types[t], .op = ncclSum, .count = 333 + t, .shift = shift, .lines128 = lines, .in_place = t % 2,
-						.tag = (uint32_t)ncalls };
+				for (size_t shift = 1; shift < 4; shift += 2, ncalls++) {
+					calls[ncalls] = fused_call_of(&fused_kinds[kind], 1, 333 + t, lines, (uint32_t)ncalls);
+					calls[ncalls].type = types[t];
+					calls[ncalls].shift = shift;
+					calls[ncalls].in_place = t % 2;
+				}
 	fused_run_calls(3, 2, 0, calls, ncalls);
 }
 
 static void many_rounds(void **unused)
 {
 	(void)unused;
-	struct fused_call calls[9 * 2];
+	struct fused_call calls[FUSED_KINDS * 2];
 	int ncalls = 0;
 	for (size_t kind = 0; kind < TP_ARRAY_LEN(fused_kinds); kind++)
-		for (int lines = 0; lines < 2; lines++, ncalls++)
-			calls[ncalls] = (struct fused_call){ .coll = fused_kinds[kind].coll, .algo = fused_kinds[kind].algo, .root = fused_kinds[kind].rooted ? 0 : -1,
-				.type = ncclFloat32, .op = ncclSum, .count = 50007, .lines128 = lines, .in_place = true, .tag = (uint32_t)ncalls * 2 };
+		for (int lines = 0; lines < 2; lines++, ncalls++) {
+			calls[ncalls] = fused_call_of(&fused_kinds[kind], 0, 50007, lines, (uint32_t)ncalls * 2);
+			calls[ncalls].in_place = true;
+		}
 	fused_lateness = 5;
 	fused_run_calls(3, 1, 0, calls, ncalls);
 	fused_lateness = 0;
@@ -98,8 +102,9 @@ static void regions_of_eight_ranks_take_16_mb_at_most(void **unused)
 	assert_int_equal(tp_fused_region_bytes(1, 64), 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+	if (argc > 1) cmocka_set_test_filter(argv[1]);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_type_and_operation_has_the_host_executors_bits),
 		cmocka_unit_test(all_collectives_of_all_sizes),

@@ -1,5 +1,7 @@
-/* Fused kernels' time: epochs, ages, ranks that are late, and what ends a wait. */
+/* Fused kernels' time: epochs, ages, ranks that are late, and what ends a wait.
+ *   test_cuda_fused_epochs [pattern of tests' names] */
 #include "exec/cuda/helper_fused.h"
+#include "exec/helper_reduce.h"
 
 /* A thread that has no part in a kernel's last round may be late in the one before, when others are in the next kernel. */
 static void last_rounds_of_few_units(void **unused)
@@ -7,16 +9,33 @@ static void last_rounds_of_few_units(void **unused)
 	(void)unused;
 	struct fused_call calls[24];
 	fused_lateness = 3;
-	for (size_t kind = 0; kind < TP_ARRAY_LEN(fused_kinds); kind++)
+	for (size_t kind = 0; kind < FUSED_KINDS; kind++)
 		for (int lines = 0; lines < 2; lines++) {
-			struct tp_fused_layout layout;
-			tp_fused_lay_out(2, 1, &layout);
-			size_t round = lines ? layout.slot[1] / 128 * 30 : layout.slot[0] / 32 * 4;
-			for (int i = 0; i < 24; i++)
-				calls[i] = (struct fused_call){ .coll = fused_kinds[kind].coll, .algo = fused_kinds[kind].algo, .root = fused_kinds[kind].rooted ? 0 : -1,
-					.type = ncclFloat32, .op = ncclSum, .lines128 = lines, .tag = (uint32_t)i * 2,
-					.count = ((i % 3 ? 0 : round) + 10) * (fused_kinds[kind].algo == TP_ALGO_TWO_SHOT ? 2 : 1) };
-			fused_run_calls(2, 1, 0, calls, 24);
+			const int n = fused_kinds[kind].owners ? 3 : 2;
+			const size_t round = fused_small_round(n, lines), slices = fused_kinds[kind].algo == TP_ALGO_TWO_SHOT || fused_kinds[kind].owners ? 2 : 1;
+			for (uint32_t i = 0; i < 24; i++) calls[i] = fused_call_of(&fused_kinds[kind], 0, ((i % 3 ? 0 : round) + 10) * slices, lines, i * 2);
+			fused_run_small(n, calls, 24);
+		}
+	fused_lateness = 0;
+}
+
+/* The same between kernels of different kinds and roots. */
+static void rounds_of_different_kernels_in_a_row(void **unused)
+{
+	(void)unused;
+	enum { CALLS = 120 };
+	struct fused_call calls[CALLS];
+	uint64_t state = 4711;
+	fused_lateness = 4;
+	for (int n = 3; n <= 4; n++)
+		for (int lines = 0; lines < 2; lines++) {
+			for (uint32_t i = 0; i < CALLS; i++) {
+				const struct fused_kind *kind = &fused_kinds[reduce_draw(&state) % FUSED_KINDS];
+				const size_t slices = kind->algo == TP_ALGO_TWO_SHOT ? (size_t)n : kind->owners ? (size_t)n - 1 : 1;
+				const size_t floats = reduce_draw(&state) % 4 * fused_small_round(n, lines) + 10;
+				calls[i] = fused_call_of(kind, (int)(reduce_draw(&state) % (uint64_t)n), floats * slices, lines, i * 2);
+			}
+			fused_run_small(n, calls, CALLS);
 		}
 	fused_lateness = 0;
 }
@@ -98,9 +117,9 @@ static void hold_the_reader(struct fused_world *w, const struct fused_call *call
 
 static struct fused_call long_call(bool to_root, bool lines128)
 {
-	/* Of rank 0 to rank 1; more than four rounds. */
-	return (struct fused_call){ .coll = to_root ? TP_GATHER : TP_BROADCAST, .algo = TP_ALGO_DIRECT, .root = to_root, .type = ncclFloat32,
-		.op = ncclSum, .count = 120000, .lines128 = lines128, .tag = 4 };
+	/* Of rank 0 to rank 1. */
+	const struct fused_kind kind = { to_root ? TP_GATHER : TP_BROADCAST, TP_ALGO_DIRECT, .rooted = true };
+	return fused_call_of(&kind, to_root, 5 * fused_small_round(2, lines128), lines128, 4);
 }
 
 /* Nothing tells a block of its peers while all hear from all: what it knows of them may be older than half of the epochs. */
@@ -112,7 +131,7 @@ static void however_old_the_last_news_a_writer_waits_for_its_reader(void **unuse
 		for (int way = 0; way < 4; way++) {
 			static struct fused_world w;
 			struct fused_call call = long_call(way & 1, way & 2);
-			fused_open(&w, 2, 1, epochs[e]);
+			fused_open_small(&w, 2, epochs[e]);
 			hold_the_reader(&w, &call, epochs[e] + 1, false);
 			fused_close(&w);
 		}
@@ -124,7 +143,7 @@ static void news_of_an_earlier_age_is_none(void **unused)
 	for (int way = 0; way < 4; way++) {
 		static struct fused_world w;
 		struct fused_call call = long_call(way & 1, way & 2);
-		fused_open(&w, 2, 1, OLD - 1);
+		fused_open_small(&w, 2, OLD - 1);
 		assert_int_equal(fused_run(&w, &call, 1), 0);
 		assert_true(w.ranks[0].comm.epoch[0].now > OLD);
 		hold_the_reader(&w, &call, 1, true);
@@ -138,12 +157,11 @@ static void news_of_an_earlier_age_is_none(void **unused)
 static void an_abort_ends_waiting_kernels(void **unused)
 {
 	(void)unused;
-	for (size_t kind = 0; kind < TP_ARRAY_LEN(fused_kinds); kind++) {
+	for (size_t kind = 0; kind < FUSED_KINDS; kind++) {
 		for (int lines = 0; lines < 2; lines++) {
 			static struct fused_world w;
 			pthread_t threads[2];
-			struct fused_call call = { .coll = fused_kinds[kind].coll, .algo = fused_kinds[kind].algo, .root = fused_kinds[kind].rooted ? 2 : -1, .type = ncclFloat32,
-				.op = ncclSum, .count = 100000, .lines128 = lines };
+			struct fused_call call = fused_call_of(&fused_kinds[kind], 2, 100000, lines, 0);
 			fused_open(&w, 3, 2, 0);
 			fused_begin(&w, 2, &call, 1, threads);          /* the third never comes */
 			usleep(2000);
@@ -157,30 +175,33 @@ static void an_abort_ends_waiting_kernels(void **unused)
 static void calls_that_differ_are_reported(void **unused)
 {
 	(void)unused;
-	for (size_t kind = 0; kind < 2 * TP_ARRAY_LEN(fused_kinds); kind++) {
-		const struct fused_kind *its = &fused_kinds[kind / 2];
+	for (size_t kind = 0; kind < 2 * FUSED_KINDS; kind++) {
 		static struct fused_world w;
-		struct fused_call call = { .coll = its->coll, .algo = its->algo, .root = its->rooted ? 0 : -1, .type = ncclFloat32,
-			.op = ncclSum, .count = 100, .lines128 = kind / 2 % 2, .tag = 0x1000 };
-		fused_open(&w, 2, 2, kind % 2 ? 0x90000000 : 0);
+		const struct fused_kind *its = &fused_kinds[kind / 2];
+		const int n = its->owners ? 3 : 2;
+		struct fused_call call = fused_call_of(its, 0, 100, kind / 2 % 2, 0x1000);
+		fused_open(&w, n, 2, kind % 2 ? 0x90000000 : 0);
 		w.ranks[1].tag_differs = 1;
 		assert_int_not_equal(fused_run(&w, &call, 1), 0);
-		/* Who hears from nobody (a root that sends, those who send to one) has no reason to complain. */
-		for (int r = 0; r < 2; r++) {
-			if (its->rooted && r == (call.coll == TP_BROADCAST || call.coll == TP_SCATTER ? 0 : 1)) continue;
+		for (int r = 0; r < n; r++) {
+			/* Who hears from nobody (a root that sends, those who send to one) has no reason to complain. */
+			bool from_root = call.coll == TP_BROADCAST || call.coll == TP_SCATTER;
+			if (its->rooted && (from_root ? r == 0 : r != 0 && !its->owners)) continue;
 			assert_int_equal(w.ranks[r].status.fault, TP_CUDA_TAG);
-			assert_int_equal(w.ranks[r].status.peer, 1 - r);
-			assert_int_equal(w.ranks[r].status.found, 0x1001 - r);
-			assert_int_equal(w.ranks[r].status.expected, 0x1000 + r);
+			if (r != 1) assert_int_equal(w.ranks[r].status.peer, 1);
+			assert_int_equal(w.ranks[r].status.found, r == 1 ? 0x1000 : 0x1001);
+			assert_int_equal(w.ranks[r].status.expected, r == 1 ? 0x1001 : 0x1000);
 		}
 		fused_close(&w);
 	}
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+	if (argc > 1) cmocka_set_test_filter(argv[1]);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(last_rounds_of_few_units),
+		cmocka_unit_test(rounds_of_different_kernels_in_a_row),
 		cmocka_unit_test(different_kernels_in_a_row_while_ranks_drift_apart),
 		cmocka_unit_test(many_tiny_calls_of_all_kinds),
 		cmocka_unit_test(epochs_pass_the_end_of_their_bits),
