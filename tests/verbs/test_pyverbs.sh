@@ -21,4 +21,5 @@ if [ -n "$missing" ]; then
 	tail -60 log
 	fail "not ok: $missing"
 fi
+! grep -q "WARNING: ThreadSanitizer" log || { grep -A40 -m1 "WARNING: ThreadSanitizer" log; fail "the thread sanitizer found something"; }
 echo "$(wc -l <wanted) of $(wc -l <wanted) tests ok"
