@@ -175,7 +175,7 @@ int tp_engine_slot(void);
 /* Is qpn one of this process's? */
 static inline uint32_t tp_qpn_slot(uint32_t qpn) { return qpn >> TP_CARD_QP_SLOTS_LOG; }
 
-/* ---- timers and the progress thread (progress.c) ---- */
+/* ---- timers (timer.c) and the progress thread (progress.c) ---- */
 
 /* One timer; armed again and again. The function runs on the progress thread or on a poller, with no lock held, and finds the
  * QP by a reference that the timer holds while armed. */
