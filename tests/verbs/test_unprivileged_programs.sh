@@ -39,8 +39,8 @@ done
 begin() { # namespace, program...
 	local at=$1
 	shift
-	ip netns exec $at sh -c 'mount -t tmpfs tmpfs /tmp && exec "$@"' sh "${as_nobody[@]}" env -u LD_LIBRARY_PATH -u TELPHER_VERBS_CARRIER HOME=/ TMPDIR=/tmp NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET \
-		"${environment[@]}" prlimit --nofile=$files "$work/refuse" $refused timeout -k 5 60 "$work/bin/telpher" verbs run "$@"
+	ip netns exec $at sh -c 'mount -t tmpfs tmpfs /tmp && exec "$@"' sh "${as_nobody[@]}" env -u TELPHER_VERBS_CARRIER LD_LIBRARY_PATH="$work/lib/telpher" \
+		HOME=/ TMPDIR=/tmp NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET "${environment[@]}" prlimit --nofile=$files "$work/refuse" $refused timeout -k 5 100 "$work/bin/telpher" verbs run "$@"
 }
 listens() { # port
 	at_a grep -qi ":$(printf %04X "$1") .* 0A " /proc/net/tcp /proc/net/tcp6 || at_a grep -q "@telpher-verbs/.*/port/[0-9a-f]*/$1\$" /proc/net/unix
