@@ -409,6 +409,16 @@ static int hold_port(struct cm_id *id)
 	return error;
 }
 
+/* A loopback address that no GID has is bound to no device: who listens there can be reached by any of this machine's, and libfabric,
+ * whose servers ask for such an address when they are told none, then takes the devices' own, which other machines can reach. */
+static bool has_no_device(const struct sockaddr *addr)
+{
+	union ibv_gid gid;
+	uint8_t port, index;
+	cm_gid_of(addr, &gid);
+	return is_any(addr) || (is_loopback(addr) && !cm_device_of(&gid, &port, &index));
+}
+
 static int bind_addr(struct cm_id *id, const struct sockaddr *addr)
 {
 	socklen_t bytes = length_of(addr);
@@ -418,7 +428,7 @@ static int bind_addr(struct cm_id *id, const struct sockaddr *addr)
 		return EINVAL;
 	memset(&id->pub.route.addr.src_storage, 0, sizeof(id->pub.route.addr.src_storage));
 	memcpy(&id->pub.route.addr.src_storage, addr, bytes);
-	int error = is_any(addr) ? 0 : bind_device(id, addr);
+	int error = has_no_device(addr) ? 0 : bind_device(id, addr);
 	return error ? error : hold_port(id);
 }
 
@@ -431,7 +441,7 @@ int rdma_bind_addr(struct rdma_cm_id *pub, struct sockaddr *addr)
 int rdma_listen(struct rdma_cm_id *pub, int backlog)
 {
 	struct cm_id *id = cm_of(pub);
-	struct sockaddr_in any = { .sin_family = AF_INET };
+	struct sockaddr_storage any = { .ss_family = AF_INET };
 	int error = id->state == CM_IDLE ? bind_addr(id, (struct sockaddr *)&any) : id->state == CM_BOUND ? hold_port(id) : EINVAL;
 	if (error)
 		return cm_fail(error);
