@@ -159,7 +159,7 @@ static int help(FILE *to)
 		"For example, two processes of this machine:\n\n"
 		"    telpher verbs run ib_write_bw &\n"
 		"    telpher verbs run ib_write_bw localhost\n\n"
-		"`telpher env` lists the TELPHER_VERBS_* variables that say what the card looks like.\n");
+		"`telpher env` lists the TELPHER_VERBS_* variables that say what the card looks like; telpher-env(7) explains them.\n");
 	return to == stdout ? 0 : TOOL_USAGE;
 }
 
