@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include "verbs/rdmacm/cm.h"
 
-enum { MAX_BACKLOG = 1024 };
+enum { MAX_BACKLOG = 1024, RETIRED = 64 };
 
 pthread_mutex_t cm_lock = PTHREAD_MUTEX_INITIALIZER;
 struct cm_id *cm_ids;
@@ -70,6 +70,19 @@ static void refuse_unseen_locked(struct cm_id *request)
 	free(request);
 }
 
+/* Frees a channel, but a while later: a program (rping) may have a thread that comes back to one which another thread has destroyed at
+ * its end. It finds no descriptor then, as it would find none with the kernel. */
+static void retire_locked(struct cm_channel *channel)
+{
+	static struct cm_channel *retired[RETIRED];
+	static unsigned count;
+	close(channel->pub.fd);
+	channel->pub.fd = -1;
+	channel->first = NULL;
+	free(retired[count % RETIRED]);
+	retired[count++ % RETIRED] = channel;
+}
+
 /* Ids that are still there have lost their connections, as when the kernel closes a channel: the program may still destroy them. */
 void rdma_destroy_event_channel(struct rdma_event_channel *pub)
 {
@@ -88,9 +101,8 @@ void rdma_destroy_event_channel(struct rdma_event_channel *pub)
 			id->port_fd = -1;
 			id->channel = NULL;
 		}
+	retire_locked(channel);
 	pthread_mutex_unlock(&cm_lock);
-	close(pub->fd);
-	free(channel);
 }
 
 void cm_raise_locked(struct cm_id *id, struct cm_id *listener, enum rdma_cm_event_type type, int status, const struct rdma_conn_param *conn,
