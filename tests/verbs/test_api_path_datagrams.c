@@ -227,6 +227,24 @@ static void a_burst_by_the_wire_is_paced(void **state)
 
 /* ---- a peer that stops, or dies ---- */
 
+/* Within 10 s, as /proc shows it. */
+static bool stops_soon(pid_t pid)
+{
+	char path[64], text[256];
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	for (int i = 0; i < 10000; i++, usleep(1000)) {
+		FILE *file = fopen(path, "r");
+		size_t bytes = file ? fread(text, 1, sizeof(text) - 1, file) : 0;
+		if (file)
+			fclose(file);
+		text[bytes] = 0;
+		const char *end = strrchr(text, ')');
+		if (end && end[1] == ' ' && end[2] == 'T')
+			return true;
+	}
+	return false;
+}
+
 static int sends_to_one_that_stops(struct end *end)
 {
 	struct ibv_wc wc;
@@ -234,7 +252,7 @@ static int sends_to_one_that_stops(struct end *end)
 	struct ibv_ah *ah = make_ah(end, &end->peer.gid);
 	CHECK(ah && send_and_wait(end, ah, QKEY, 1, 8) == 0);
 	CHECK(end_meet(end) == 0);
-	usleep(50000);
+	CHECK(stops_soon(end->peer.pid));
 	for (uint32_t i = 0; i < BURST; i++)
 		CHECK(send_datagram(end, ah, QKEY, i, 1024) == 0);
 	for (uint32_t i = 0; i < BURST; i++)
