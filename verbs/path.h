@@ -146,7 +146,7 @@ struct tp_path_link {
 	int slot;
 	pid_t pid;
 	uint64_t process;               /* its tp_process_hash */
-	int socket, pidfd;              /* -1: none (a link to this process itself) */
+	int socket, pidfd;              /* -1: none (a link to this process itself; pidfd: a kernel without) */
 	_Atomic bool dead, registered, unwatched;   /* its descriptors are watched; no more */
 	bool buried;                    /* the reader's: its QPs' requests have ended */
 	_Atomic int users;              /* QPs */
@@ -166,6 +166,7 @@ struct tp_path_link {
 	/* The reader's alone. */
 	uint64_t head, answers_head, answers_tail;
 	uint32_t nudges, answered;      /* answered: of our requests */
+	bool held;                      /* the next request waits for answers: until they come there is nothing to read */
 	_Atomic uint32_t served;        /* of the peer's; whoever writes a request looks at it */
 	pthread_mutex_t map_lock;
 	struct tp_path_mapping *mappings;

@@ -162,7 +162,7 @@ void tp_path_rerun(struct tp_path_link *link)
 
 bool tp_path_has_input(struct tp_path_link *link)
 {
-	return atomic_load_explicit(&link->in->tail, memory_order_seq_cst) != link->head ||
+	return (atomic_load_explicit(&link->in->tail, memory_order_seq_cst) != link->head && !link->held) ||
 		atomic_load_explicit(&link->in->answers_tail, memory_order_seq_cst) != link->answers_head ||
 		atomic_load_explicit(&link->in->nudges, memory_order_seq_cst) != link->nudges;
 }
@@ -264,7 +264,8 @@ static int read_requests(struct tp_path_link *link)
 			break;
 		}
 		/* Its writer's thread is about to write them, and rings then. */
-		if (is_early(link, request.after))
+		link->held = is_early(link, request.after);
+		if (link->held)
 			break;
 		serve(link, &request, (const uint8_t *)slot + TP_PATH_HEAD_BYTES, &waiting);
 		link->head += request.bytes;
