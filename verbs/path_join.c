@@ -357,7 +357,7 @@ enum tp_path_reason tp_path_reach(struct tp_qp *qp, struct tp_path_link **out)
 	if (tp_path_state.off != TP_PATH_TAKEN)
 		return tp_path_state.off;
 	enum tp_path_reason reason = find_link(slot, &link);
-	if (link && !has_qp(link, qpn) && link->pidfd >= 0 && tp_path_has_ended(link->socket, link->pidfd)) {
+	if (link && !has_qp(link, qpn) && tp_path_is_over(link)) {
 		/* The slot's next process, and nobody has told us yet. */
 		tp_path_lose(link);
 		tp_path_release(link);

@@ -89,7 +89,7 @@ carried() { # by what, why
 ways() {
 	perftest short ib_write_bw -s 65536 -n 100
 	case $refused in
-	none | buffers | offload) carried path "a process of this machine" ;;
+	none | buffers | offload | pidfd) carried path "a process of this machine" ;;
 	peers) carried wire "process_vm_readv and process_vm_writev are refused" ;;
 	*) carried wire "" ;;
 	esac
@@ -106,6 +106,23 @@ ways() {
 libfabric() { # way
 	command -v fi_pingpong >/dev/null || return
 	pair $1 fi_pingpong -p verbs -e msg -I 20 -B $port -- fi_pingpong -p verbs -e msg -I 20 -P $port 10.99.7.1
+}
+# A process that is killed is missed at once, whatever the kernel has to say it by.
+death() {
+	local victim
+	begin $HOST_A ib_write_bw -x 0 -F -D 60 -p $port >"$work/server" 2>&1 & server=$!
+	for _ in $(seq 300); do listens $port && break; sleep 0.03; done
+	victim=$(for pid in $(ip netns pids $HOST_A); do [ "$(cat /proc/$pid/comm 2>/dev/null)" = ib_write_bw ] && echo $pid; done)
+	begin $HOST_A ib_write_bw -x 0 -F -D 60 -p $port 10.99.7.1 >"$work/client" 2>&1 & client=$!
+	for _ in $(seq 300); do grep -q 'carried by' "$work/client" && break; sleep 0.05; done
+	sleep 1
+	kill -KILL $victim
+	for _ in $(seq 200); do kill -0 $client 2>/dev/null || break; sleep 0.05; done
+	kill $client 2>/dev/null && fail "[$variation] the client doesn't notice that its server has died: $(tail -5 "$work/client")"
+	wait $client && fail "[$variation] the client takes the death of its server for a success"
+	wait $server
+	server=
+	port=$((port + 1))
 }
 few() { # way
 	pingpong $1 ud
@@ -167,12 +184,13 @@ try() { # variation: refusals, descriptors
 	ways
 	verbs
 	for way in short wire; do $programs $way; done
+	case $refused in none | pidfd) death ;; esac
 	[ $programs = few ] || pyverbs
 }
 programs=few
 if [ -n "${LONG-}" ]; then
 	programs=all
-	for what in none peers kernel pidfd buffers offload; do try $what 1024; done
+	for what in ${LONG_ONLY:-none peers kernel pidfd buffers offload}; do try $what 1024; done
 	try none 256
 fi
 try $everything 256
