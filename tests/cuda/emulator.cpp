@@ -105,6 +105,10 @@ void run_coroutine(coroutine *c);
 __thread struct tp_emulated *tp_emulated_now;
 #ifdef TP_EMULATE_TSAN
 uint32_t tp_emulated_fence;
+bool tp_emulated_others;
+void tp_emulator_others() { __atomic_store_n(&tp_emulated_others, true, __ATOMIC_RELAXED); }
+#else
+void tp_emulator_others() { }
 #endif
 
 void tp_emulated_die(const char *format, ...)
