@@ -179,7 +179,7 @@ static void calls_that_differ_are_reported(void **unused)
 		static struct fused_world w;
 		const struct fused_kind *its = &fused_kinds[kind / 2];
 		const int n = its->owners ? 3 : 2;
-		struct fused_call call = fused_call_of(its, 0, 100, kind / 2 % 2, 0x1000);
+		struct fused_call call = fused_call_of(its, 0, 100, its->owners || kind / 2 % 2, 0x1000);
 		fused_open(&w, n, 2, kind % 2 ? 0x90000000 : 0);
 		w.ranks[1].tag_differs = 1;
 		assert_int_not_equal(fused_run(&w, &call, 1), 0);
