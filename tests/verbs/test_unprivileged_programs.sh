@@ -7,6 +7,7 @@ set -u
 . "$SOURCE_DIR/tests/verbs/lib_card.sh"
 . "$SOURCE_DIR/tests/verbs/lib_pyverbs.sh"
 [ -z "$card_preload" ] || { echo "not under a sanitizer: every program would need its runtime in front"; exit 77; }
+case $(uname -m) in x86_64 | aarch64) ;; *) echo "the filter is for x86_64 and aarch64"; exit 77 ;; esac
 need ibv_rc_pingpong ibverbs-utils
 need ib_write_bw perftest
 need rping rdmacm-utils
