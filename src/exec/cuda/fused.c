@@ -197,9 +197,9 @@ static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape 
 	} else {
 		return false;
 	}
-	if ((coll == TP_BROADCAST || coll == TP_REDUCE) && n > 2 && bytes >= f->table.owners) {
+	if ((coll == TP_BROADCAST || coll == TP_REDUCE) && n > 2 && f->table.allows_128 && bytes >= f->table.owners) {
 		s.class = TP_FUSED_OWNERS;
-		s.name[0] = "TWO_STEP/LL", s.name[1] = "TWO_STEP/LL128";
+		s.name[1] = "TWO_STEP/LL128";
 		s.owners = s.gathers = true;
 		s.sends = bytes;
 		if (coll == TP_REDUCE) s.pattern = TP_FUSED_ALL;
@@ -211,7 +211,7 @@ static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape 
 static int protocol_of(const struct tp_fused *f, const struct shape *s)
 {
 	const struct tp_fused_limit *limit = &f->table.limits[s->class];
-	if (s->sends <= limit->ll) return 0;
+	if (s->sends <= limit->ll && !s->owners) return 0;
 	return f->table.allows_128 && s->sends <= limit->ll128 ? 1 : -1;
 }
 
@@ -241,25 +241,45 @@ static void spread(const struct tp_fused *f, int protocol, uint32_t units, uint3
 	out->threads = (unsigned)TP_MIN(tp_align_up((size_t)each * lanes, 32) + 32, TP_DEV_THREADS);
 }
 
+/* Of a shape and a protocol; slices are units that ranks share where it gathers. */
+static void fit_lines(const struct tp_fused *f, const struct tp_exec_call *call, struct shape *s, int protocol, struct tp_fused_launch *out)
+{
+	const uint32_t data = protocol ? 120 : 16, lanes = protocol ? 8 : 1;
+	uint32_t units = (uint32_t)tp_div_up(s->slice, data);
+	if (s->gathers) {
+		units = (uint32_t)tp_div_up(units, (size_t)f->nranks - s->owners);
+		s->slice = s->in_stride = s->out_stride = (size_t)units * data;
+	}
+	out->kind = s->owners ? TP_FUSED_TWO_STEP : protocol ? TP_FUSED_LL128 : TP_FUSED_LL;
+	out->reduces = s->reduces;
+	out->name = s->name[protocol];
+	fill_args(f, call, s, &out->args);
+	out->args.aligned = ((out->args.input | out->args.output | out->args.in_stride | out->args.out_stride) & (protocol ? 7 : 15)) == 0;
+	out->args.units_a_round = f->layout.slot[protocol] / (protocol ? LL128_UNIT : LL_UNIT);
+	spread(f, protocol, units, lanes, out);
+}
+
 bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_launch *out)
 {
 	struct shape s;
 	if (!f->usable || !call->plan || !shape_of(f, call->plan->spec.coll, call->plan->shape, call->block_bytes, &s)) return false;
 	int protocol = protocol_of(f, &s);
 	if (protocol < 0) return false;
-	const uint32_t data = protocol ? 120 : 16, lanes = protocol ? 8 : 1;
-	uint32_t units = (uint32_t)tp_div_up(s.slice, data);
-	if (s.gathers) {
-		units = (uint32_t)tp_div_up(units, (size_t)f->nranks - s.owners);
-		s.slice = s.in_stride = s.out_stride = (size_t)units * data;
-	}
-	out->kind = protocol ? TP_FUSED_LL128 : TP_FUSED_LL;
-	out->reduces = s.reduces;
-	out->name = s.name[protocol];
-	fill_args(f, call, &s, &out->args);
-	out->args.aligned = ((out->args.input | out->args.output | out->args.in_stride | out->args.out_stride) & (protocol ? 7 : 15)) == 0;
-	out->args.units_a_round = f->layout.slot[protocol] / (protocol ? LL128_UNIT : LL_UNIT);
-	spread(f, protocol, units, lanes, out);
+	fit_lines(f, call, &s, protocol, out);
+	return true;
+}
+
+bool tp_fused_fit_half(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_launch *out, size_t *slice)
+{
+	struct tp_exec_call half = *call;
+	struct shape s;
+	if (!f->usable || !f->table.allows_128 || !shape_of(f, TP_ALL_REDUCE, TP_SHAPE_TWO_SHOT, call->block_bytes, &s)) return false;
+	s.gathers = false;
+	s.name[1] = "SPLIT/LL128";
+	s.slice = s.in_stride = tp_align_up(tp_div_up(call->block_bytes, (size_t)f->nranks), 240);
+	half.output = (char *)call->output + (size_t)f->rank * s.slice;
+	fit_lines(f, &half, &s, 1, out);
+	*slice = s.slice;
 	return true;
 }
 

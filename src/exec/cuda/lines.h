@@ -220,15 +220,12 @@ TP_DEVICE void tp_lines_send_heads(const tp_fused_args &a, uint32_t epoch)
 TP_DEVICE bool tp_lines_sends_to(const tp_fused_args &a, int p)
 {
 	if (p == a.rank) return false;
-	if (a.owners && a.pattern == TP_FUSED_FROM_ROOT) return p != a.root;
-	return a.pattern == TP_FUSED_ALL || (a.pattern == TP_FUSED_FROM_ROOT ? a.rank == a.root : p == a.root);
+	return a.pattern == TP_FUSED_ALL || (a.pattern == TP_FUSED_FROM_ROOT ? a.rank == a.root || a.owners : p == a.root);
 }
-/* phase: -1 for any. */
-TP_DEVICE bool tp_lines_takes_from(const tp_fused_args &a, int p, int phase)
+TP_DEVICE bool tp_lines_takes_from(const tp_fused_args &a, int p)
 {
 	if (p == a.rank) return false;
-	if (a.owners && a.pattern == TP_FUSED_FROM_ROOT) return a.rank != a.root && (phase < 0 || (phase == 0) == (p == a.root));
-	return a.pattern == TP_FUSED_ALL || (a.pattern == TP_FUSED_FROM_ROOT ? p == a.root : a.rank == a.root);
+	return a.pattern == TP_FUSED_ALL || (a.pattern == TP_FUSED_FROM_ROOT ? p == a.root || (a.owners && a.rank != a.root) : a.rank == a.root);
 }
 
 /* Until those that are about to be written to have begun the epoch before. */
@@ -250,7 +247,7 @@ TP_DEVICE void tp_lines_check_heads(const tp_fused_args &a, tp_lines &k, uint32_
 {
 	TP_NO_UNROLL
 	for (int p = tp_lines_head_lane(); p >= 0 && p < a.nranks; p += TP_WARP) {
-		if (!tp_lines_takes_from(a, p, -1)) continue;
+		if (!tp_lines_takes_from(a, p)) continue;
 		for (;;) {
 			tp_four head = tp_load_line(tp_lines_head(a, a.rank, p, epoch));
 			if (head.y == head.w && head.y > epoch) break;
@@ -399,7 +396,7 @@ TP_DEVICE void tp_unit_store(char *to, bool whole, uint32_t left, const tp_four 
 }
 
 /* One unit of several ranks, all there: v[q] is of first + q, the own one is left alone. */
-template <class L, int B>
+template <class L, int B, bool OWNERS>
 TP_DEVICE void tp_unit_take(const tp_fused_args &a, tp_lines &k, int first, int phase, uint32_t epoch, uint32_t unit, bool mine,
 	tp_four (*v)[L::VECTORS])
 {
@@ -410,7 +407,9 @@ TP_DEVICE void tp_unit_take(const tp_fused_args &a, tp_lines &k, int first, int 
 		TP_UNROLL
 		for (int q = 0; q < B; q++) {
 			int p = first + q;
-			if (!mine || p >= a.nranks || !tp_lines_takes_from(a, p, phase)) continue;
+			if (!mine || p >= a.nranks || !tp_lines_takes_from(a, p)) continue;
+			/* From a root in two steps: it gives in the first, the other owners in the second. */
+			if (OWNERS && a.pattern == TP_FUSED_FROM_ROOT && (phase == 0) != (p == a.root)) continue;
 			ok &= L::look(at + tp_lines_seat<L>(a, a.rank, p), v[q], epoch);
 		}
 		if (L::all(ok)) return;

@@ -123,3 +123,17 @@ bool tp_cuda_streams_take(const struct tp_cuda_exec *exec, const struct tp_exec_
 	}
 	return true;
 }
+
+void tp_cuda_streams_gather(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, size_t slice, struct tp_exec_transfer *transfers,
+	struct tp_exec_call *out)
+{
+	int n = exec->boot->nranks, rank = exec->boot->rank;
+	size_t bytes = call->block_bytes, mine = (size_t)rank * slice;
+	*out = (struct tp_exec_call){ .transfers = transfers, .tag = call->tag, .chunk_bytes = call->chunk_bytes };
+	for (int i = 1; i < n; i++) {
+		int to = (rank + i) % n, from = (rank + n - i) % n;
+		size_t theirs = (size_t)from * slice;
+		if (mine < bytes) add(out, transfers, to, true, call->output, mine, TP_MIN(slice, bytes - mine));
+		if (theirs < bytes) add(out, transfers, from, false, call->output, theirs, TP_MIN(slice, bytes - theirs));
+	}
+}

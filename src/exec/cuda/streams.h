@@ -163,7 +163,7 @@ TP_DEVICE void tp_stream_send(tp_stream &s, const tp_dev_stream &t, uint32_t beg
 		bool whole;
 		s.count++;
 		for (unsigned turn = 0; (int32_t)((uint32_t)s.count - s.seen) > TP_DEV_STREAM_SLOTS; turn++) {
-			s.seen = tp_load_acquire(s.ack);            /* pairs with tp_stream_receive */
+			s.seen = tp_load_relaxed(s.ack);            /* stored by tp_stream_receive */
 			if ((int32_t)((uint32_t)s.count - s.seen) <= TP_DEV_STREAM_SLOTS) break;
 			if (tp_block_stopped(s.comm, turn)) s.stopped = true;
 			if (s.stopped) break;
@@ -188,7 +188,9 @@ TP_DEVICE void tp_stream_receive(tp_stream &s, const tp_dev_stream &t, uint32_t 
 		else s.stopped = !tp_stream_take_round<1, false>(r, s.comm, s.peer, s.gives_way);
 		tp_warp_sync();
 		if (s.warps > 1) tp_group_sync((int)s.barrier, (int)s.warps * TP_WARP);
-		if (s.warp == 0 && (uint32_t)tp_thread() % TP_WARP == 0) tp_store_release(s.ack, (uint32_t)s.count);    /* pairs with tp_stream_send */
+		/* What was read has arrived in registers, or its flag would not have been seen: nothing to wait for. A release here would wait for
+		 * the stores to the user's buffer, which no peer looks at, once a round. */
+		if (s.warp == 0 && (uint32_t)tp_thread() % TP_WARP == 0) tp_store_relaxed(s.ack, (uint32_t)s.count);    /* read by tp_stream_send */
 	}
 }
 /* From one's own send to one's own receive: 16 bytes a thread, or at any alignment. */
@@ -262,7 +264,7 @@ TP_DEVICE void tp_streams_kernel(tp_streams_shared &sh, const tp_dev_streams_hea
 		if (transfer == TP_STREAM_NONE) continue;
 		tp_stream_lane lane = { 0, 0, transfer };
 		if (!all[i].from) lane.count = *tp_stream_counter(h, all[i], channel);
-		if (!all[i].from && all[i].is_send) lane.seen = tp_load_acquire((const uint32_t *)tp_stream_ring(h, h.rank, all[i].peer, channel));
+		if (!all[i].from && all[i].is_send) lane.seen = tp_load_relaxed((const uint32_t *)tp_stream_ring(h, h.rank, all[i].peer, channel));
 		sh.lanes[tp_block_take(&sh.nlanes, 1)] = lane;
 	}
 	if (tp_thread() == tp_threads() - 1) sh.stopped = tp_load_relaxed(&comm->stop);

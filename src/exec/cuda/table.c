@@ -18,13 +18,14 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 			[TP_FUSED_SCATTER] = { 96 * KB, GB },
 			[TP_FUSED_PAIRS] = { 96 * KB, GB },
 			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB },
-			[TP_FUSED_OWNERS] = { 96 * KB, 64 * MB },
+			[TP_FUSED_OWNERS] = { 0, 32 * MB },
 		},
 		.threads = { 128, 512 },
 		.max_blocks = TP_DEV_MAX_CHANNELS,
 		.allows_128 = 1,
 		.window = 1 * MB,
 		.owners = 512 * KB,
+		.split = 64 * MB,
 		.stream = 8 * MB,
 	};
 	if (!shared_gpu) return;
@@ -38,7 +39,7 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 static struct tp_param params[] = {
 	{ .name = "TELPHER_CUDA_TABLE", .kind = TP_PARAM_STRING,
 		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 (bytes that a rank sends; one_shot, two_shot, gather, "
-			"scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream), with commas between; rank 0's counts" },
+			"scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, split, stream), threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
 };
 TP_PARAM_TABLE("exec", params)
 
@@ -59,12 +60,23 @@ static bool read_bytes(const char **at, uint64_t *out)
 
 static bool read_entry(const char **at, struct tp_fused_table *table)
 {
-	struct { const char *name; uint64_t *first, *second; } entries[TP_FUSED_CLASSES + 3] = { { "window", &table->window, NULL },
-		{ "two_step_from", &table->owners, NULL }, { "stream", &table->stream, NULL } };
+	struct { const char *name; uint64_t *first, *second; } entries[TP_FUSED_CLASSES + 4] = { { "window", &table->window, NULL },
+		{ "two_step_from", &table->owners, NULL }, { "stream", &table->stream, NULL },
+		{ "split", &table->split, NULL } };
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) {
-		entries[3 + c].name = class_names[c];
-		entries[3 + c].first = &table->limits[c].ll;
-		entries[3 + c].second = &table->limits[c].ll128;
+		entries[4 + c].name = class_names[c];
+		entries[4 + c].first = &table->limits[c].ll;
+		entries[4 + c].second = &table->limits[c].ll128;
+	}
+	if (strncmp(*at, "threads=", 8) == 0) {
+		uint64_t threads[2];
+		*at += 8;
+		if (!read_bytes(at, &threads[0]) || *(*at)++ != ':' || !read_bytes(at, &threads[1])) return false;
+		for (int p = 0; p < 2; p++) {
+			if (threads[p] < 32 || threads[p] > TP_DEV_THREADS) return false;
+			table->threads[p] = (uint32_t)threads[p] / 32 * 32;
+		}
+		return true;
 	}
 	for (size_t i = 0; i < TP_ARRAY_LEN(entries); i++) {
 		size_t n = strlen(entries[i].name);
@@ -86,7 +98,7 @@ ncclResult_t tp_fused_read_table(struct tp_fused_table *table)
 		const char *entry = at;
 		if (!read_entry(&at, &t) || (*at && *at != ','))
 			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 (one_shot, two_shot, gather, scatter, pairs, "
-				"rooted, two_step) or NAME=BYTES (window, two_step_from, stream), with commas between", text, entry);
+				"rooted, two_step), NAME=BYTES (window, two_step_from, split, stream) or threads=LL:LL128, with commas between", text, entry);
 		if (!*at) break;
 		at++;
 	}
