@@ -108,7 +108,7 @@ static const char *type_name(ncclDataType_t type)
 
 static const struct tp_emulated_kernel *kernel_of(const struct tp_fused_launch *launch, const struct fused_call *c)
 {
-	static const char *const kinds[] = { "ll", "ll128", "window" }, *const ops[] = { "sum", "prod", "max", "min" };
+	static const char *const kinds[] = { "ll", "ll128", "window", "two_step" }, *const ops[] = { "sum", "prod", "max", "min" };
 	char name[64];
 	const char *type = type_name(c->type);
 	if (c->op <= ncclProd && type[0] == 'i') type = type_name((ncclDataType_t)(c->type + 1));
@@ -144,7 +144,7 @@ static bool launch(struct fused_rank *k, const struct fused_call *c, const struc
 	fill_reduce(c, w->n, &call.reduce);
 	if (c->scaling == 3) call.device_scalar = device_scalar(c->type);
 	k->fused.table.allows_128 = c->lines128;
-	k->fused.table.owners = c->owners ? 0 : UINT64_MAX;
+	k->fused.table.owners = c->owners && c->lines128 ? 0 : UINT64_MAX;
 	for (int i = 0; i < TP_FUSED_CLASSES; i++)
 		k->fused.table.limits[i] = (struct tp_fused_limit){ c->lines128 ? 0 : (uint64_t)1 << 40, (uint64_t)1 << 40 };
 	struct tp_fused_launch l;
