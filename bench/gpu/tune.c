@@ -26,7 +26,7 @@ static int nsizes;
 
 static bool has(enum coll c, enum way w)
 {
-	bool two = c == ALL_REDUCE || c == BROADCAST || c == REDUCE, moves = c == ALL_GATHER || c == ALL_TO_ALL || c == GATHER || c == SCATTER;
+	bool two = c == ALL_REDUCE || c == BROADCAST || c == REDUCE, moves = c == GATHER || c == SCATTER;
 	if (w == TWO_LL || w == TWO_LL128) return two;
 	return w != STREAMS || moves;
 }
@@ -107,15 +107,15 @@ bool tune(const struct group *any, int repeats)
 	print_class("one_shot", ALL_REDUCE, false, two, n);
 	print_class("two_shot", ALL_REDUCE, true, times[ALL_REDUCE][STEPS], n);
 	print_class("scatter", REDUCE_SCATTER, false, times[REDUCE_SCATTER][STEPS], n);
-	print_class("gather", ALL_GATHER, false, times[ALL_GATHER][STREAMS], n);
-	print_class("pairs", ALL_TO_ALL, false, times[ALL_TO_ALL][STREAMS], n);
+	print_class("gather", ALL_GATHER, false, times[ALL_GATHER][STEPS], n);
+	print_class("pairs", ALL_TO_ALL, false, times[ALL_TO_ALL][STEPS], n);
 	print_class("rooted", SCATTER, false, times[SCATTER][STREAMS], n);
 	print_class("two_step", BROADCAST, true, times[BROADCAST][STEPS], n);
 	least_of(one, times[BROADCAST][ONE_LL], times[BROADCAST][ONE_LL128]);
 	least_of(two, times[BROADCAST][TWO_LL], times[BROADCAST][TWO_LL128]);
 	printf("two_step_from=%zu,", from_of(crossover(one, two), 1));
-	least_of(lines, times[ALL_TO_ALL][ONE_LL], times[ALL_TO_ALL][ONE_LL128]);
-	printf("stream=%zu\n", from_of(crossover(lines, times[ALL_TO_ALL][STREAMS]), (size_t)n));
+	least_of(lines, times[SCATTER][ONE_LL], times[SCATTER][ONE_LL128]);
+	printf("stream=%zu\n", from_of(crossover(lines, times[SCATTER][STREAMS]), (size_t)n));
 	return true;
 }
 

@@ -269,20 +269,6 @@ bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, str
 	return true;
 }
 
-bool tp_fused_fit_half(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_launch *out, size_t *slice)
-{
-	struct tp_exec_call half = *call;
-	struct shape s;
-	if (!f->usable || !f->table.allows_128 || !shape_of(f, TP_ALL_REDUCE, TP_SHAPE_TWO_SHOT, call->block_bytes, &s)) return false;
-	s.gathers = false;
-	s.name[1] = "SPLIT/LL128";
-	s.slice = s.in_stride = tp_align_up(tp_div_up(call->block_bytes, (size_t)f->nranks), 240);
-	half.output = (char *)call->output + (size_t)f->rank * s.slice;
-	fit_lines(f, &half, &s, 1, out);
-	*slice = s.slice;
-	return true;
-}
-
 bool tp_fused_fit_windows(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_windows *windows,
 	struct tp_fused_launch *out)
 {

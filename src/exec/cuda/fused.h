@@ -76,8 +76,7 @@ struct tp_fused_table {
 	uint32_t allows_128;                        /* lines of 128 bytes arrive whole here */
 	uint64_t window;                            /* two-shot all-reduces and reduce-scatters of windows: from so many bytes on where they lie */
 	uint64_t owners;                            /* broadcast and reduce of three ranks and more: from so many bytes on in two steps */
-	uint64_t split;                             /* all-reduces: from so many bytes on as a reduce-scatter and sends and receives */
-	uint64_t stream;                            /* blocks of collectives that only move: from so many bytes on as sends and receives */
+	uint64_t stream;                            /* gather and scatter: blocks from so many bytes on as sends and receives */
 };
 
 /* What of a communicator decides; the same on all ranks but for the addresses. */
@@ -119,9 +118,6 @@ bool tp_fused_fit(const struct tp_fused *fused, const struct tp_exec_call *call,
 struct tp_fused_windows { uint64_t in_bases, in_offset, out_bases, out_offset; };
 bool tp_fused_fit_windows(const struct tp_fused *fused, const struct tp_exec_call *call, const struct tp_fused_windows *windows,
 	struct tp_fused_launch *out);
-/* The first half of an all-reduce in two shots: slice r, *slice bytes (the last ones may be shorter, or empty), reduced to rank r's place in the
- * output. */
-bool tp_fused_fit_half(const struct tp_fused *fused, const struct tp_exec_call *call, struct tp_fused_launch *out, size_t *slice);
 /* Which algorithm these kernels want for a message, before there is a plan; false: they have no opinion. */
 bool tp_fused_suggest(const struct tp_fused *fused, enum tp_coll coll, size_t block_bytes, enum tp_algo *out);
 

@@ -140,8 +140,5 @@ int tp_cuda_streams_blocks(const struct tp_cuda_exec *exec, const struct tp_exec
 /* A collective that is nothing but sends and receives, as such: false: it isn't, or other kernels are better. transfers: 2 * nranks. */
 bool tp_cuda_streams_take(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_exec_transfer *transfers,
 	struct tp_exec_call *out);
-/* The second half of an all-reduce (tp_fused_fit_half): everybody's slice to everybody. */
-void tp_cuda_streams_gather(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, size_t slice, struct tp_exec_transfer *transfers,
-	struct tp_exec_call *out);
 
 #endif

@@ -103,27 +103,6 @@ bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, si
 	return tp_fused_suggest(&exec->fused, coll, block_bytes, out);
 }
 
-static bool is_split(const struct tp_cuda_exec *exec, const struct tp_exec_call *call)
-{
-	return exec->streams.usable && call->plan && call->plan->spec.coll == TP_ALL_REDUCE && call->plan->shape == TP_SHAPE_TWO_SHOT && !call->in_window &&
-		call->block_bytes >= exec->fused.table.split;
-}
-
-/* A large all-reduce in two launches: what comes in and what goes out has warps of its own then, and hides each other's waits. */
-static ncclResult_t launch_split(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, bool *done)
-{
-	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
-	struct tp_exec_call group;
-	struct tp_fused_launch fused;
-	size_t slice;
-	*done = tp_fused_fit_half(&exec->fused, call, &fused, &slice);
-	if (!*done) return ncclSuccess;
-	CUfunction function = tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + fused.kind, true, &call->reduce);
-	TP_TRY(tp_cuda_exec_run(exec, stream, function, fused.blocks, fused.threads, &fused.args));
-	tp_cuda_streams_gather(exec, call, slice, transfers, &group);
-	return tp_cuda_transfers_launch(exec, stream, &group);
-}
-
 /* As many of the calls as one launch of a steps kernel can do; the first isn't fused. */
 static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *calls, int ncalls, int *taken)
 {
@@ -165,12 +144,7 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 		const struct tp_exec_call *call = &calls[i];
 		if (!call->plan) {
 			TP_TRY(tp_cuda_transfers_launch(exec, stream, call));
-			continue;
-		}
-		bool done = false;
-		if (is_split(exec, call)) TP_TRY(launch_split(exec, stream, call, &done));
-		if (done) continue;
-		if (tp_cuda_streams_take(exec, call, transfers, &group)) {
+		} else if (tp_cuda_streams_take(exec, call, transfers, &group)) {
 			TP_TRY(tp_cuda_transfers_launch(exec, stream, &group));
 		} else if (fit_fused(exec, call, &fused)) {
 			CUfunction function = tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + fused.kind, fused.reduces, &call->reduce);

@@ -1,5 +1,5 @@
-/* Sends and receives by lines (streams.h): where rings lie, and cuts of groups to launches. Collectives that are nothing but
- * sends and receives, and too large for fused kernels to be better, go the same way. */
+/* Sends and receives by lines (streams.h): where rings lie, and cuts of groups to launches. Gather and scatter are nothing but
+ * that and go the same way. (All-gather and all-to-all do better in step with each other, as fused kernels.) */
 #include "exec/cuda/internal.h"
 
 enum {
@@ -113,27 +113,13 @@ bool tp_cuda_streams_take(const struct tp_cuda_exec *exec, const struct tp_exec_
 	enum tp_coll coll = call->plan->spec.coll;
 	int n = exec->boot->nranks, rank = exec->boot->rank, root = call->plan->spec.root;
 	size_t b = call->block_bytes;
-	bool gathers = coll == TP_GATHER || coll == TP_ALL_GATHER, scatters = coll == TP_SCATTER, rooted = coll == TP_GATHER || coll == TP_SCATTER;
-	if (!gathers && !scatters && coll != TP_ALL_TO_ALL) return false;
+	bool gathers = coll == TP_GATHER;
+	if (!gathers && coll != TP_SCATTER) return false;
 	*out = (struct tp_exec_call){ .transfers = transfers, .tag = call->tag, .chunk_bytes = call->chunk_bytes };
 	for (int i = 0; i < n; i++) {
 		int to = (rank + i) % n, from = (rank + n - i) % n;
-		if (!rooted || (gathers ? to == root : rank == root)) add(out, transfers, to, true, call->input, gathers ? 0 : (size_t)to * b, b);
-		if (!rooted || (gathers ? rank == root : from == root)) add(out, transfers, from, false, call->output, scatters ? 0 : (size_t)from * b, b);
+		if (gathers ? to == root : rank == root) add(out, transfers, to, true, call->input, gathers ? 0 : (size_t)to * b, b);
+		if (gathers ? rank == root : from == root) add(out, transfers, from, false, call->output, gathers ? (size_t)from * b : 0, b);
 	}
 	return true;
-}
-
-void tp_cuda_streams_gather(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, size_t slice, struct tp_exec_transfer *transfers,
-	struct tp_exec_call *out)
-{
-	int n = exec->boot->nranks, rank = exec->boot->rank;
-	size_t bytes = call->block_bytes, mine = (size_t)rank * slice;
-	*out = (struct tp_exec_call){ .transfers = transfers, .tag = call->tag, .chunk_bytes = call->chunk_bytes };
-	for (int i = 1; i < n; i++) {
-		int to = (rank + i) % n, from = (rank + n - i) % n;
-		size_t theirs = (size_t)from * slice;
-		if (mine < bytes) add(out, transfers, to, true, call->output, mine, TP_MIN(slice, bytes - mine));
-		if (theirs < bytes) add(out, transfers, from, false, call->output, theirs, TP_MIN(slice, bytes - theirs));
-	}
 }

@@ -18,15 +18,14 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 			[TP_FUSED_SCATTER] = { 96 * KB, GB },
 			[TP_FUSED_PAIRS] = { 96 * KB, GB },
 			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB },
-			[TP_FUSED_OWNERS] = { 0, 32 * MB },
+			[TP_FUSED_OWNERS] = { 0, GB },
 		},
-		.threads = { 128, 512 },
+		.threads = { 128, 256 },
 		.max_blocks = TP_DEV_MAX_CHANNELS,
 		.allows_128 = 1,
 		.window = 1 * MB,
 		.owners = 512 * KB,
-		.split = 64 * MB,
-		.stream = 8 * MB,
+		.stream = 16 * KB,
 	};
 	if (!shared_gpu) return;
 	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. (LL128 only where asked for.) */
@@ -39,7 +38,7 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 static struct tp_param params[] = {
 	{ .name = "TELPHER_CUDA_TABLE", .kind = TP_PARAM_STRING,
 		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 (bytes that a rank sends; one_shot, two_shot, gather, "
-			"scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, split, stream), threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
+			"scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream), threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
 };
 TP_PARAM_TABLE("exec", params)
 
@@ -60,13 +59,12 @@ static bool read_bytes(const char **at, uint64_t *out)
 
 static bool read_entry(const char **at, struct tp_fused_table *table)
 {
-	struct { const char *name; uint64_t *first, *second; } entries[TP_FUSED_CLASSES + 4] = { { "window", &table->window, NULL },
-		{ "two_step_from", &table->owners, NULL }, { "stream", &table->stream, NULL },
-		{ "split", &table->split, NULL } };
+	struct { const char *name; uint64_t *first, *second; } entries[TP_FUSED_CLASSES + 3] = { { "window", &table->window, NULL },
+		{ "two_step_from", &table->owners, NULL }, { "stream", &table->stream, NULL } };
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) {
-		entries[4 + c].name = class_names[c];
-		entries[4 + c].first = &table->limits[c].ll;
-		entries[4 + c].second = &table->limits[c].ll128;
+		entries[3 + c].name = class_names[c];
+		entries[3 + c].first = &table->limits[c].ll;
+		entries[3 + c].second = &table->limits[c].ll128;
 	}
 	if (strncmp(*at, "threads=", 8) == 0) {
 		uint64_t threads[2];
@@ -98,7 +96,7 @@ ncclResult_t tp_fused_read_table(struct tp_fused_table *table)
 		const char *entry = at;
 		if (!read_entry(&at, &t) || (*at && *at != ','))
 			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 (one_shot, two_shot, gather, scatter, pairs, "
-				"rooted, two_step), NAME=BYTES (window, two_step_from, split, stream) or threads=LL:LL128, with commas between", text, entry);
+				"rooted, two_step), NAME=BYTES (window, two_step_from, stream) or threads=LL:LL128, with commas between", text, entry);
 		if (!*at) break;
 		at++;
 	}
