@@ -284,11 +284,27 @@ void die_of_barrier(const std::vector<coroutine *> &all)
 	tp_emulated_die("nobody can run");
 }
 
-/* Waiting for another kernel: let its thread run. */
+uint64_t now_us()
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* Waiting for another kernel: let its thread run. A yield is the quickest way where nobody else is there. Where other programs run it costs
+ * the thread its share of the processor (a whole slice, since Linux 6.18: milliseconds a turn), and a short sleep doesn't: after a yield
+ * that took long, some turns sleep. */
 void idle_turn(unsigned turns)
 {
-	if (turns < 20000) { sched_yield(); return; }
-	struct timespec pause = { 0, 50000 };
+	thread_local unsigned sleeps = 0;
+	if (sleeps == 0 && turns < 20000) {
+		uint64_t before = now_us();
+		sched_yield();
+		if (now_us() - before > 200) sleeps = 100;
+		return;
+	}
+	if (sleeps > 0) sleeps--;
+	struct timespec pause = { 0, turns < 20000 ? 10000 : 50000 };
 	nanosleep(&pause, nullptr);
 }
 
