@@ -166,6 +166,7 @@ struct tp_path_link {
 	/* The reader's alone. */
 	uint64_t head, answers_head, answers_tail;
 	uint32_t nudges, answered;      /* answered: of our requests */
+	uint32_t to_rerun;              /* of those that wait for room, how many are to try again now */
 	bool held;                      /* the next request waits for answers: until they come there is nothing to read */
 	_Atomic uint32_t served;        /* of the peer's; whoever writes a request looks at it */
 	pthread_mutex_t map_lock;
@@ -243,7 +244,7 @@ void tp_path_abandon(struct tp_path_link *link);
 /* The waiter's QP is run again when there is room for a request of bytes; true: there is. */
 bool tp_path_await_room(struct tp_path_link *link, struct tp_path_waiter *waiter, uint32_t bytes);
 void tp_path_forget_room(struct tp_path_link *link, struct tp_path_waiter *waiter);
-/* Those that wait are run again. */
+/* Those that wait are run again, some at a time: the rest when the rings are read next. */
 void tp_path_rerun(struct tp_path_link *link);
 /* Reads what has come; returns how much was done. Reader's lock held. */
 int tp_path_read(struct tp_path_link *link);

@@ -145,17 +145,22 @@ static bool room_is_left(struct tp_path_link *link)
 	return false;
 }
 
-/* Those that found no room try again, in the order in which they came. All of them, while there is room: what some of them do at once
- * brings no answer that would wake the others. By number: they may go meanwhile. */
+/* Those that found no room try again, in the order in which they came, some at a time: what they do may take long, and peers wait. All of
+ * them, while there is room: what some of them do at once brings no answer that would wake the others. By number: they may go meanwhile. */
+static void rerun_some(struct tp_path_link *link)
+{
+	uint32_t qpns[RERUN_MAX], count = take_waiting(link, TP_MIN(link->to_rerun, (uint32_t)RERUN_MAX), qpns);
+	for (uint32_t i = 0; i < count; i++)
+		tp_qp_run_again(qpns[i]);
+	link->to_rerun -= count;
+	if (!count || (!atomic_load_explicit(&link->dead, memory_order_relaxed) && !room_is_left(link)))
+		link->to_rerun = 0;
+}
+
 void tp_path_rerun(struct tp_path_link *link)
 {
-	uint32_t qpns[RERUN_MAX], count, left = atomic_load_explicit(&link->waiting_count, memory_order_relaxed);
-	do {
-		count = take_waiting(link, TP_MIN(left, (uint32_t)RERUN_MAX), qpns);
-		for (uint32_t i = 0; i < count; i++)
-			tp_qp_run_again(qpns[i]);
-		left -= count;
-	} while (left && count && (atomic_load_explicit(&link->dead, memory_order_relaxed) || room_is_left(link)));
+	link->to_rerun = atomic_load_explicit(&link->waiting_count, memory_order_relaxed);
+	rerun_some(link);
 }
 
 /* ---- reading; the reader's lock is held ---- */
@@ -164,7 +169,7 @@ bool tp_path_has_input(struct tp_path_link *link)
 {
 	return (atomic_load_explicit(&link->in->tail, memory_order_seq_cst) != link->head && !link->held) ||
 		atomic_load_explicit(&link->in->answers_tail, memory_order_seq_cst) != link->answers_head ||
-		atomic_load_explicit(&link->in->nudges, memory_order_seq_cst) != link->nudges;
+		atomic_load_explicit(&link->in->nudges, memory_order_seq_cst) != link->nudges || link->to_rerun;
 }
 
 static void push_answer(struct tp_path_link *link, const struct tp_path_answer *answer)
@@ -188,9 +193,13 @@ static int read_answers(struct tp_path_link *link)
 		link->answered += answer.covers;
 		tp_path_answered(link, &answer);
 	}
-	if (done && atomic_load_explicit(&link->waiting_count, memory_order_relaxed))
-		tp_path_rerun(link);
-	return done;
+	if (!done && !link->to_rerun)
+		return 0;
+	if (done)
+		link->to_rerun = atomic_load_explicit(&link->waiting_count, memory_order_relaxed);
+	if (link->to_rerun)
+		rerun_some(link);
+	return done + 1;
 }
 
 /* Is it one? Peers may err. */
