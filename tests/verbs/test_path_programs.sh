@@ -23,7 +23,8 @@ for program in write read send; do
 done
 short ib_atomic_bw -x 0 -n 100
 short ib_atomic_lat -x 0 -n 20 -A CMP_AND_SWAP
-short ib_send_bw -x 0 -a -n 5
+# In the ring, beside it, and far more than it holds.
+for size in 1 8192 8193 4194304; do short ib_send_bw -x 0 -s $size -n 5; done
 short ib_send_bw -x 0 -c UC -s 3000 -n 100
 short ib_write_bw -x 0 -c XRC -n 100
 short ib_send_bw -x 0 -c XRC --use-srq -n 100
