@@ -3,7 +3,14 @@
 [ "$(id -u)" = 0 ] || { echo "needs root for network namespaces"; exit 77; }
 need ip iproute2
 HOST_A=tpa$$ HOST_B=tpb$$
-cleanup_namespaces() { ip netns del $HOST_A 2>/dev/null; ip netns del $HOST_B 2>/dev/null; }
+cleanup_namespaces() {
+	local name number
+	for name in $HOST_A $HOST_B; do
+		# The card's counters would outlive the namespace.
+		number=$(stat -L -c %i /run/netns/$name 2>/dev/null) && rm -f /dev/shm/telpher-verbs-counters-*-$number-*
+		ip netns del $name 2>/dev/null
+	done
+}
 make_namespaces() {
 	local name octet
 	ip netns add $HOST_A 2>/dev/null && ip netns add $HOST_B || { echo "can't make network namespaces"; exit 77; }

@@ -19,7 +19,12 @@ if [ "${1-}" = alone ]; then
 fi
 work=$(mktemp -d) || exit 1
 server=
-trap '[ -z "$server" ] || kill $server 2>/dev/null; rm -rf "$work"' EXIT
+finish() {
+	[ -z "$server" ] || kill $server 2>/dev/null
+	[ "${1-}" != alone ] || rm -f /dev/shm/telpher-verbs-counters-*-"$(stat -L -c %i /proc/self/ns/net)"-*
+	rm -rf "$work"
+}
+trap "finish ${1-}" EXIT
 cd "$work" || exit 1
 telpher=$BUILD_DIR/bin/telpher
 [ -n "$address" ] || address=$("$telpher" verbs gids | awk '$3 == 0 && $5 ~ /^[0-9]+\./ && $5 !~ /^127/ { print $5; exit }')

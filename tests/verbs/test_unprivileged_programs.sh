@@ -17,7 +17,8 @@ need gcc gcc
 . "$SOURCE_DIR/tests/verbs/lib_namespaces.sh"
 work=$(mktemp -d -p /var/tmp) && chmod 755 "$work" || exit 1
 server=
-finish() { [ -z "$server" ] || kill $server 2>/dev/null; cleanup_namespaces; rm -rf "$work"; }
+end_all() { kill -KILL $(ip netns pids $HOST_A 2>/dev/null) $(ip netns pids $HOST_B 2>/dev/null) 2>/dev/null; }
+finish() { end_all; cleanup_namespaces; rm -rf "$work"; }
 trap finish EXIT
 # The build may lie where nobody may look.
 mkdir -p "$work/bin" "$work/lib" && cp "$BUILD_DIR/bin/telpher" "$work/bin/" && cp -rL "$BUILD_DIR/lib/"* "$work/lib/" && chmod -R go+rX "$work" || fail "no copy"
@@ -46,10 +47,10 @@ begin() { # namespace, program...
 listens() { # port
 	at_a grep -qi ":$(printf %04X "$1") .* 0A " /proc/net/tcp /proc/net/tcp6 || at_a grep -q "@telpher-verbs/.*/port/[0-9a-f]*/$1\$" /proc/net/unix
 }
-# As server at A and as client at A (the short way) or B (the wire); SERVER and CLIENT take the address and the port in their places.
+# As server at A and as client at A (the short way) or B (the wire). 1: what went wrong is in $wrong.
 port=7300 count=0
-pair() { # way, server's arguments -- client's
-	local way=$1 at=$HOST_A arguments=() status seen
+pair_once() { # way, server's arguments -- client's
+	local way=$1 at=$HOST_A arguments=() status
 	shift
 	[ $way = short ] || at=$HOST_B
 	while [ "$1" != -- ]; do arguments+=("$1"); shift; done
@@ -62,16 +63,32 @@ pair() { # way, server's arguments -- client's
 	done
 	begin $at "$@" >"$work/client" 2>&1
 	status=$?
-	[ $status = 0 ] || fail "$* [$variation, $way]: the client ends with $status: $(tail -30 "$work/client"; echo --- server; tail -30 "$work/server")"
+	wrong="the client ends with $status"
+	[ $status = 0 ] || return
 	wait $server
 	status=$?
-	server=
-	ended_well $status "$work/server" || fail "$* [$variation, $way]: the server ends with $status: $(tail -30 "$work/server"; echo --- client; tail -30 "$work/client")"
+	server= wrong="the server ends with $status"
+	ended_well $status "$work/server" || return
+	wrong="there are warnings"
 	# That there is no shared memory is worth a word, and no harm. libfabric tries what can't be.
 	[ $1 = fi_pingpong ] || ! grep -hE 'WARN|ERROR' "$work/server" "$work/client" |
-		grep -v 'shared segment telpher-verbs-keys .*memfd_create: Function not implemented' >"$work/warned" || fail "$* [$variation, $way]: $(cat "$work/warned")"
-	count=$((count + 1))
-	port=$((port + 1))
+		grep -qv 'shared segment telpher-verbs-keys .*memfd_create: Function not implemented'
+}
+pair() {
+	local try
+	for try in 1 2 3; do
+		if pair_once "$@"; then
+			count=$((count + 1))
+			port=$((port + 1))
+			return
+		fi
+		end_all
+		[ -z "$server" ] || wait $server 2>/dev/null
+		server=
+		# Half a second, which some programs give their peer, isn't kept on a busy machine.
+		grep -q 'no answer from QP .*timeout 14, retry_cnt 7' "$work/client" "$work/server" || break
+	done
+	fail "$* [$variation]: $wrong: $(grep -v 'check_cap' "$work/client" | tail -30; echo --- server; grep -v 'check_cap' "$work/server" | tail -30)"
 }
 perftest() { # way, program...
 	local way=$1
@@ -144,7 +161,8 @@ all() { # way
 	perftest $1 ib_atomic_bw -n 100
 	perftest $1 ib_atomic_lat -n 50
 	perftest $1 ib_send_bw -c UD -s 1000 -n 100
-	perftest $1 ib_send_bw -c UC -s 3000 -n 100
+	# What an unreliable connection loses is lost, and that program waits for it.
+	case $refused in *buffers*) ;; *) perftest $1 ib_send_bw -c UC -s 3000 -n 100 ;; esac
 	perftest $1 ib_write_bw -c XRC -s 3000 -n 100
 	perftest $1 ib_write_bw -q 8 -s 8 -n 200 -l 8
 	perftest $1 ib_send_bw -b -s 65536 -n 100 -e
