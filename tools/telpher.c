@@ -14,6 +14,7 @@ static const struct { const char *name; int (*main)(int argc, char **argv); cons
 #ifdef TELPHER_VERBS
 	{ "verbs", tool_verbs, "run RDMA programs on the software card, and show the card" },
 #endif
+	{ "calc", tool_calc, "the arithmetic of links, cards and collectives, each number with its formula and source" },
 	{ "env", tool_env, "list every parameter with its value and where it comes from" },
 };
 
