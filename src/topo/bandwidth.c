@@ -6,6 +6,7 @@
 #include "topo/topo.h"
 
 #define NCCL_SOURCE "NCCL 2.30.7, topology constants"
+#define RCCL_SOURCE "RCCL, topology constants"
 static const struct tp_topo_constant table[] = {
 	{ "local", 5000.0, "GB/s", NCCL_SOURCE ": one place with itself" },
 	{ "nvlink.sm60", 18.0, "GB/s a link", NCCL_SOURCE ": NVLink 1, 20 raw" },
@@ -14,6 +15,9 @@ static const struct tp_topo_constant table[] = {
 	{ "nvlink.sm86", 12.0, "GB/s a link", NCCL_SOURCE ": A6000 and its like, 14 raw" },
 	{ "nvlink.sm90", 20.6, "GB/s a link", NCCL_SOURCE ": NVLink 4, 25 raw" },
 	{ "nvlink.sm100", 40.1, "GB/s a link", NCCL_SOURCE ": NVLink 5, 50 raw" },
+	{ "xgmi", 24.0, "GB/s a link", RCCL_SOURCE ": MI50, MI100" },
+	{ "xgmi.mi200", 36.0, "GB/s a link", RCCL_SOURCE ": gfx90a (MI210, MI250X)" },
+	{ "xgmi.mi300", 48.0, "GB/s a link", RCCL_SOURCE ": gfx94x, gfx95x (MI300, MI350)" },
 	/* A lane in 100 Mb/s, as usable after encoding and packet headers of typical size. */
 	{ "pcie.2.5", 15.0, "100 Mb/s a lane", NCCL_SOURCE ": PCIe 1.0" },
 	{ "pcie.5", 30.0, "100 Mb/s a lane", NCCL_SOURCE ": PCIe 2.0" },

@@ -4,7 +4,7 @@
 
 #include "topo/topo.h"
 
-#define TP_DOC_MAX_ELEMENTS (1 << 18)
+#define TP_DOC_MAX_ELEMENTS (1 << 17)
 #define TP_DOC_MAX_ATTRIBUTES 64    /* of one element */
 
 struct tp_attribute {
