@@ -31,7 +31,7 @@ struct tp_topo_internal {
 	struct tp_topo_path *wire, *used;       /* [nends * nends] */
 	int32_t *end_of;                        /* [node]: its row; -1: no paths are kept */
 	int32_t *ends;                          /* [nends] nodes */
-	int32_t nends;
+	int32_t nends, nets_per_gpu;
 	struct tp_paths_block *blocks;          /* where hops are kept */
 };
 void tp_topo_forget_paths(struct tp_topo *topo);

@@ -221,6 +221,7 @@ struct tp_topo_policy {
 	bool shm;                       /* NCCL_SHM_DISABLE */
 	int cross_nic;                  /* NCCL_CROSS_NIC */
 	bool ignore_disabled_p2p;       /* NCCL_IGNORE_DISABLED_P2P */
+	int nets_per_gpu;               /* 0: the nearest are shared out; else at most so many (NCCL_NETDEVS_POLICY) */
 	bool multi_host;                /* not a variable: ranks elsewhere; false leaves NICs out of paths and totals */
 };
 ncclResult_t tp_topo_policy_load(struct tp_topo_policy *out);   /* from the environment */
