@@ -51,9 +51,11 @@ struct tp_topo_find {
 };
 /* Never fails for what isn't there: without /sys the description has one CPU. */
 ncclResult_t tp_topo_discover(const struct tp_topo_find *find, struct tp_topo_doc **out);
-/* NCCL_TOPO_FILE, else the hypervisor's virtualTopology.xml, as a base into which what was discovered is merged; what of it belongs to
- * nobody is cut away. */
+/* NCCL_TOPO_FILE, else the hypervisor's virtualTopology.xml (below root; NULL or "": the machine's). */
 ncclResult_t tp_topo_doc_load_base(const char *root, struct tp_topo_doc **out);     /* *out NULL: there is neither */
+/* Replaces what was found by such a file with the finds merged in (where they differ the file is right), and without what of the
+ * file was not found. Without a file nothing changes. */
+ncclResult_t tp_topo_doc_settle(const char *root, struct tp_topo_doc **found);
 /* NCCL_TOPO_DUMP_FILE, by the rank NCCL_TOPO_DUMP_FILE_RANK. */
 ncclResult_t tp_topo_doc_dump(const struct tp_topo_doc *doc, int rank);
 
