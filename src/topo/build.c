@@ -97,7 +97,10 @@ ncclResult_t tp_topo_build(const struct tp_topo_doc *doc, struct tp_topo **out)
 void tp_topo_free(struct tp_topo *topo)
 {
 	if (!topo) return;
-	if (topo->internal) tp_topo_forget_paths(topo);
+	if (topo->internal) {
+		tp_topo_forget_paths(topo);
+		free(topo->internal->no_peer);
+	}
 	free(topo->internal);
 	for (int k = 0; k < TP_TOPO_KINDS; k++) free(topo->of_kind[k]);
 	free(topo->nodes);

@@ -33,6 +33,8 @@ struct tp_topo_internal {
 	int32_t *ends;                          /* [nends] nodes */
 	int32_t nends, nets_per_gpu;
 	struct tp_paths_block *blocks;          /* where hops are kept */
+	int32_t (*no_peer)[2];                  /* GPUs between which the driver forbids direct access */
+	int32_t nno_peer;
 };
 void tp_topo_forget_paths(struct tp_topo *topo);
 

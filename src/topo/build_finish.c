@@ -253,6 +253,28 @@ static ncclResult_t add_host_ranks(struct tp_builder *b)
 	return ncclSuccess;
 }
 
+/* <nopeer target>: what the driver said of two GPUs. */
+static ncclResult_t add_forbidden(struct tp_builder *b)
+{
+	struct tp_topo *topo = b->topo;
+	struct tp_topo_internal *in = topo->internal;
+	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++) {
+		int32_t gpu = topo->of_kind[TP_TOPO_GPU][g];
+		for (const struct tp_element *e = b->element[gpu]->first; e; e = e->next) {
+			int64_t bus;
+			if (strcmp(e->name, "nopeer") != 0 || !tp_bus_id_parse(tp_element_get(e, "target"), &bus)) continue;
+			int32_t peer = tp_build_find_bus(b, TP_TOPO_GPU, topo->nodes[gpu].host, bus);
+			if (peer < 0) continue;
+			void *list = realloc(in->no_peer, (size_t)(in->nno_peer + 1) * sizeof(*in->no_peer));
+			if (!list) return TP_FAIL(ncclSystemError, "%s: no memory for what the driver forbids", b->doc->name);
+			in->no_peer = list;
+			in->no_peer[in->nno_peer][0] = gpu;
+			in->no_peer[in->nno_peer++][1] = peer;
+		}
+	}
+	return ncclSuccess;
+}
+
 ncclResult_t tp_build_finish(struct tp_builder *b)
 {
 	struct tp_topo *topo = b->topo;
@@ -270,5 +292,6 @@ ncclResult_t tp_build_finish(struct tp_builder *b)
 		if (node->kind == TP_TOPO_CACHE) snprintf(node->name, sizeof(node->name), "L%d cache %d", node->cache.level, node->ordinal);
 		if (node->kind == TP_TOPO_CORE) snprintf(node->name, sizeof(node->name), "core %d", node->ordinal);
 	}
+	TP_TRY(add_forbidden(b));
 	return add_host_ranks(b);
 }

@@ -56,7 +56,7 @@ static const char *const *parents_of(const char *name)
 {
 	static const struct { const char *name; const char *const parents[4]; } known[] = {
 		{ "cpu", { "system" } }, { "pci", { "cpu", "pci" } }, { "pcilink", { "pci" } }, { "gpu", { "pci" } }, { "nvlink", { "gpu" } },
-		{ "xgmi", { "gpu" } }, { "c2c", { "gpu" } }, { "nic", { "pci", "cpu" } }, { "net", { "nic" } }, { "cache", { "cpu" } },
+		{ "xgmi", { "gpu" } }, { "nopeer", { "gpu" } }, { "c2c", { "gpu" } }, { "nic", { "pci", "cpu" } }, { "net", { "nic" } }, { "cache", { "cpu" } },
 		{ "core", { "cpu", "cache" } }, { "hostrank", { "cpu", "system" } },
 	};
 	for (size_t i = 0; i < TP_ARRAY_LEN(known); i++)
@@ -122,7 +122,7 @@ static ncclResult_t check_element(const struct tp_topo_doc *doc, const struct tp
 		TP_TRY(check_bus(doc, e, "busid", &value));
 		return add(&sets->bus, *host, value, e);
 	}
-	if (strcmp(e->name, "nvlink") == 0 || strcmp(e->name, "xgmi") == 0 || strcmp(e->name, "pcilink") == 0)
+	if (strcmp(e->name, "nvlink") == 0 || strcmp(e->name, "xgmi") == 0 || strcmp(e->name, "pcilink") == 0 || strcmp(e->name, "nopeer") == 0)
 		return check_bus(doc, e, "target", &value);
 	if (strcmp(e->name, "net") == 0 && tp_element_get(e, "dev")) {
 		TP_TRY(tp_element_int(doc, e, "dev", -1, 1 << 20, -1, &value));

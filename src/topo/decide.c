@@ -42,6 +42,14 @@ static bool hangs_bare(const struct tp_topo *topo, int32_t node)
 	return topo->nodes[node].parent >= 0 && topo->nodes[topo->nodes[node].parent].kind == TP_TOPO_CPU;
 }
 
+static bool is_forbidden(const struct tp_topo *topo, int32_t a, int32_t b)
+{
+	const struct tp_topo_internal *in = topo->internal;
+	for (int32_t i = 0; i < in->nno_peer; i++)
+		if ((in->no_peer[i][0] == a && in->no_peer[i][1] == b) || (in->no_peer[i][0] == b && in->no_peer[i][1] == a)) return true;
+	return false;
+}
+
 static void say_p2p_yes(const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_topo_path *path, int level,
 	int by_hardware, struct tp_topo_p2p *out)
 {
@@ -98,7 +106,12 @@ ncclResult_t tp_topo_decide_p2p(const struct tp_topo *topo, const struct tp_topo
 	out->use = (int)path->type <= level;
 	out->read = path->type == TP_PATH_NVL && a->gpu.sm == 80 && b->gpu.sm == 80;
 	if (path->type == TP_PATH_NVB && path->nhops == 2) out->relay = topo->links[path->links[0]].to;
-	if (gpu_a == gpu_b) say(&out->why, TP_WHY_BEST, "the same GPU");
+	bool forbidden = out->use && !policy->ignore_disabled_p2p && is_forbidden(topo, gpu_a, gpu_b);
+	if (forbidden) out->use = false;
+	if (forbidden)
+		say(&out->why, TP_WHY_GPU_UNABLE, "the driver says that peer access between the two is off (nvidia-smi topo -p2p r)%s", path->type == TP_PATH_NVL ?
+			", although NVLink joins them: a fault of the hardware or the fabric manager" : "; IOMMU or virtualisation, mostly");
+	else if (gpu_a == gpu_b) say(&out->why, TP_WHY_BEST, "the same GPU");
 	else if (out->use) say_p2p_yes(topo, policy, path, level, by_hardware, out);
 	else say_p2p_no(topo, policy, gpu_a, gpu_b, path, level, &out->why);
 	return ncclSuccess;

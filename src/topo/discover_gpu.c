@@ -2,10 +2,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/nvml.h"
 #include "topo/discover.h"
 
 #define NVIDIA 0x10de
 #define AMD 0x1002
+
+static bool is_gpu(const struct tp_discovery *d, const char *bus_id)
+{
+	int64_t class, vendor;
+	if (!tp_sys_number(d, &class, "/sys/bus/pci/devices/%s/class", bus_id) || !tp_sys_number(d, &vendor, "/sys/bus/pci/devices/%s/vendor", bus_id)) return false;
+	int64_t base = class >> 16, sub = class >> 8;
+	return (vendor == NVIDIA && (sub == 0x0300 || sub == 0x0302)) || (vendor == AMD && (sub == 0x0302 || sub == 0x0380 || base == 0x12));
+}
 
 bool tp_discover_gdr(const struct tp_discovery *d, bool amd)
 {
@@ -30,6 +39,24 @@ static ncclResult_t add_link(struct tp_discovery *d, struct tp_element *gpu, con
 	return tp_doc_set(d->doc, e, "tclass", link->to_switch ? "0x068000" : link->to_cpu ? "0x068001" : "0x030200");
 }
 
+#define MAX_PCI 4096
+
+/* GPUs that the driver doesn't let this one reach. */
+static ncclResult_t add_forbidden(struct tp_discovery *d, const char *bus_id, struct tp_element *gpu)
+{
+	char (*names)[TP_TOPO_NAME_BYTES] = tp_alloc(MAX_PCI, sizeof(*names), "the machine's devices");
+	ncclResult_t result = ncclSuccess;
+	if (!names) return ncclSystemError;
+	int count = tp_sys_list(d, names, MAX_PCI, "/sys/bus/pci/devices");
+	for (int i = 0; i < count && result == ncclSuccess; i++) {
+		if (strcmp(names[i], bus_id) == 0 || !is_gpu(d, names[i]) || !tp_nvml_forbids_peer(bus_id, names[i])) continue;
+		struct tp_element *e = tp_doc_add(d->doc, gpu, "nopeer");
+		result = e ? tp_doc_set(d->doc, e, "target", names[i]) : ncclSystemError;
+	}
+	free(names);
+	return result;
+}
+
 static ncclResult_t describe_nvidia(struct tp_discovery *d, const char *bus_id, struct tp_element *gpu)
 {
 	struct tp_nvml_device nvml;
@@ -45,6 +72,7 @@ static ncclResult_t describe_nvidia(struct tp_discovery *d, const char *bus_id, 
 	}
 	snprintf(host, sizeof(host), "0x%llx", (unsigned long long)d->host_hash);
 	if (switched) TP_TRY(tp_doc_set(d->doc, gpu, "nvldomain", nvml.domain[0] ? nvml.domain : host));
+	TP_TRY(add_forbidden(d, bus_id, gpu));
 	if (!nvml.c2c_count) return ncclSuccess;
 	struct tp_element *c2c = tp_doc_add(d->doc, gpu, "c2c");
 	if (!c2c) return ncclSystemError;
@@ -64,14 +92,6 @@ ncclResult_t tp_discover_gpu(struct tp_discovery *d, const char *bus_id, int ran
 	if (rank >= 0) TP_TRY(tp_doc_setf(d->doc, gpu, "rank", "%d", rank));
 	TP_TRY(tp_doc_setf(d->doc, gpu, "gdr", "%d", tp_discover_gdr(d, vendor == AMD)));
 	return vendor == AMD ? tp_discover_amd(d, bus_id, gpu) : describe_nvidia(d, bus_id, gpu);
-}
-
-static bool is_gpu(const struct tp_discovery *d, const char *bus_id)
-{
-	int64_t class, vendor;
-	if (!tp_sys_number(d, &class, "/sys/bus/pci/devices/%s/class", bus_id) || !tp_sys_number(d, &vendor, "/sys/bus/pci/devices/%s/vendor", bus_id)) return false;
-	int64_t base = class >> 16, sub = class >> 8;
-	return (vendor == NVIDIA && (sub == 0x0300 || sub == 0x0302)) || (vendor == AMD && (sub == 0x0302 || sub == 0x0380 || base == 0x12));
 }
 
 /* GPUs that no driver numbered are numbered in the order of their bus ids. */
@@ -94,10 +114,9 @@ ncclResult_t tp_discover_gpus(struct tp_discovery *d)
 	ncclResult_t result = ncclSuccess;
 	if (d->find->gpu_bus_id) TP_TRY(tp_discover_gpu(d, d->find->gpu_bus_id, d->find->rank));
 	if (d->find->all_gpus) {
-		int room = 4096;
-		char (*names)[TP_TOPO_NAME_BYTES] = tp_alloc((size_t)room, sizeof(*names), "the machine's devices");
+		char (*names)[TP_TOPO_NAME_BYTES] = tp_alloc(MAX_PCI, sizeof(*names), "the machine's devices");
 		if (!names) return ncclSystemError;
-		int count = tp_sys_list(d, names, room, "/sys/bus/pci/devices");
+		int count = tp_sys_list(d, names, MAX_PCI, "/sys/bus/pci/devices");
 		for (int i = 0; i < count && result == ncclSuccess; i++)
 			if (is_gpu(d, names[i])) result = tp_discover_gpu(d, names[i], -1);
 		free(names);

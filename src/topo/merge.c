@@ -39,7 +39,8 @@ static bool is_same(const struct merge *m, const struct tp_element *a, const str
 		return tp_element_hex(m->into, a, "host_hash", 0, &x) == ncclSuccess && tp_element_hex(m->from, b, "host_hash", 0, &y) == ncclSuccess &&
 			x == y && same_text(a, b, "numaid");
 	if (strcmp(a->name, "pci") == 0) return same_bus(a, b, "busid");
-	if (strcmp(a->name, "nvlink") == 0 || strcmp(a->name, "xgmi") == 0 || strcmp(a->name, "pcilink") == 0) return same_bus(a, b, "target");
+	if (strcmp(a->name, "nvlink") == 0 || strcmp(a->name, "xgmi") == 0 || strcmp(a->name, "pcilink") == 0 ||
+		strcmp(a->name, "nopeer") == 0) return same_bus(a, b, "target");
 	if (strcmp(a->name, "gpu") == 0) return may_be_same(a, b, "rank") && may_be_same(a, b, "dev") && may_be_same(a, b, "mlopart");
 	if (strcmp(a->name, "nic") == 0) return strcmp(a->parent->name, "pci") == 0 || same_text(a, b, "name");
 	if (strcmp(a->name, "c2c") == 0) return true;
@@ -71,7 +72,6 @@ static ncclResult_t merge_attributes(struct merge *m, struct tp_element *a, cons
 		char first[TP_WHERE_BYTES], second[TP_WHERE_BYTES];
 		if (!have) {
 			TP_TRY(tp_doc_set(m->into, a, t->name, t->value));
-			if (!a->line) continue;
 		} else if (m->strict && strcmp(have, t->value) != 0 && is_fixed(a->name, t->name)) {
 			return TP_FAIL(ncclInvalidUsage, "two processes of one machine say different things of one device: %s has %s=\"%.60s\", %s has \"%.60s\"",
 				tp_element_where(m->into, a, first), t->name, have, tp_element_where(m->from, b, second), t->value);
@@ -145,5 +145,10 @@ ncclResult_t tp_topo_doc_merge(struct tp_topo_doc *into, const struct tp_topo_do
 
 ncclResult_t tp_doc_merge_found(struct tp_topo_doc *file, const struct tp_topo_doc *found)
 {
+	const struct tp_element *here = tp_element_child(found->root, "cpu");
+	const char *hash = here ? tp_element_get(here, "host_hash") : NULL;
+	/* Files of providers describe any machine of a kind: this one. */
+	for (struct tp_element *cpu = file->root->first; cpu && hash; cpu = cpu->next)
+		if (strcmp(cpu->name, "cpu") == 0 && !tp_element_get(cpu, "host_hash")) TP_TRY(tp_doc_set(file, cpu, "host_hash", hash));
 	return merge(file, found, false);
 }

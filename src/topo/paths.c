@@ -56,7 +56,7 @@ void tp_topo_forget_paths(struct tp_topo *topo)
 	free(in->used);
 	free(in->end_of);
 	free(in->ends);
-	memset(in, 0, sizeof(*in));
+	*in = (struct tp_topo_internal){ .no_peer = in->no_peer, .nno_peer = in->nno_peer };
 }
 
 static int type_of_link(const struct tp_topo *topo, const struct tp_topo_link *link)

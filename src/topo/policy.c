@@ -32,7 +32,7 @@ static struct tp_param policy_params[] = {
 	[P_CROSS_NIC] = { .name = "NCCL_CROSS_NIC", .kind = TP_PARAM_INT, .fallback = "2", .min = 0, .max = 2,
 		.doc = "a ring may leave a machine by another NIC than it came: 0 never, 1 always, 2 where it must (telpher topo)" },
 	[P_IGNORE_P2P] = { .name = "NCCL_IGNORE_DISABLED_P2P", .kind = TP_PARAM_INT, .fallback = "0", .min = 0, .max = 2,
-		.doc = "no warning where peer access is off between GPUs that NVLink joins (telpher topo)" },
+		.doc = "2: use peer access even where the driver says that it is off (telpher topo)" },
 	[P_NETDEVS] = { .name = "NCCL_NETDEVS_POLICY", .kind = TP_PARAM_STRING, .fallback = "AUTO",
 		.doc = "how many of its nearest NICs a GPU uses: AUTO (shared out), ALL or MAX:n (telpher topo)" },
 };
@@ -96,7 +96,7 @@ ncclResult_t tp_topo_policy_load(struct tp_topo_policy *out)
 	out->p2p_pxn_level = (int)tp_param_int(&policy_params[P_PXN_LEVEL]);
 	out->nvb = !tp_param_int(&policy_params[P_NVB_DISABLE]);
 	out->cross_nic = (int)tp_param_int(&policy_params[P_CROSS_NIC]);
-	out->ignore_disabled_p2p = tp_param_int(&policy_params[P_IGNORE_P2P]) != 0;
+	out->ignore_disabled_p2p = tp_param_int(&policy_params[P_IGNORE_P2P]) == 2;
 	out->nets_per_gpu = read_nets();
 	return ncclSuccess;
 }

@@ -222,7 +222,7 @@ struct tp_topo_policy {
 	bool nvb;                       /* NCCL_NVB_DISABLE */
 	bool shm;                       /* NCCL_SHM_DISABLE */
 	int cross_nic;                  /* NCCL_CROSS_NIC */
-	bool ignore_disabled_p2p;       /* NCCL_IGNORE_DISABLED_P2P */
+	bool ignore_disabled_p2p;       /* NCCL_IGNORE_DISABLED_P2P=2: don't heed what the driver says of peer access */
 	int nets_per_gpu;               /* 0: the nearest are shared out; else at most so many (NCCL_NETDEVS_POLICY) */
 	bool multi_host;                /* not a variable: ranks elsewhere; false leaves NICs out of paths and totals */
 };
