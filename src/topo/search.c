@@ -36,6 +36,7 @@ struct search {
 	struct tp_wish wish;
 	struct tp_packed best;
 	double total, bw_intra, bw_inter;
+	int most, cross_nic;
 };
 
 static void add_candidate(struct search *s, const struct tp_bound *bound, const struct tp_wish *wish, double bw)
@@ -59,21 +60,40 @@ static int by_total(const void *a, const void *b, void *arg)
 	return x->bw > y->bw ? -1 : x->bw < y->bw;
 }
 
-static const float known_weights[] = { 1, 1.2f, 1.125f, 0.125f, 2, 2.2f, 2.4f };
+enum { MAX_WEIGHTS = 8, MIXED = 8 };
 
-/* Where a link holds a whole number of channels: capacity / (weight x k). Chains come in halves. */
+static int list_weights(const struct tp_problem *p, float weights[MAX_WEIGHTS])
+{
+	int n = 0;
+	size_t places = (size_t)(p->ngpus + p->nnets);
+	weights[n++] = 1;
+	for (size_t r = 0; r < places * places; r++)
+		for (int32_t u = p->routes[r].first; u < p->routes[r].first + p->routes[r].nuses && n < MAX_WEIGHTS; u++) {
+			int i = 0;
+			while (i < n && weights[i] != p->uses[u].weight) i++;
+			if (i == n) weights[n++] = p->uses[u].weight;
+		}
+	return n;
+}
+
+/* Where a link holds a whole number of channels, of one weight or of two mixed: capacity / (weight x k). Chains come in halves. */
 static void list_candidates(struct search *s, const struct tp_bound *bound, const struct tp_wish *wish)
 {
 	static const double tried_by_nccl[] = { 90, 80, 72, 70, 60, 50, 48, 45, 42, 40, 30, 28, 24, 22, 20, 18, 15, 12, 11, 10, 9, 7, 6, 5, 4, 3,
 		2.4, 1.2, 0.24, 0.12 };
 	const struct tp_problem *p = s->p;
 	double share = tp_form_is_ring(wish->form) ? 1 : 0.5;
+	float weights[MAX_WEIGHTS];
+	int nweights = list_weights(p, weights);
 	s->ncandidates = 0;
 	for (int r = 0; r < p->nresources; r++) {
 		bool seen = false;
 		for (int q = 0; q < r && !seen; q++) seen = p->capacity[q] == p->capacity[r];
-		for (size_t w = 0; w < TP_ARRAY_LEN(known_weights) && !seen; w++)
-			for (int k = 1; k <= 2 * wish->most; k++) add_candidate(s, bound, wish, p->capacity[r] / (known_weights[w] * k * share));
+		for (int w = 0; w < nweights && !seen; w++) {
+			for (int k = 1; k <= 2 * wish->most; k++) add_candidate(s, bound, wish, p->capacity[r] / (weights[w] * k * share));
+			for (int k = 1; k <= MIXED * MIXED && w; k++)
+				add_candidate(s, bound, wish, p->capacity[r] / ((1 + k / MIXED + weights[w] * (1 + k % MIXED)) * share));
+		}
 	}
 	for (size_t i = 0; i < TP_ARRAY_LEN(tried_by_nccl); i++) add_candidate(s, bound, wish, tried_by_nccl[i]);
 	qsort_r(s->candidates, (size_t)s->ncandidates, sizeof(*s->candidates), by_total, (void *)p);
@@ -210,7 +230,7 @@ static void improve_within(struct search *s)
 	struct tp_wish wish = s->wish;
 	s->stop_at = tp_pack_steps(s->pack) + WHOLE_BUDGET / 4;
 	for (size_t r = 0; r < TP_ARRAY_LEN(ratios); r++)
-		for (int n = 1; n <= TP_CHANNELS_MAX && may_spend(s); n++) {
+		for (int n = 1; n <= s->most && may_spend(s); n++) {
 			double bw = s->total / n;
 			if (ratios[r] * s->total <= s->best.n * s->bw_intra * BETTER) return;
 			if (bw * ratios[r] > s->p->channel_max) continue;
@@ -220,16 +240,16 @@ static void improve_within(struct search *s)
 		}
 }
 
-static ncclResult_t look_everywhere(struct search *s, const struct tp_topo_policy *policy, bool ring)
+static ncclResult_t look_everywhere(struct search *s, bool ring)
 {
 	enum tp_topo_path_type intra[TP_PATH_TYPES], inter[TP_PATH_TYPES];
 	bool nets = s->p->nnets > 0;
 	int nintra = list_types(s->p, false, intra), ninter = nets ? list_types(s->p, true, inter) : 1;
 	const enum tp_form chains[] = { TP_FORM_CHAIN_TWO_HEADS, TP_FORM_CHAIN_NETS };
-	int crosses[2] = { policy->cross_nic == 1 ? 1 : 0, 2 }, ncrosses = ring && nets && policy->cross_nic == 2 && s->p->nnets > 1 ? 2 : 1;
+	int crosses[2] = { s->cross_nic == 1 ? 1 : 0, 2 }, ncrosses = ring && nets && s->cross_nic == 2 && s->p->nnets > 1 ? 2 : 1;
 	for (int e = 0; e < ninter; e++)
 		for (int a = 0; a < nintra; a++) {
-			struct tp_wish wish = { .type_intra = intra[a], .type_inter = nets ? inter[e] : TP_PATH_LOC, .most = TP_CHANNELS_MAX };
+			struct tp_wish wish = { .type_intra = intra[a], .type_inter = nets ? inter[e] : TP_PATH_LOC, .most = s->most };
 			for (int i = 0; i < (ring ? ncrosses : nets ? 2 : 1); i++) {
 				wish.form = ring ? (nets ? TP_FORM_RING_NETS : TP_FORM_RING) : nets ? chains[i] : TP_FORM_CHAIN;
 				wish.cross_nic = ring && nets ? crosses[i] : 0;
@@ -240,6 +260,46 @@ static ncclResult_t look_everywhere(struct search *s, const struct tp_topo_polic
 	return ncclSuccess;
 }
 
+static void search_free(struct search *s)
+{
+	tp_pack_free(s->pack);
+	free(s->candidates);
+	free(s->intra);
+	free(s->inter);
+}
+
+void tp_search_free(struct tp_search_result *result)
+{
+	free(result->packed.order);
+	free(result->packed.net_in);
+	free(result->packed.net_out);
+}
+
+static ncclResult_t search_alloc(struct search *s)
+{
+	size_t gpus = (size_t)s->p->ngpus + 1, n = (size_t)s->p->nresources + 1;
+	s->candidates = tp_alloc(MAX_CANDIDATES, sizeof(*s->candidates), "channel search");
+	s->intra = tp_alloc(n, sizeof(*s->intra), "channel search");
+	s->inter = tp_alloc(n, sizeof(*s->inter), "channel search");
+	s->best.order = tp_alloc(TP_CHANNELS_MAX * gpus, sizeof(*s->best.order), "channel search");
+	s->best.net_in = tp_alloc(TP_CHANNELS_MAX, sizeof(*s->best.net_in), "channel search");
+	s->best.net_out = tp_alloc(TP_CHANNELS_MAX, sizeof(*s->best.net_out), "channel search");
+	if (!s->candidates || !s->intra || !s->inter || !s->best.order || !s->best.net_in || !s->best.net_out) return ncclSystemError;
+	return tp_pack_create(s->p, &s->pack);
+}
+
+ncclResult_t tp_search_run(const struct tp_problem *p, bool ring, int cross_nic, int most, struct tp_search_result *out)
+{
+	struct search s = { .p = p, .most = most, .cross_nic = cross_nic };
+	ncclResult_t result = search_alloc(&s);
+	if (result == ncclSuccess && (p->ngpus > 1 || p->nnets)) result = look_everywhere(&s, ring);
+	struct tp_search_result found = { s.best, s.wish.form, s.wish.cross_nic, s.bw_intra, s.bw_inter, s.bound, s.pack ? tp_pack_steps(s.pack) : 0 };
+	search_free(&s);
+	if (result == ncclSuccess) *out = found;
+	else tp_search_free(&found);
+	return result;
+}
+
 /* What was found, in terms of the graph. */
 
 static void farther(enum tp_topo_path_type *type, const struct tp_route *route)
@@ -247,18 +307,17 @@ static void farther(enum tp_topo_path_type *type, const struct tp_route *route)
 	if (route->nuses && route->type > *type) *type = route->type;
 }
 
-static void note_types(const struct search *s, struct tp_channels *out)
+static void note_types(const struct tp_problem *p, const struct tp_search_result *s, struct tp_channels *out)
 {
-	const struct tp_problem *p = s->p;
 	out->type_intra = out->type_inter = TP_PATH_LOC;
-	for (int c = 0; c < s->best.n; c++) {
-		const int16_t *order = s->best.order + (size_t)c * (size_t)p->ngpus;
+	for (int c = 0; c < s->packed.n; c++) {
+		const int16_t *order = s->packed.order + (size_t)c * (size_t)p->ngpus;
 		for (int i = 0; i < p->ngpus; i++) {
-			if (i + 1 < p->ngpus || s->wish.form == TP_FORM_RING) farther(&out->type_intra, tp_route_of(p, order[i], order[(i + 1) % p->ngpus]));
-			if (!tp_form_has_nets(s->wish.form)) continue;
-			bool head = i == 0 || (i == 1 && s->wish.form == TP_FORM_CHAIN_TWO_HEADS), tail = s->wish.form == TP_FORM_RING_NETS ? i == p->ngpus - 1 : head;
-			if (head) farther(&out->type_inter, tp_route_of(p, tp_net_place(p, s->best.net_in[c]), order[i]));
-			if (tail) farther(&out->type_inter, tp_route_of(p, order[i], tp_net_place(p, s->best.net_out[c])));
+			if (i + 1 < p->ngpus || s->form == TP_FORM_RING) farther(&out->type_intra, tp_route_of(p, order[i], order[(i + 1) % p->ngpus]));
+			if (!tp_form_has_nets(s->form)) continue;
+			bool head = i == 0 || (i == 1 && s->form == TP_FORM_CHAIN_TWO_HEADS), tail = s->form == TP_FORM_RING_NETS ? i == p->ngpus - 1 : head;
+			if (head) farther(&out->type_inter, tp_route_of(p, tp_net_place(p, s->packed.net_in[c]), order[i]));
+			if (tail) farther(&out->type_inter, tp_route_of(p, order[i], tp_net_place(p, s->packed.net_out[c])));
 		}
 	}
 }
@@ -276,18 +335,17 @@ static ncclResult_t alloc_channels(struct tp_channels *out, int nchannels, int n
 	return out->channels ? ncclSuccess : ncclSystemError;
 }
 
-static ncclResult_t hand_over(const struct tp_topo *topo, const struct search *s, struct tp_channels *out)
+static ncclResult_t hand_over(const struct tp_topo *topo, const struct tp_problem *p, const struct tp_search_result *s, struct tp_channels *out)
 {
-	const struct tp_problem *p = s->p;
-	TP_TRY(alloc_channels(out, s->best.n, p->ngpus));
+	TP_TRY(alloc_channels(out, s->packed.n, p->ngpus));
 	out->same = true;
-	for (int c = 0; c < s->best.n; c++) {
+	for (int c = 0; c < s->packed.n; c++) {
 		struct tp_channel *to = &out->channels[c];
-		const int16_t *order = s->best.order + (size_t)c * (size_t)p->ngpus;
+		const int16_t *order = s->packed.order + (size_t)c * (size_t)p->ngpus;
 		for (int i = 0; i < p->ngpus; i++) to->gpus[i] = tp_topo_node_of(topo, TP_TOPO_GPU, order[i])->index;
-		if (tp_form_has_nets(s->wish.form)) {
-			to->net_in = tp_topo_node_of(topo, TP_TOPO_NET, s->best.net_in[c])->index;
-			to->net_out = tp_topo_node_of(topo, TP_TOPO_NET, s->best.net_out[c])->index;
+		if (tp_form_has_nets(s->form)) {
+			to->net_in = tp_topo_node_of(topo, TP_TOPO_NET, s->packed.net_in[c])->index;
+			to->net_out = tp_topo_node_of(topo, TP_TOPO_NET, s->packed.net_out[c])->index;
 			out->latency_inter_us = TP_MAX(out->latency_inter_us, topo->nodes[to->net_in].net.latency_us);
 		}
 		if (c && (memcmp(to->gpus, out->channels[0].gpus, (size_t)p->ngpus * sizeof(*to->gpus)) || to->net_in != out->channels[0].net_in ||
@@ -296,9 +354,9 @@ static ncclResult_t hand_over(const struct tp_topo *topo, const struct search *s
 	}
 	out->bw_intra = s->bw_intra;
 	out->bw_inter = s->bw_inter;
-	out->cross_nic = s->wish.cross_nic;
-	if (s->wish.form == TP_FORM_CHAIN_TWO_HEADS) out->pattern = TP_PATTERN_BALANCED_TREE;
-	note_types(s, out);
+	out->cross_nic = s->cross_nic;
+	if (s->form == TP_FORM_CHAIN_TWO_HEADS) out->pattern = TP_PATTERN_BALANCED_TREE;
+	note_types(p, s, out);
 	return ncclSuccess;
 }
 
@@ -315,38 +373,31 @@ static ncclResult_t plain_order(const struct tp_topo *topo, const struct tp_prob
 	return ncclSuccess;
 }
 
-static ncclResult_t run(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct search *s, struct tp_channels *out)
+static ncclResult_t explain(const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_problem *p,
+	const struct tp_search_result *s, struct tp_channels *out)
 {
-	size_t gpus = (size_t)s->p->ngpus + 1, n = (size_t)s->p->nresources + 1;
-	s->candidates = tp_alloc(MAX_CANDIDATES, sizeof(*s->candidates), "channel search");
-	s->intra = tp_alloc(n, sizeof(*s->intra), "channel search");
-	s->inter = tp_alloc(n, sizeof(*s->inter), "channel search");
-	s->best.order = tp_alloc(TP_CHANNELS_MAX * gpus, sizeof(*s->best.order), "channel search");
-	s->best.net_in = tp_alloc(TP_CHANNELS_MAX, sizeof(*s->best.net_in), "channel search");
-	s->best.net_out = tp_alloc(TP_CHANNELS_MAX, sizeof(*s->best.net_out), "channel search");
-	if (!s->candidates || !s->intra || !s->inter || !s->best.order || !s->best.net_in || !s->best.net_out) return ncclSystemError;
-	TP_TRY(tp_pack_create(s->p, &s->pack));
-	if (s->p->ngpus > 1 || s->p->nnets) TP_TRY(look_everywhere(s, policy, out->pattern == TP_PATTERN_RING));
-	TP_TRY(s->best.n ? hand_over(topo, s, out) : plain_order(topo, s->p, out));
-	out->bound = s->bound;
-	out->steps = tp_pack_steps(s->pack);
-	memset(s->intra, 0, n * sizeof(*s->intra));
-	memset(s->inter, 0, n * sizeof(*s->inter));
-	if (s->best.n) tp_packed_load(s->p, s->wish.form, &s->best, s->intra, s->inter);
-	for (int r = 0; r < s->p->nresources; r++)
-		s->intra[r] = (s->intra[r] * out->bw_intra + s->inter[r] * out->bw_inter) / TP_MAX(s->p->capacity[r], 1e-9);
-	return tp_channels_explain(topo, policy, s->p, out, s->intra);
+	size_t n = (size_t)p->nresources + 1;
+	double *load = tp_alloc(n, sizeof(*load), "loads of links"), *inter = tp_alloc(n, sizeof(*inter), "loads of links");
+	ncclResult_t result = load && inter ? ncclSuccess : ncclSystemError;
+	if (result == ncclSuccess && s->packed.n) tp_packed_load(p, s->form, &s->packed, load, inter);
+	for (int r = 0; r < p->nresources && result == ncclSuccess; r++)
+		load[r] = (load[r] * out->bw_intra + inter[r] * out->bw_inter) / TP_MAX(p->capacity[r], 1e-9);
+	if (result == ncclSuccess) result = tp_channels_explain(topo, policy, p, out, load);
+	free(load);
+	free(inter);
+	return result;
 }
 
-static void search_free(struct search *s)
+static ncclResult_t run(const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_problem *p, struct tp_channels *out)
 {
-	tp_pack_free(s->pack);
-	free(s->candidates);
-	free(s->intra);
-	free(s->inter);
-	free(s->best.order);
-	free(s->best.net_in);
-	free(s->best.net_out);
+	struct tp_search_result s;
+	TP_TRY(tp_search_run(p, out->pattern == TP_PATTERN_RING, policy->cross_nic, TP_CHANNELS_MAX, &s));
+	ncclResult_t result = s.packed.n ? hand_over(topo, p, &s, out) : plain_order(topo, p, out);
+	out->bound = s.bound;
+	out->steps = s.steps;
+	if (result == ncclSuccess) result = explain(topo, policy, p, &s, out);
+	tp_search_free(&s);
+	return result;
 }
 
 ncclResult_t tp_channels_search(const struct tp_topo *topo, const struct tp_topo_policy *policy, enum tp_pattern pattern,
@@ -355,12 +406,10 @@ ncclResult_t tp_channels_search(const struct tp_topo *topo, const struct tp_topo
 	struct tp_problem *p;
 	if (!topo->count[TP_TOPO_GPU]) return TP_FAIL(ncclInvalidUsage, "channels over a machine without GPUs");
 	TP_TRY(tp_problem_create(topo, policy, &p));
-	struct search s = { .p = p };
 	struct tp_channels *channels = tp_alloc(1, sizeof(*channels), "channels");
 	ncclResult_t result = channels ? ncclSuccess : ncclSystemError;
 	if (channels) channels->pattern = pattern;
-	if (result == ncclSuccess) result = pattern == TP_PATTERN_PAIRS ? tp_channels_pairs(topo, policy, p, channels) : run(topo, policy, &s, channels);
-	search_free(&s);
+	if (result == ncclSuccess) result = pattern == TP_PATTERN_PAIRS ? tp_channels_pairs(topo, policy, p, channels) : run(topo, policy, p, channels);
 	tp_problem_free(p);
 	if (result == ncclSuccess) *out = channels;
 	else tp_channels_free(channels);

@@ -75,6 +75,17 @@ void tp_pack_free(struct tp_pack *pack);
 const struct tp_packed *tp_pack_run(struct tp_pack *pack, const struct tp_wish *wish, int target, uint64_t budget);
 uint64_t tp_pack_steps(const struct tp_pack *pack);     /* in all calls */
 
+/* The search itself. packed is the caller's to free by tp_search_free; packed.n 0: there is nothing. */
+struct tp_search_result {
+	struct tp_packed packed;
+	enum tp_form form;
+	int cross_nic;
+	double bw_intra, bw_inter, bound;
+	uint64_t steps;
+};
+ncclResult_t tp_search_run(const struct tp_problem *p, bool ring, int cross_nic, int most, struct tp_search_result *out);
+void tp_search_free(struct tp_search_result *result);
+
 /* What channels of bandwidth 1 take of every resource, within the domain and at the NETs. Arrays of nresources. */
 void tp_packed_load(const struct tp_problem *p, enum tp_form form, const struct tp_packed *packed, double *intra, double *inter);
 

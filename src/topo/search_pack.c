@@ -379,6 +379,7 @@ static bool add_again(struct tp_pack *pack)
 	struct tp_packed *now = &pack->now;
 	bool pairs = pack->wish->form == TP_FORM_RING_NETS && pack->wish->cross_nic == 2;
 	if (pack->variant == 2 || pack->variant == 3 || !tp_form_is_ring(pack->wish->form) || !now->n) return false;
+	if (pack->variant >= STEADY_VARIANTS && draw(pack, 3)) return false;
 	set_direction(pack, false);
 	if (pairs) {
 		if (now->n + 2 > pack->target || now->n % 2) return false;
@@ -430,7 +431,9 @@ static double end_key(struct tp_pack *pack, int from, int to)
 {
 	const struct tp_route *route = tp_route_of(pack->p, from, to);
 	if (!route->nuses || route->type > pack->wish->type_inter || !fits(pack, route, tp_form_is_ring(pack->wish->form) ? 1 : 0.5)) return 1e18;
-	double slack = TP_MIN(slack_of(pack, route) / pack->wish->bw, 99), noise = pack->variant >= STEADY_VARIANTS ? draw(pack, 64) / 32.0 : 0;
+	double slack = TP_MIN(slack_of(pack, route) / pack->wish->bw, 99), noise = 0;
+	/* Mostly a small step aside, at times a leap over kinds of paths. */
+	if (pack->variant >= STEADY_VARIANTS) noise = draw(pack, 4) ? draw(pack, 64) / 32.0 : draw(pack, 8) * 1e3;
 	return route->type * 1e3 + 99 - slack + noise;
 }
 
