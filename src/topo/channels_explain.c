@@ -1,6 +1,7 @@
 /* Why channels carry no more than they do, in words: where nothing joins all GPUs, which GPU or link is in the way; where a worse kind
  * of path had to be taken, which link would have spared it; which GPU has less than its peers; which limiting link runs below
  * what it could. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,35 +65,62 @@ static int neighbours(const struct view *v, int gpu, enum tp_topo_path_type limi
 	return n;
 }
 
+/* "0 1 2 3 | 4 5 6 7": the GPUs that NVLink joins, and how many such groups there are. */
+static int list_groups(const struct view *v, char *text, size_t size)
+{
+	int groups = 0, group_of[TP_SEARCH_MAX_GPUS];
+	size_t used = 0;
+	text[0] = 0;
+	for (int gpu = 0; gpu < v->p->ngpus; gpu++) group_of[gpu] = -1;
+	for (int gpu = 0; gpu < v->p->ngpus; gpu++) {
+		if (group_of[gpu] >= 0) continue;
+		group_of[gpu] = groups;
+		for (bool grew = true; grew;) {
+			grew = false;
+			for (int a = 0; a < v->p->ngpus; a++)
+				for (int b = 0; b < v->p->ngpus && group_of[a] == groups; b++)
+					if (group_of[b] < 0 && joined(v->p, a, b, TP_PATH_NVL) && joined(v->p, b, a, TP_PATH_NVL)) group_of[b] = groups, grew = true;
+		}
+		for (int a = 0; a < v->p->ngpus && used < size; a++)
+			if (group_of[a] == groups) used += (size_t)snprintf(text + used, size - used, "%s%d", a > gpu ? " " : groups ? " | " : "", a);
+		groups++;
+	}
+	return groups;
+}
+
 /* The best link to add: one between two GPUs of which one has fewest neighbours. */
 static ncclResult_t explain_type(const struct view *v)
 {
 	const struct tp_problem *p = v->p;
-	enum tp_topo_path_type limit = TP_PATH_NVL;
-	int poor = -1, a = -1, b = -1, most = 0;
+	int poor = 0, a = -1, b = -1, most = 0, best = 1 << 30;
+	char groups[96], costs[160];
 	for (int gpu = 0; gpu < p->ngpus; gpu++) {
-		int n = neighbours(v, gpu, limit);
-		if (poor < 0 || n < neighbours(v, poor, limit)) poor = gpu;
+		int n = neighbours(v, gpu, TP_PATH_NVL);
+		if (n < neighbours(v, poor, TP_PATH_NVL)) poor = gpu;
 		most = TP_MAX(most, n);
 	}
 	if (!most || v->channels->type_intra <= TP_PATH_NVB || p->ngpus > 64) return ncclSuccess;
-	int best = 1 << 30;
-	for (int x = 0; x < p->ngpus; x++)
+	snprintf(costs, sizeof(costs), "the %ss take %s paths (%s), %.4g GB/s in all", v->what, tp_topo_path_name(v->channels->type_intra),
+		tp_topo_path_meaning(v->channels->type_intra), v->channels->nchannels * v->channels->bw_intra);
+	if (neighbours(v, poor, TP_PATH_NVL) == 0 && most > 1)
+		return FOUND(v, TP_FOUND_MISSING_LINK, gpu_node(v, poor)->index, -1, "no %s stays on NVLink: %s has none that works, others reach %d GPUs by it; %s",
+			v->what, gpu_name(v, poor), most, costs);
+	for (int x = 0; x < p->ngpus && !v->topo->count[TP_TOPO_NVS]; x++)
 		for (int y = x + 1; y < p->ngpus; y++) {
-			int have = neighbours(v, x, limit) + neighbours(v, y, limit);
-			if (have >= best || joined(p, x, y, limit) || !try_with(v, limit, x, y)) continue;
+			int have = neighbours(v, x, TP_PATH_NVL) + neighbours(v, y, TP_PATH_NVL);
+			if (have >= best || joined(p, x, y, TP_PATH_NVL) || !try_with(v, TP_PATH_NVL, x, y)) continue;
 			best = have;
 			a = x;
 			b = y;
 		}
-	const char *kind = tp_topo_path_name(v->channels->type_intra);
 	if (a >= 0)
 		return FOUND(v, TP_FOUND_MISSING_LINK, gpu_node(v, a)->index, gpu_node(v, b)->index,
-			"no %s stays on NVLink: a link between %s and %s is missing; the %ss take %s paths (%s) at %.4g GB/s each", v->what,
-			gpu_name(v, a), gpu_name(v, b), v->what, kind, tp_topo_path_meaning(v->channels->type_intra), v->channels->bw_intra);
-	return FOUND(v, TP_FOUND_MISSING_LINK, gpu_node(v, poor)->index, -1,
-		"no %s stays on NVLink: %s reaches %d other GPUs over it, others up to %d; the %ss take %s paths (%s) at %.4g GB/s each", v->what,
-		gpu_name(v, poor), neighbours(v, poor, limit), most, v->what, kind, tp_topo_path_meaning(v->channels->type_intra), v->channels->bw_intra);
+			"no %s stays on NVLink: a link between %s and %s would let one; %s", v->what, gpu_name(v, a), gpu_name(v, b), costs);
+	if (list_groups(v, groups, sizeof(groups)) > 1)
+		return FOUND(v, TP_FOUND_MISSING_LINK, -1, -1, "no %s stays on NVLink, which joins the GPUs in groups and none of these with another (%s); %s",
+			v->what, groups, costs);
+	return FOUND(v, TP_FOUND_MISSING_LINK, gpu_node(v, poor)->index, -1, "no %s stays on NVLink: %s reaches %d GPUs by it, and no order uses each once; %s",
+		v->what, gpu_name(v, poor), neighbours(v, poor, TP_PATH_NVL), costs);
 }
 
 /* Nothing was found at all. */

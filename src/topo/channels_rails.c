@@ -37,17 +37,28 @@ static bool usable(const struct matching *m, int gpu, int net)
 	return path->type < TP_PATH_NET && path->bw > 0 && (int)path->type <= m->limit;
 }
 
-/* One augmenting path. The nets nearest in number to the GPU's own are looked at first, so that GPU i has NIC i where all are alike. */
+static int nth_net(const struct matching *m, int gpu, int i)
+{
+	return (i + (int)((int64_t)gpu * m->nnets / m->ngpus)) % m->nnets;
+}
+
+/* One augmenting path. A NET with room is taken before anyone has to move; those nearest in number to the GPU's own are looked at
+ * first, so that GPU i has NIC i where all are alike. */
 static bool place(struct matching *m, int gpu)
 {
 	for (int i = 0; i < m->nnets; i++) {
-		int net = (i + (int)((int64_t)gpu * m->nnets / m->ngpus)) % m->nnets;
+		int net = nth_net(m, gpu, i);
+		if (m->seen[net] || m->taken[net] >= m->share || !usable(m, gpu, net)) continue;
+		m->gpu_of[(size_t)net * (size_t)m->ngpus + (size_t)m->taken[net]++] = gpu;
+		m->net_of[gpu] = net;
+		return true;
+	}
+	for (int i = 0; i < m->nnets; i++) {
+		int net = nth_net(m, gpu, i), *served = m->gpu_of + (size_t)net * (size_t)m->ngpus;
 		if (m->seen[net] || !usable(m, gpu, net)) continue;
 		m->seen[net] = true;
-		int *served = m->gpu_of + (size_t)net * (size_t)m->ngpus;
-		for (int s = 0; s < m->share; s++) {
-			if (s < m->taken[net] && !place(m, served[s])) continue;
-			if (s >= m->taken[net]) m->taken[net]++;
+		for (int s = 0; s < m->taken[net]; s++) {
+			if (!place(m, served[s])) continue;
 			served[s] = gpu;
 			m->net_of[gpu] = net;
 			return true;
