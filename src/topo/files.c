@@ -12,10 +12,10 @@
 enum { P_FILE, P_DUMP, P_DUMP_RANK };
 static struct tp_param file_params[] = {
 	[P_FILE] = { .name = "NCCL_TOPO_FILE", .kind = TP_PARAM_STRING,
-		.doc = "description of the machine to start from; where it and the machine differ the file is right (telpher topo)" },
-	[P_DUMP] = { .name = "NCCL_TOPO_DUMP_FILE", .kind = TP_PARAM_STRING, .doc = "where to write the machine as it was found (telpher topo)" },
+		.doc = "description of the machine to start from; where it and the machine differ the file is right" },
+	[P_DUMP] = { .name = "NCCL_TOPO_DUMP_FILE", .kind = TP_PARAM_STRING, .doc = "where to write the machine as it was found" },
 	[P_DUMP_RANK] = { .name = "NCCL_TOPO_DUMP_FILE_RANK", .kind = TP_PARAM_INT, .fallback = "0", .max = INT_MAX,
-		.doc = "the rank that writes NCCL_TOPO_DUMP_FILE (telpher topo)" },
+		.doc = "the rank that writes NCCL_TOPO_DUMP_FILE" },
 };
 TP_PARAM_TABLE("topo", file_params)
 

@@ -56,6 +56,12 @@ ncclResult_t tp_topo_doc_load_base(const char *root, struct tp_topo_doc **out); 
 /* Replaces what was found by such a file with the finds merged in (where they differ the file is right), and without what of the
  * file was not found. Without a file nothing changes. */
 ncclResult_t tp_topo_doc_settle(const char *root, struct tp_topo_doc **found);
+/* For planning: files of providers say where devices are, not what. GPUs and NICs that are only PCI devices become what their numbers
+ * say they are, GPUs without a rank get one; each assumption is a line of notes (may be NULL). */
+ncclResult_t tp_topo_doc_complete(struct tp_topo_doc *doc, FILE *notes);
+/* A well-known system ("dgx-h100"); names by index, NULL behind the last. */
+ncclResult_t tp_topo_model(const char *name, struct tp_topo_doc **out);
+const char *tp_topo_model_name(int index, const char **doc);
 /* NCCL_TOPO_DUMP_FILE, by the rank NCCL_TOPO_DUMP_FILE_RANK. */
 ncclResult_t tp_topo_doc_dump(const struct tp_topo_doc *doc, int rank);
 

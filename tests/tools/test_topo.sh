@@ -1,0 +1,88 @@
+#!/bin/bash
+# telpher topo: tree, matrix, explanations, differences and models, on machines that are files.
+set -u
+telpher=$BUILD_DIR/bin/telpher
+fails=0
+where=$(mktemp -d)
+trap 'rm -rf "$where"' EXIT
+for name in $(env | sed -n 's/^\(\(NCCL\|TELPHER\)_[A-Za-z0-9_]*\)=.*/\1/p'); do unset "$name"; done
+export HOME=$where LC_ALL=C.UTF-8
+expect() { # NAME WANTED GOT
+	if [ "$2" = "$3" ]; then echo "ok   $1"; else echo "FAIL $1: wanted '$2', got '$3'"; fails=$((fails + 1)); fi
+}
+says() { # NAME PATTERN TEXT
+	if grep -Eq -- "$2" <<<"$3"; then echo "ok   $1"; else echo "FAIL $1: no '$2' in: $3"; fails=$((fails + 1)); fi
+}
+topo() { "$telpher" topo "$@" 2>&1; }
+
+out=$(topo show)
+expect "this machine is shown" 0 $?
+says "with a CPU" "^CPU [0-9]+" "$out"
+expect "every model is complete" "" "$(for m in $(topo model | awk '{ print $1 }'); do
+	topo show "$m" >"$where/shown" || echo "$m fails"
+	grep -q 'Worse than' "$where/shown" && echo "$m has faults"
+	grep -q 'GPU 0 rank 0' "$where/shown" || grep -q 'h0/GPU 0 rank 0' "$where/shown" || echo "$m has no GPU"
+done)"
+
+out=$(topo show dgx-h100)
+says "what there is" "^dgx-h100: 1 host, 2 CPUs, 8 PCIe switches or bridges, 8 GPUs, 8 network ports$" "$out"
+says "a GPU with its links" "GPU 3 rank 3 sm90 .* PCIe 5.0 x16 48 GB/s; NVLink x18 to NVSwitch 370.8 GB/s" "$out"
+says "a port" "mlx5_7  400 Gb/s InfiniBand, reaches GPU memory" "$out"
+says "AMD's links have their name" "xGMI x4 to GPU 1 144 GB/s" "$(topo show mi250x)"
+
+out=$(topo matrix dgx-a100)
+says "the matrix's head" $'^\tGPU0\tGPU1\t.*NIC7\tCPU Affinity\tNUMA Affinity$' "$out"
+says "a row" $'^GPU2\tNV12\tNV12\tX\tNV12\tNV12\tNV12\tNV12\tNV12\tSYS\tSYS\tPIX\tPIX\tSYS' "$out"
+says "the legend of NICs" "^  NIC0: mlx5_0$" "$out"
+
+out=$(topo explain gpu0 mlx5_3 dgx-h100)
+says "the wires" "What the wires allow: PHB" "$out"
+says "what is used" "What is used: PXN" "$out"
+says "the narrowest hop" "GPU 3 +-> PCI .* 48 GB/s  <- the narrowest" "$out"
+says "the reason" "through another GPU \(PXN\) +yes \[relay\] GPU 3 is nearer" "$out"
+out=$(topo explain gpu0 gpu2 two-sockets)
+says "why not NVLink" "not NVL: " "$out"
+says "why not directly" "direct access \(P2P\) +no  \[distance\]" "$out"
+says "how instead" "so data goes +through host memory" "$out"
+says "a level changes it" "direct access \(P2P\) +yes \[forced\]" "$(NCCL_P2P_LEVEL=SYS topo explain gpu0 gpu2 two-sockets)"
+out=$(topo explain gpu0 gpu9 dgx-h100)
+expect "what isn't there is an error" 2 $?
+says "with what can be said" 'nothing called "gpu9"' "$out"
+
+topo model p4d -o "$where/p4d.xml" && topo diff p4d "$where/p4d.xml" >"$where/out"
+expect "no difference" 0 $?
+sed '0,/count="12"/s//count="10"/; 0,/link_width="16"/s//link_width="8"/; s/<net name="rdmap3".*//' "$where/p4d.xml" >"$where/sick.xml"
+out=$(topo diff "$where/p4d.xml" "$where/sick.xml")
+expect "differences have a status of their own" 1 $?
+says "lost NVLinks" "^~ GPU 0: NVLinks 12 -> 10$" "$out"
+says "lost lanes" "PCIe lanes 16 -> 8$" "$out"
+says "a lost NIC" "^- rdmap3 is missing$" "$out"
+says "what it does" "^~ GPU 0 to GPU 1: NVL 240 -> NVL 200 GB/s$" "$out"
+says "and what is wrong" "^  nvlink-missing: GPU 0 has 10 NVLinks" "$out"
+
+"$telpher" topo show dgx-h100 --json >"$where/json"
+expect "JSON" "8 64 PXN" "$(python3 -c '
+import json, sys
+d = json.load(open(sys.argv[1]))
+p = [x for x in d["gpu_net"] if d["nodes"][x["from"]]["name"] == "GPU 0" and d["nodes"][x["to"]]["name"] == "mlx5_1"][0]
+print(sum(n["kind"] == "GPU" for n in d["nodes"]), len(d["gpu_gpu"]), p["type"])' "$where/json")"
+
+cat >"$where/provider.xml" <<'X'
+<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85"><pci busid="ffff:ff:01.0" class="0x060400" link_speed="8 GT/s" link_width="16">
+<pci busid="0000:10:1c.0" class="0x030200" vendor="0x10de" device="0x20b0" link_speed="16 GT/s" link_width="16"/>
+<pci busid="0000:10:1b.0" class="0x020000" vendor="0x1d0f" device="0xefa0" link_speed="16 GT/s" link_width="16"/></pci></cpu></system>
+X
+out=$(topo show "$where/provider.xml")
+says "what is assumed is said" "^assumed: 0000:10:1c.0 is A100 SXM4 40GB \(compute capability 8.0\)" "$out"
+says "and shown" "GPU 0 rank 0 sm80 0000:10:1c.0" "$out"
+expect "or not" "" "$(topo show -q "$where/provider.xml" | grep assumed)"
+
+printf '<system version="1"><cpu numaid="0">\n<pci busid="nonsense"/></cpu></system>' >"$where/bad.xml"
+out=$(topo show "$where/bad.xml")
+expect "a bad file is an error" 1 $?
+says "that names file, line and element" "bad.xml:2: <pci nonsense>: busid=" "$out"
+topo frobnicate >/dev/null
+expect "an unknown verb" 2 $?
+expect "a dump can be read again" 0 "$(NCCL_TOPO_DUMP_FILE=$where/dump.xml topo show >/dev/null && topo show "$where/dump.xml" >/dev/null; echo $?)"
+
+[ $fails -eq 0 ]
