@@ -145,12 +145,19 @@ static void give_hop(struct tp_pack *pack, int from, int to)
 
 /* What NETs and a channel's ends exchange: up to four flows. */
 struct flow { int from, to; double amount; };
+struct ends { int first, second, last; };       /* GPUs that NETs may talk to */
 
-static int net_flows(const struct tp_pack *pack, const int16_t *order, int net_in, int net_out, struct flow flows[4])
+static struct ends ends_of(const struct tp_pack *pack, const int16_t *order)
+{
+	int gpus = pack->p->ngpus;
+	return (struct ends){ order[0], order[gpus > 1], order[gpus - 1] };
+}
+
+static int net_flows(const struct tp_pack *pack, struct ends ends, int net_in, int net_out, struct flow flows[4])
 {
 	const struct tp_problem *p = pack->p;
 	if (!tp_form_has_nets(pack->wish->form)) return 0;
-	int in = tp_net_place(p, net_in), out = tp_net_place(p, net_out), first = order[0], last = order[p->ngpus - 1];
+	int in = tp_net_place(p, net_in), out = tp_net_place(p, net_out), first = ends.first, last = ends.last;
 	switch (pack->wish->form) {
 	case TP_FORM_RING_NETS:
 		flows[0] = (struct flow){ in, first, pack->forward };
@@ -166,16 +173,16 @@ static int net_flows(const struct tp_pack *pack, const int16_t *order, int net_i
 	default:
 		flows[0] = (struct flow){ in, first, 0.5 };
 		flows[1] = (struct flow){ first, in, 0.5 };
-		flows[2] = (struct flow){ in, order[1], 0.5 };
-		flows[3] = (struct flow){ order[1], in, 0.5 };
+		flows[2] = (struct flow){ in, ends.second, 0.5 };
+		flows[3] = (struct flow){ ends.second, in, 0.5 };
 		return 4;
 	}
 }
 
-static bool take_nets(struct tp_pack *pack, const int16_t *order, int net_in, int net_out)
+static bool take_nets(struct tp_pack *pack, struct ends ends, int net_in, int net_out)
 {
 	struct flow flows[4];
-	int n = net_flows(pack, order, net_in, net_out, flows);
+	int n = net_flows(pack, ends, net_in, net_out, flows);
 	for (int i = 0; i < n; i++) {
 		if (take(pack, flows[i].from, flows[i].to, flows[i].amount)) continue;
 		while (--i >= 0) give(pack, flows[i].from, flows[i].to, flows[i].amount);
@@ -184,10 +191,10 @@ static bool take_nets(struct tp_pack *pack, const int16_t *order, int net_in, in
 	return true;
 }
 
-static void give_nets(struct tp_pack *pack, const int16_t *order, int net_in, int net_out)
+static void give_nets(struct tp_pack *pack, struct ends ends, int net_in, int net_out)
 {
 	struct flow flows[4];
-	for (int i = net_flows(pack, order, net_in, net_out, flows); i-- > 0;) give(pack, flows[i].from, flows[i].to, flows[i].amount);
+	for (int i = net_flows(pack, ends, net_in, net_out, flows); i-- > 0;) give(pack, flows[i].from, flows[i].to, flows[i].amount);
 }
 
 /* Hops of a channel: between neighbours, and from the last to the first where it is a closed ring. */
@@ -200,11 +207,11 @@ static int hop_count(const struct tp_pack *pack)
 static bool take_channel(struct tp_pack *pack, const int16_t *order, int net_in, int net_out)
 {
 	int hops = hop_count(pack), gpus = pack->p->ngpus;
-	if (!take_nets(pack, order, net_in, net_out)) return false;
+	if (!take_nets(pack, ends_of(pack, order), net_in, net_out)) return false;
 	for (int i = 0; i < hops; i++) {
 		if (take_hop(pack, order[i], order[(i + 1) % gpus])) continue;
 		while (--i >= 0) give_hop(pack, order[i], order[(i + 1) % gpus]);
-		give_nets(pack, order, net_in, net_out);
+		give_nets(pack, ends_of(pack, order), net_in, net_out);
 		return false;
 	}
 	return true;
@@ -214,7 +221,7 @@ static void give_channel(struct tp_pack *pack, const int16_t *order, int net_in,
 {
 	int hops = hop_count(pack), gpus = pack->p->ngpus;
 	for (int i = 0; i < hops; i++) give_hop(pack, order[i], order[(i + 1) % gpus]);
-	give_nets(pack, order, net_in, net_out);
+	give_nets(pack, ends_of(pack, order), net_in, net_out);
 }
 
 static void set_direction(struct tp_pack *pack, bool both)
@@ -466,13 +473,11 @@ static bool try_ring_ends(struct tp_pack *pack, int in, int out, bool both)
 {
 	struct ranked firsts[MOST_ENDS], lasts[MOST_ENDS];
 	int gpus = pack->p->ngpus, nfirst = rank_ends(pack, in, false, firsts), nlast = rank_ends(pack, out, true, lasts);
-	int16_t ends[TP_SEARCH_MAX_GPUS];
 	set_direction(pack, both);
 	for (int i = 0; i < nfirst; i++)
 		for (int j = 0; j < nlast && pack->steps < pack->stop_at; j++) {
 			if (gpus > 1 && firsts[i].place == lasts[j].place) continue;
-			ends[0] = firsts[i].place;
-			ends[gpus - 1] = lasts[j].place;
+			struct ends ends = { firsts[i].place, -1, lasts[j].place };
 			if (!take_nets(pack, ends, in, out)) continue;
 			if (walk_from(pack, firsts[i].place, -1, lasts[j].place)) {
 				append(pack, pack->walk, in, out, false);
@@ -481,6 +486,18 @@ static bool try_ring_ends(struct tp_pack *pack, int in, int out, bool both)
 			}
 			give_nets(pack, ends, in, out);
 		}
+	return false;
+}
+
+/* A pair whose way back isn't its way there: where links aren't alike in both directions. */
+static bool try_pair_apart(struct tp_pack *pack, int in, int out)
+{
+	struct tp_packed *now = &pack->now;
+	if (!try_ring_ends(pack, in, out, false)) return false;
+	if (try_ring_ends(pack, out, in, false)) return true;
+	now->n--;
+	set_direction(pack, false);
+	give_channel(pack, order_of(now, pack, now->n), in, out);
 	return false;
 }
 
@@ -502,6 +519,7 @@ static bool add_ring_nets(struct tp_pack *pack)
 			/* Pairs: A to B and B to A, so that every host's NET B meets the next one's NET B. */
 			if (pack->wish->cross_nic == 2 && (!room || p->port[in] == p->port[out])) continue;
 			if (try_ring_ends(pack, in, out, pack->wish->cross_nic == 2)) return true;
+			if (pack->wish->cross_nic == 2 && try_pair_apart(pack, in, out)) return true;
 		}
 		if (pack->wish->cross_nic == 2 && try_ring_ends(pack, in, in, false)) return true;
 	}
@@ -514,10 +532,10 @@ static bool try_chain_heads(struct tp_pack *pack, int net, int first)
 	bool two = pack->wish->form == TP_FORM_CHAIN_TWO_HEADS;
 	int n = two ? rank_ends(pack, net, false, seconds) : 1;
 	for (int i = 0; i < n && pack->steps < pack->stop_at; i++) {
-		int16_t heads[2] = { (int16_t)first, two ? seconds[i].place : 0 };
-		if (two && heads[0] == heads[1]) continue;
+		struct ends heads = { first, two ? seconds[i].place : -1, -1 };
+		if (heads.first == heads.second) continue;
 		if (!take_nets(pack, heads, net, net)) continue;
-		if (walk_from(pack, first, two ? heads[1] : -1, -1)) {
+		if (walk_from(pack, first, heads.second, -1)) {
 			append(pack, pack->walk, net, net, false);
 			return true;
 		}
@@ -562,7 +580,7 @@ static void recount(struct tp_pack *pack)
 			if (pack->back > 0) charge(pack, tp_route_of(pack->p, to, from), pack->back);
 		}
 		struct flow flows[4];
-		for (int i = net_flows(pack, order, pack->now.net_in[c], pack->now.net_out[c], flows); i-- > 0;)
+		for (int i = net_flows(pack, ends_of(pack, order), pack->now.net_in[c], pack->now.net_out[c], flows); i-- > 0;)
 			if (flows[i].amount > 0) charge(pack, tp_route_of(pack->p, flows[i].from, flows[i].to), flows[i].amount);
 	}
 }
@@ -625,7 +643,7 @@ void tp_packed_load(const struct tp_problem *p, enum tp_form form, const struct 
 			if (view.back > 0) charge(&view, tp_route_of(p, to, from), -view.back);
 		}
 		view.left = inter;
-		for (int i = net_flows(&view, order, packed->net_in[c], packed->net_out[c], flows); i-- > 0;)
+		for (int i = net_flows(&view, ends_of(&view, order), packed->net_in[c], packed->net_out[c], flows); i-- > 0;)
 			if (flows[i].amount > 0) charge(&view, tp_route_of(p, flows[i].from, flows[i].to), -flows[i].amount);
 	}
 }
