@@ -100,7 +100,15 @@ static int pcie(struct calc *c)
 	return 0;
 }
 
-static const struct nvlink { double number; const char *names; double link_both; int links; const char *lane; double nccl_link; const char *nccl_sm; } nvlinks[] = {
+static const struct nvlink {
+	double number;
+	const char *names;
+	double link_both;               /* GB/s of a link, both ways */
+	int links;
+	const char *lane;
+	double nccl_link;               /* one way, as NCCL counts */
+	const char *nccl_sm;
+} nvlinks[] = {
 	{ 1, "Pascal P100 sm60", 40, 4, "NRZ 20 Gb/s", 18, "sm60" },
 	{ 2, "Volta V100 sm70", 50, 6, "NRZ 25 Gb/s", 20, "sm70" },
 	{ 3, "Ampere A100 sm80", 50, 12, "NRZ 50 Gb/s", 20, "sm80" },

@@ -228,9 +228,11 @@ static ncclResult_t fill_heads(const struct tp_topo *topo, const struct tp_rails
 		if (!c->gpus) return ncclSystemError;
 		for (int i = 0; i < n; i++) c->gpus[i] = tp_topo_node_of(topo, TP_TOPO_GPU, (channels->nchannels + i) % n)->index;
 		c->net_in = c->net_out = rail && rail->nnets ? rail->nets[0] : -1;
-		if (!rail) continue;
+		if (!rail || !rail->nnets) continue;
+		/* Its first NIC's alone: a channel has one. */
+		double bw = tp_topo_path(topo, rail->gpu, rail->nets[0])->bw / rail->share;
 		channels->type_inter = TP_MAX(channels->type_inter, rail->type);
-		channels->bw_inter = channels->nchannels ? TP_MIN(channels->bw_inter, rail->bw) : rail->bw;
+		channels->bw_inter = channels->nchannels ? TP_MIN(channels->bw_inter, bw) : bw;
 	}
 	return ncclSuccess;
 }

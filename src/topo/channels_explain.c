@@ -25,14 +25,20 @@ static bool joined(const struct tp_problem *p, int a, int b, enum tp_topo_path_t
 	return route->nuses && route->type <= limit;
 }
 
+static bool joined_with(const struct tp_problem *p, int a, int b, enum tp_topo_path_type limit, int extra_a, int extra_b)
+{
+	return joined(p, a, b, limit) || (a == extra_a && b == extra_b) || (a == extra_b && b == extra_a);
+}
+
 /* A cycle (path: a chain) through all GPUs over routes of this kind, with one pair more (extra_a, extra_b) allowed. Bounded: true and
  * false are both sure only where *hops isn't used up. */
-static bool goes_round(const struct tp_problem *p, enum tp_topo_path_type limit, int16_t *order, bool *used, int at, int ea, int eb, bool closed, int *hops)
+static bool goes_round(const struct tp_problem *p, enum tp_topo_path_type limit, int16_t *order, bool *used, int at, int ea, int eb,
+	bool closed, int *hops)
 {
-	if (at == p->ngpus) return !closed || joined(p, order[at - 1], order[0], limit) || (order[at - 1] == ea && order[0] == eb) || (order[at - 1] == eb && order[0] == ea);
+	int here = order[at - 1];
+	if (at == p->ngpus) return !closed || joined_with(p, here, order[0], limit, ea, eb);
 	for (int next = 0; next < p->ngpus; next++) {
-		int here = order[at - 1];
-		if (used[next] || (!joined(p, here, next, limit) && !(here == ea && next == eb) && !(here == eb && next == ea))) continue;
+		if (used[next] || !joined_with(p, here, next, limit, ea, eb)) continue;
 		if (--*hops < 0) return false;
 		used[next] = true;
 		order[at] = (int16_t)next;
@@ -142,7 +148,10 @@ static ncclResult_t explain_nothing(const struct view *v)
 	if (v->channels->nfindings > before) return ncclSuccess;
 	int reached = 0;
 	for (int net = 0; net < p->nnets; net++)
-		for (int gpu = 0; gpu < p->ngpus; gpu++) reached += tp_route_of(p, gpu, tp_net_place(p, net))->nuses > 0 && tp_route_of(p, tp_net_place(p, net), gpu)->nuses > 0;
+		for (int gpu = 0; gpu < p->ngpus; gpu++) {
+			int place = tp_net_place(p, net);
+			reached += tp_route_of(p, gpu, place)->nuses > 0 && tp_route_of(p, place, gpu)->nuses > 0;
+		}
 	if (p->nnets && !reached)
 		return FOUND(v, TP_FOUND_NO_PATTERN, -1, -1, "no %s leaves the machine: no link with any bandwidth joins a GPU and a NIC", v->what);
 	for (int a = 0; a < p->ngpus; a++)
@@ -183,8 +192,12 @@ static ncclResult_t explain_uneven(const struct view *v, enum tp_topo_link_kind 
 	for (int gpu = 0; gpu < v->p->ngpus; gpu++) bws[gpu] = own_bw(v, gpu, kind, &count);
 	qsort(bws, (size_t)v->p->ngpus, sizeof(*bws), by_value);
 	double usual = bws[v->p->ngpus / 2];
+	int fewer = 0;
+	while (bws[fewer] < 0.97 * usual) fewer++;
 	free(bws);
 	ncclResult_t result = ncclSuccess;
+	/* More than a quarter: the machine is made so. */
+	if (fewer > TP_MAX(v->p->ngpus / 4, 1)) return ncclSuccess;
 	for (int gpu = 0; gpu < v->p->ngpus && result == ncclSuccess; gpu++) {
 		double bw = own_bw(v, gpu, kind, &count);
 		if (bw >= 0.97 * usual) continue;

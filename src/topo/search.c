@@ -7,7 +7,8 @@
  *   2. Upper bounds say for every bandwidth how many channels there could be (search_bound.c). The bandwidths worth trying are those at
  *      which some link just holds a whole number of channels; NCCL's own are tried too. They are taken by falling bound, and the
  *      search ends as soon as none left could beat what was found: on a symmetric machine that is after the first.
- *   3. For one bandwidth, channels are packed, symmetric ways first (search_pack.c). What was found is then widened until a link is full.
+ *   3. For one bandwidth, channels are packed, symmetric ways first (search_pack.c, search_walk.c). What was found is then widened until
+ *      a link is full.
  * Done for each limit on the kinds of paths, nearer ones first; a farther kind must carry more to be taken. */
 #include <math.h>
 #include <stdlib.h>

@@ -78,6 +78,9 @@ ncclResult_t tp_channels_load(const struct tp_topo *topo, const struct tp_topo_p
 	struct tp_channels **out);
 ncclResult_t tp_channels_dump(const struct tp_topo *topo, const struct tp_channels *const *all, int count);      /* NCCL_GRAPH_DUMP_FILE */
 
+/* The order of host ranks in a ring, in which neighbours share as much as can be: ranks[topo->nhost_ranks]. */
+ncclResult_t tp_channels_order_hosts(const struct tp_topo *topo, int32_t *ranks);
+
 /* ---- Rails ---- */
 
 /* Which NETs a GPU uses for itself. Nearest first, and no NET serves more GPUs than another where it can be helped. */

@@ -161,8 +161,9 @@ static int reach(const struct tp_problem *p, const struct tp_wish *wish, int fro
 /* Whether every channel must take this resource: a ring goes round, a path or a chain needs only that one way leads through. */
 static bool is_mandatory(const struct tp_problem *p, const struct tp_wish *wish, int32_t resource, bool *seen, int *queue)
 {
-	if (reach(p, wish, 0, true, resource, seen, queue) == p->ngpus) return wish->form == TP_FORM_RING && reach(p, wish, 0, false, resource, seen, queue) < p->ngpus;
-	if (wish->form == TP_FORM_RING) return true;
+	bool ring = wish->form == TP_FORM_RING, reaches = reach(p, wish, 0, true, resource, seen, queue) == p->ngpus;
+	if (ring) return !reaches || reach(p, wish, 0, false, resource, seen, queue) < p->ngpus;
+	if (reaches) return false;
 	/* A path may start anywhere: mandatory only if no GPU reaches all others. */
 	for (int from = 1; from < p->ngpus; from++)
 		if (reach(p, wish, from, true, resource, seen, queue) == p->ngpus) return false;

@@ -1,36 +1,13 @@
 /* Packing channels of one bandwidth into what the routes have.
  *
  * Channels are added one after another: first those found before, repeated or turned round (on a symmetric machine that is
- * all there is to do), else by a depth-first walk that takes what it crosses and gives it back on its way home. A walk stops early
- * where a GPU not yet visited can no longer be entered or left. When no more fit, some are taken out and others put in (ruin and
+ * all there is to do), else by a depth-first walk (search_walk.c). When no more fit, some are taken out and others put in (ruin and
  * recreate), accepted unless there are fewer. All choices come from one generator with a fixed seed and all limits are counts of
  * hops looked at, so the same graph gives the same channels on every rank and every machine. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "topo/search_model.h"
-
-#define EPSILON 1e-6            /* of a channel: what sums of doubles may be off by */
-#define WALK_HOPS 600           /* taken by one walk */
-#define LOOK_AHEAD_GPUS 16      /* with more the look ahead costs more than it saves */
-
-enum { STEADY_VARIANTS = 5 };
-
-struct tp_pack {
-	const struct tp_problem *p;
-	const struct tp_wish *wish;
-	double *left;                   /* [nresources] */
-	struct tp_packed now, best, kept;
-	int16_t *candidates;            /* [ngpus][ngpus], a row a depth */
-	double *keys;                   /* [ngpus] */
-	bool *used;                     /* [ngpus] */
-	int16_t *walk;                  /* [ngpus] */
-	double forward, back;           /* what a hop of this walk takes, of the channel's bandwidth */
-	int last;                       /* where this walk must end; -1: anywhere */
-	int hops;                       /* left to this walk */
-	int target, variant;
-	uint64_t steps, stop_at, seed;
-};
+#include "topo/search_pack.h"
 
 static bool packed_alloc(struct tp_packed *packed, size_t gpus)
 {
@@ -91,289 +68,16 @@ ncclResult_t tp_pack_create(const struct tp_problem *p, struct tp_pack **out)
 
 uint64_t tp_pack_steps(const struct tp_pack *pack) { return pack->steps; }
 
-static uint32_t draw(struct tp_pack *pack, uint32_t below)
-{
-	pack->seed = pack->seed * 6364136223846793005u + 1442695040888963407u;
-	return (uint32_t)((pack->seed >> 33) % below);
-}
-
-/* Taking and giving. amount is a part of a channel. */
-
-static bool fits(struct tp_pack *pack, const struct tp_route *route, double amount)
-{
-	double bw = pack->wish->bw * amount;
-	pack->steps++;
-	for (int32_t u = route->first; u < route->first + route->nuses; u++)
-		if (pack->left[pack->p->uses[u].resource] + EPSILON * bw < bw * pack->p->uses[u].weight) return false;
-	return route->nuses > 0;
-}
-
-static void charge(struct tp_pack *pack, const struct tp_route *route, double amount)
-{
-	for (int32_t u = route->first; u < route->first + route->nuses; u++)
-		pack->left[pack->p->uses[u].resource] -= pack->wish->bw * amount * pack->p->uses[u].weight;
-}
-
-static bool take(struct tp_pack *pack, int from, int to, double amount)
-{
-	const struct tp_route *route = tp_route_of(pack->p, from, to);
-	enum tp_topo_path_type limit = from < pack->p->ngpus && to < pack->p->ngpus ? pack->wish->type_intra : pack->wish->type_inter;
-	if (amount <= 0) return true;
-	if (route->type > limit || !fits(pack, route, amount)) return false;
-	charge(pack, route, amount);
-	return true;
-}
-
-static void give(struct tp_pack *pack, int from, int to, double amount)
-{
-	if (amount > 0) charge(pack, tp_route_of(pack->p, from, to), -amount);
-}
-
-static bool take_hop(struct tp_pack *pack, int from, int to)
-{
-	if (!take(pack, from, to, pack->forward)) return false;
-	if (take(pack, to, from, pack->back)) return true;
-	give(pack, from, to, pack->forward);
-	return false;
-}
-
-static void give_hop(struct tp_pack *pack, int from, int to)
-{
-	give(pack, from, to, pack->forward);
-	give(pack, to, from, pack->back);
-}
-
-/* What NETs and a channel's ends exchange: up to four flows. */
-struct flow { int from, to; double amount; };
-struct ends { int first, second, last; };       /* GPUs that NETs may talk to */
-
-static struct ends ends_of(const struct tp_pack *pack, const int16_t *order)
-{
-	int gpus = pack->p->ngpus;
-	return (struct ends){ order[0], order[gpus > 1], order[gpus - 1] };
-}
-
-static int net_flows(const struct tp_pack *pack, struct ends ends, int net_in, int net_out, struct flow flows[4])
-{
-	const struct tp_problem *p = pack->p;
-	if (!tp_form_has_nets(pack->wish->form)) return 0;
-	int in = tp_net_place(p, net_in), out = tp_net_place(p, net_out), first = ends.first, last = ends.last;
-	switch (pack->wish->form) {
-	case TP_FORM_RING_NETS:
-		flows[0] = (struct flow){ in, first, pack->forward };
-		flows[1] = (struct flow){ last, out, pack->forward };
-		/* Walked both ways at once: the second channel comes in where the first leaves. */
-		flows[2] = (struct flow){ out, last, pack->back };
-		flows[3] = (struct flow){ first, in, pack->back };
-		return 4;
-	case TP_FORM_CHAIN_NETS:
-		flows[0] = (struct flow){ in, first, 1 };
-		flows[1] = (struct flow){ first, in, 1 };
-		return 2;
-	default:
-		flows[0] = (struct flow){ in, first, 0.5 };
-		flows[1] = (struct flow){ first, in, 0.5 };
-		flows[2] = (struct flow){ in, ends.second, 0.5 };
-		flows[3] = (struct flow){ ends.second, in, 0.5 };
-		return 4;
-	}
-}
-
-static bool take_nets(struct tp_pack *pack, struct ends ends, int net_in, int net_out)
-{
-	struct flow flows[4];
-	int n = net_flows(pack, ends, net_in, net_out, flows);
-	for (int i = 0; i < n; i++) {
-		if (take(pack, flows[i].from, flows[i].to, flows[i].amount)) continue;
-		while (--i >= 0) give(pack, flows[i].from, flows[i].to, flows[i].amount);
-		return false;
-	}
-	return true;
-}
-
-static void give_nets(struct tp_pack *pack, struct ends ends, int net_in, int net_out)
-{
-	struct flow flows[4];
-	for (int i = net_flows(pack, ends, net_in, net_out, flows); i-- > 0;) give(pack, flows[i].from, flows[i].to, flows[i].amount);
-}
-
-/* Hops of a channel: between neighbours, and from the last to the first where it is a closed ring. */
-static int hop_count(const struct tp_pack *pack)
-{
-	int gpus = pack->p->ngpus;
-	return pack->wish->form == TP_FORM_RING && gpus > 1 ? gpus : gpus - 1;
-}
-
-static bool take_channel(struct tp_pack *pack, const int16_t *order, int net_in, int net_out)
-{
-	int hops = hop_count(pack), gpus = pack->p->ngpus;
-	if (!take_nets(pack, ends_of(pack, order), net_in, net_out)) return false;
-	for (int i = 0; i < hops; i++) {
-		if (take_hop(pack, order[i], order[(i + 1) % gpus])) continue;
-		while (--i >= 0) give_hop(pack, order[i], order[(i + 1) % gpus]);
-		give_nets(pack, ends_of(pack, order), net_in, net_out);
-		return false;
-	}
-	return true;
-}
-
-static void give_channel(struct tp_pack *pack, const int16_t *order, int net_in, int net_out)
-{
-	int hops = hop_count(pack), gpus = pack->p->ngpus;
-	for (int i = 0; i < hops; i++) give_hop(pack, order[i], order[(i + 1) % gpus]);
-	give_nets(pack, ends_of(pack, order), net_in, net_out);
-}
-
-static void set_direction(struct tp_pack *pack, bool both)
-{
-	double half = 0.5 * (pack->wish->within > 0 ? pack->wish->within : 1);
-	pack->forward = tp_form_is_ring(pack->wish->form) ? 1 : half;
-	pack->back = tp_form_is_ring(pack->wish->form) ? both : half;
-}
-
-static int16_t *order_of(struct tp_packed *packed, const struct tp_pack *pack, int channel) { return packed->order + (size_t)channel * (size_t)pack->p->ngpus; }
-
-static void append(struct tp_pack *pack, const int16_t *order, int net_in, int net_out, bool turned)
-{
-	int gpus = pack->p->ngpus;
-	int16_t *to = order_of(&pack->now, pack, pack->now.n);
-	for (int i = 0; i < gpus; i++) to[i] = order[turned ? gpus - 1 - i : i];
-	pack->now.net_in[pack->now.n] = (int16_t)(turned ? net_out : net_in);
-	pack->now.net_out[pack->now.n] = (int16_t)(turned ? net_in : net_out);
-	pack->now.n++;
-}
-
-/* The walk. */
-
-static double slack_of(const struct tp_pack *pack, const struct tp_route *route)
-{
-	double least = 1e18;
-	for (int32_t u = route->first; u < route->first + route->nuses; u++) {
-		double left = pack->left[pack->p->uses[u].resource] / pack->p->uses[u].weight;
-		if (left < least) least = left;
-	}
-	return least;
-}
-
-static int ways_on(struct tp_pack *pack, int gpu)
-{
-	int n = 0;
-	for (int other = 0; other < pack->p->ngpus; other++) {
-		const struct tp_route *route = tp_route_of(pack->p, gpu, other);
-		n += !pack->used[other] && other != gpu && route->type <= pack->wish->type_intra && fits(pack, route, pack->forward);
-	}
-	return n;
-}
-
-/* Lower is tried first: a whole number of preference, then the order of the numbers from here on. */
-static double key_of(struct tp_pack *pack, int from, int to)
-{
-	int gpus = pack->p->ngpus;
-	const struct tp_route *route = tp_route_of(pack->p, from, to);
-	double place = (double)((to - from + gpus) % gpus) / gpus, slack = slack_of(pack, route) / pack->wish->bw;
-	if (slack > 99) slack = 99;
-	switch (pack->variant) {
-	case 0: return route->type * 1e4 + (99 - slack) * 64 + place;
-	case 1: return place;
-	case 2: return (99 - slack) * 64 + place;
-	case 3: return route->type * 1e4 + ways_on(pack, to) + place;
-	case 4: return route->type * 1e4 + place;
-	default: return route->type * 8 + (99 - slack) * (double)draw(pack, 4) + (double)draw(pack, 1024) / 16;
-	}
-}
-
-static int list_candidates(struct tp_pack *pack, int from, int at, int16_t *list)
-{
-	const struct tp_problem *p = pack->p;
-	int n = 0;
-	for (int to = 0; to < p->ngpus; to++) {
-		const struct tp_route *route = tp_route_of(p, from, to), *back = tp_route_of(p, to, from);
-		if (pack->used[to] || (to == pack->last && at < p->ngpus - 1)) continue;
-		if (route->type > pack->wish->type_intra || !fits(pack, route, pack->forward)) continue;
-		if (pack->back > 0 && (back->type > pack->wish->type_intra || !fits(pack, back, pack->back))) continue;
-		double key = key_of(pack, from, to);
-		int i = n++;
-		for (; i > 0 && pack->keys[i - 1] > key; i--) {
-			list[i] = list[i - 1];
-			pack->keys[i] = pack->keys[i - 1];
-		}
-		list[i] = (int16_t)to;
-		pack->keys[i] = key;
-	}
-	return n;
-}
-
-/* Whether each GPU still to come can be entered, from here or from another one to come, and all but one left. */
-static bool hopeful(struct tp_pack *pack, int here)
-{
-	const struct tp_problem *p = pack->p;
-	int dead_ends = 0, end = pack->last >= 0 ? pack->last : pack->wish->form == TP_FORM_RING ? pack->walk[0] : -1;
-	for (int gpu = 0; gpu < p->ngpus; gpu++) {
-		bool entered = false, left = false;
-		if (pack->used[gpu]) continue;
-		for (int other = 0; other < p->ngpus && !(entered && left); other++) {
-			if (other == gpu || (pack->used[other] && other != here && other != end)) continue;
-			const struct tp_route *in = tp_route_of(p, other, gpu), *out = tp_route_of(p, gpu, other);
-			if (!entered && (!pack->used[other] || other == here)) entered = in->type <= pack->wish->type_intra && fits(pack, in, pack->forward);
-			if (!left && (!pack->used[other] || other == end)) left = out->type <= pack->wish->type_intra && fits(pack, out, pack->forward);
-		}
-		dead_ends += !left && gpu != pack->last;
-		if (!entered || dead_ends > (pack->last < 0 && end < 0)) return false;
-	}
-	return true;
-}
-
-/* walk[0 .. at - 1] stand and are paid for. */
-static bool walk_on(struct tp_pack *pack, int at)
-{
-	const struct tp_problem *p = pack->p;
-	int here = pack->walk[at - 1];
-	if (at == p->ngpus) return pack->wish->form != TP_FORM_RING || p->ngpus == 1 || take_hop(pack, here, pack->walk[0]);
-	if (p->ngpus <= LOOK_AHEAD_GPUS && !hopeful(pack, here)) return false;
-	int16_t *list = pack->candidates + (size_t)at * (size_t)p->ngpus;
-	int n = list_candidates(pack, here, at, list);
-	for (int i = 0; i < n && pack->hops > 0 && pack->steps < pack->stop_at; i++) {
-		int to = list[i];
-		if (!take_hop(pack, here, to)) continue;
-		pack->hops--;
-		pack->used[to] = true;
-		pack->walk[at] = (int16_t)to;
-		if (walk_on(pack, at + 1)) return true;
-		pack->used[to] = false;
-		give_hop(pack, here, to);
-	}
-	return false;
-}
-
-/* Walks from first to last (-1: anywhere), which are paid for by the caller; second -1: any. */
-static bool walk_from(struct tp_pack *pack, int first, int second, int last)
-{
-	int gpus = pack->p->ngpus, at = 1;
-	memset(pack->used, 0, (size_t)gpus * sizeof(*pack->used));
-	pack->walk[0] = (int16_t)first;
-	pack->used[first] = true;
-	pack->last = gpus > 1 ? last : -1;
-	pack->hops = WALK_HOPS > 4 * gpus ? WALK_HOPS : 4 * gpus;
-	if (second >= 0) {
-		if (!take_hop(pack, first, second)) return false;
-		pack->walk[at++] = (int16_t)second;
-		pack->used[second] = true;
-	}
-	if (walk_on(pack, at)) return true;
-	if (second >= 0) give_hop(pack, first, second);
-	return false;
-}
-
 /* One more channel, or two that are each other's way back. */
 
 static bool add_turned(struct tp_pack *pack, int channel, bool turned)
 {
 	struct tp_packed *now = &pack->now;
-	int16_t *order = order_of(now, pack, now->n);      /* free: there is room for one more */
+	int16_t *order = tp_pack_order(now, pack, now->n);      /* free: there is room for one more */
 	int gpus = pack->p->ngpus, in = now->net_in[channel], out = now->net_out[channel];
-	for (int i = 0; i < gpus; i++) order[i] = order_of(now, pack, channel)[turned ? gpus - 1 - i : i];
+	for (int i = 0; i < gpus; i++) order[i] = tp_pack_order(now, pack, channel)[turned ? gpus - 1 - i : i];
 	if (turned) in = now->net_out[channel], out = now->net_in[channel];
-	if (!take_channel(pack, order, in, out)) return false;
+	if (!tp_pack_take_channel(pack, order, in, out)) return false;
 	now->net_in[now->n] = (int16_t)in;
 	now->net_out[now->n] = (int16_t)out;
 	now->n++;
@@ -386,15 +90,15 @@ static bool add_again(struct tp_pack *pack)
 	struct tp_packed *now = &pack->now;
 	bool pairs = pack->wish->form == TP_FORM_RING_NETS && pack->wish->cross_nic == 2;
 	if (pack->variant == 2 || pack->variant == 3 || !tp_form_is_ring(pack->wish->form) || !now->n) return false;
-	if (pack->variant >= STEADY_VARIANTS && draw(pack, 3)) return false;
-	set_direction(pack, false);
+	if (pack->variant >= TP_PACK_STEADY && tp_pack_draw(pack, 3)) return false;
+	tp_pack_set_direction(pack, false);
 	if (pairs) {
 		if (now->n + 2 > pack->target || now->n % 2) return false;
 		int at = now->n - 2;
 		if (!add_turned(pack, at, false)) return false;
 		if (add_turned(pack, at + 1, false)) return true;
 		now->n--;
-		give_channel(pack, order_of(now, pack, now->n), now->net_in[now->n], now->net_out[now->n]);
+		tp_pack_give_channel(pack, tp_pack_order(now, pack, now->n), now->net_in[now->n], now->net_out[now->n]);
 		return false;
 	}
 	for (int back = 1; back <= 4 && back <= now->n; back++)
@@ -408,12 +112,12 @@ static bool add_plain(struct tp_pack *pack)
 	int gpus = pack->p->ngpus;
 	bool ring = pack->wish->form == TP_FORM_RING, both = ring && pack->variant % 2 == 1 && pack->now.n + 2 <= pack->target;
 	for (int tries = both ? 2 : 1; tries > 0; tries--) {
-		set_direction(pack, both && tries == 2);
+		tp_pack_set_direction(pack, both && tries == 2);
 		for (int i = 0; i < (ring ? 1 : gpus); i++) {
-			int first = pack->variant >= STEADY_VARIANTS ? (int)draw(pack, (uint32_t)gpus) : ring ? 0 : (pack->now.n + i) % gpus;
-			if (!walk_from(pack, first, -1, -1)) continue;
-			append(pack, pack->walk, -1, -1, false);
-			if (pack->back > 0 && ring) append(pack, pack->walk, -1, -1, true);
+			int first = pack->variant >= TP_PACK_STEADY ? (int)tp_pack_draw(pack, (uint32_t)gpus) : ring ? 0 : (pack->now.n + i) % gpus;
+			if (!tp_pack_walk(pack, first, -1, -1)) continue;
+			tp_pack_append(pack, pack->walk, -1, -1, false);
+			if (pack->back > 0 && ring) tp_pack_append(pack, pack->walk, -1, -1, true);
 			return true;
 		}
 	}
@@ -437,10 +141,10 @@ enum { MOST_NETS = 12, MOST_ENDS = 8 };
 static double end_key(struct tp_pack *pack, int from, int to)
 {
 	const struct tp_route *route = tp_route_of(pack->p, from, to);
-	if (!route->nuses || route->type > pack->wish->type_inter || !fits(pack, route, tp_form_is_ring(pack->wish->form) ? 1 : 0.5)) return 1e18;
-	double slack = TP_MIN(slack_of(pack, route) / pack->wish->bw, 99), noise = 0;
+	if (!route->nuses || route->type > pack->wish->type_inter || !tp_pack_fits(pack, route, tp_form_is_ring(pack->wish->form) ? 1 : 0.5)) return 1e18;
+	double slack = TP_MIN(tp_pack_slack(pack, route) / pack->wish->bw, 99), noise = 0;
 	/* Mostly a small step aside, at times a leap over kinds of paths. */
-	if (pack->variant >= STEADY_VARIANTS) noise = draw(pack, 4) ? draw(pack, 64) / 32.0 : draw(pack, 8) * 1e3;
+	if (pack->variant >= TP_PACK_STEADY) noise = tp_pack_draw(pack, 4) ? tp_pack_draw(pack, 64) / 32.0 : tp_pack_draw(pack, 8) * 1e3;
 	return route->type * 1e3 + 99 - slack + noise;
 }
 
@@ -473,18 +177,18 @@ static bool try_ring_ends(struct tp_pack *pack, int in, int out, bool both)
 {
 	struct ranked firsts[MOST_ENDS], lasts[MOST_ENDS];
 	int gpus = pack->p->ngpus, nfirst = rank_ends(pack, in, false, firsts), nlast = rank_ends(pack, out, true, lasts);
-	set_direction(pack, both);
+	tp_pack_set_direction(pack, both);
 	for (int i = 0; i < nfirst; i++)
 		for (int j = 0; j < nlast && pack->steps < pack->stop_at; j++) {
 			if (gpus > 1 && firsts[i].place == lasts[j].place) continue;
-			struct ends ends = { firsts[i].place, -1, lasts[j].place };
-			if (!take_nets(pack, ends, in, out)) continue;
-			if (walk_from(pack, firsts[i].place, -1, lasts[j].place)) {
-				append(pack, pack->walk, in, out, false);
-				if (both) append(pack, pack->walk, in, out, true);
+			struct tp_ends ends = { firsts[i].place, -1, lasts[j].place };
+			if (!tp_pack_take_nets(pack, ends, in, out)) continue;
+			if (tp_pack_walk(pack, firsts[i].place, -1, lasts[j].place)) {
+				tp_pack_append(pack, pack->walk, in, out, false);
+				if (both) tp_pack_append(pack, pack->walk, in, out, true);
 				return true;
 			}
-			give_nets(pack, ends, in, out);
+			tp_pack_give_nets(pack, ends, in, out);
 		}
 	return false;
 }
@@ -496,8 +200,8 @@ static bool try_pair_apart(struct tp_pack *pack, int in, int out)
 	if (!try_ring_ends(pack, in, out, false)) return false;
 	if (try_ring_ends(pack, out, in, false)) return true;
 	now->n--;
-	set_direction(pack, false);
-	give_channel(pack, order_of(now, pack, now->n), in, out);
+	tp_pack_set_direction(pack, false);
+	tp_pack_give_channel(pack, tp_pack_order(now, pack, now->n), in, out);
 	return false;
 }
 
@@ -532,14 +236,14 @@ static bool try_chain_heads(struct tp_pack *pack, int net, int first)
 	bool two = pack->wish->form == TP_FORM_CHAIN_TWO_HEADS;
 	int n = two ? rank_ends(pack, net, false, seconds) : 1;
 	for (int i = 0; i < n && pack->steps < pack->stop_at; i++) {
-		struct ends heads = { first, two ? seconds[i].place : -1, -1 };
+		struct tp_ends heads = { first, two ? seconds[i].place : -1, -1 };
 		if (heads.first == heads.second) continue;
-		if (!take_nets(pack, heads, net, net)) continue;
-		if (walk_from(pack, first, heads.second, -1)) {
-			append(pack, pack->walk, net, net, false);
+		if (!tp_pack_take_nets(pack, heads, net, net)) continue;
+		if (tp_pack_walk(pack, first, heads.second, -1)) {
+			tp_pack_append(pack, pack->walk, net, net, false);
 			return true;
 		}
-		give_nets(pack, heads, net, net);
+		tp_pack_give_nets(pack, heads, net, net);
 	}
 	return false;
 }
@@ -547,7 +251,7 @@ static bool try_chain_heads(struct tp_pack *pack, int net, int first)
 static bool add_chain_nets(struct tp_pack *pack)
 {
 	struct ranked nets[MOST_NETS], firsts[MOST_ENDS];
-	set_direction(pack, false);
+	tp_pack_set_direction(pack, false);
 	int n = rank_nets(pack, false, nets);
 	for (int i = 0; i < n; i++) {
 		int nfirst = rank_ends(pack, nets[i].place, false, firsts);
@@ -570,18 +274,18 @@ static void fill_up(struct tp_pack *pack)
 static void recount(struct tp_pack *pack)
 {
 	memcpy(pack->left, pack->p->capacity, (size_t)pack->p->nresources * sizeof(*pack->left));
-	set_direction(pack, false);
+	tp_pack_set_direction(pack, false);
 	for (int c = 0; c < pack->now.n; c++) {
-		int16_t *order = order_of(&pack->now, pack, c);
+		int16_t *order = tp_pack_order(&pack->now, pack, c);
 		/* They fitted once: the doubles' last bits aside, they fit. */
-		for (int i = 0; i < hop_count(pack); i++) {
+		for (int i = 0; i < tp_pack_hops(pack); i++) {
 			int from = order[i], to = order[(i + 1) % pack->p->ngpus];
-			charge(pack, tp_route_of(pack->p, from, to), pack->forward);
-			if (pack->back > 0) charge(pack, tp_route_of(pack->p, to, from), pack->back);
+			tp_pack_charge(pack, tp_route_of(pack->p, from, to), pack->forward);
+			if (pack->back > 0) tp_pack_charge(pack, tp_route_of(pack->p, to, from), pack->back);
 		}
-		struct flow flows[4];
-		for (int i = net_flows(pack, ends_of(pack, order), pack->now.net_in[c], pack->now.net_out[c], flows); i-- > 0;)
-			if (flows[i].amount > 0) charge(pack, tp_route_of(pack->p, flows[i].from, flows[i].to), flows[i].amount);
+		struct tp_flow flows[4];
+		for (int i = tp_pack_net_flows(pack, tp_pack_ends(pack, order), pack->now.net_in[c], pack->now.net_out[c], flows); i-- > 0;)
+			if (flows[i].amount > 0) tp_pack_charge(pack, tp_route_of(pack->p, flows[i].from, flows[i].to), flows[i].amount);
 	}
 }
 
@@ -589,10 +293,10 @@ static void remove_some(struct tp_pack *pack)
 {
 	struct tp_packed *now = &pack->now;
 	bool pairs = pack->wish->form == TP_FORM_RING_NETS && pack->wish->cross_nic == 2 && now->n % 2 == 0;
-	int unit = pairs ? 2 : 1, units = now->n / unit, gone = 1 + (int)draw(pack, (uint32_t)TP_MIN(units, 4));
+	int unit = pairs ? 2 : 1, units = now->n / unit, gone = 1 + (int)tp_pack_draw(pack, (uint32_t)TP_MIN(units, 4));
 	for (; gone > 0 && units > 0; gone--, units--) {
-		int at = (int)draw(pack, (uint32_t)units) * unit, behind = now->n - at - unit;
-		memmove(order_of(now, pack, at), order_of(now, pack, at + unit), (size_t)behind * (size_t)pack->p->ngpus * sizeof(*now->order));
+		int at = (int)tp_pack_draw(pack, (uint32_t)units) * unit, behind = now->n - at - unit;
+		memmove(tp_pack_order(now, pack, at), tp_pack_order(now, pack, at + unit), (size_t)behind * (size_t)pack->p->ngpus * sizeof(*now->order));
 		memmove(&now->net_in[at], &now->net_in[at + unit], (size_t)behind * sizeof(*now->net_in));
 		memmove(&now->net_out[at], &now->net_out[at + unit], (size_t)behind * sizeof(*now->net_out));
 		now->n -= unit;
@@ -607,7 +311,7 @@ const struct tp_packed *tp_pack_run(struct tp_pack *pack, const struct tp_wish *
 	pack->stop_at = pack->steps + budget;
 	pack->seed = 20261129;
 	pack->best.n = 0;
-	for (pack->variant = 0; pack->variant < STEADY_VARIANTS && pack->best.n < pack->target; pack->variant++) {
+	for (pack->variant = 0; pack->variant < TP_PACK_STEADY && pack->best.n < pack->target; pack->variant++) {
 		pack->now.n = 0;
 		recount(pack);
 		fill_up(pack);
@@ -618,7 +322,7 @@ const struct tp_packed *tp_pack_run(struct tp_pack *pack, const struct tp_wish *
 		packed_copy(&pack->now, &pack->kept, gpus);
 		remove_some(pack);
 		recount(pack);
-		pack->variant = STEADY_VARIANTS + (int)draw(pack, 2);
+		pack->variant = TP_PACK_STEADY + (int)tp_pack_draw(pack, 2);
 		fill_up(pack);
 		if (pack->now.n >= pack->kept.n) packed_copy(&pack->kept, &pack->now, gpus);
 		if (pack->now.n > pack->best.n) packed_copy(&pack->best, &pack->now, gpus);
@@ -630,20 +334,20 @@ void tp_packed_load(const struct tp_problem *p, enum tp_form form, const struct 
 {
 	struct tp_wish wish = { .form = form, .bw = 1 };
 	struct tp_pack view = { .p = p, .wish = &wish };
-	struct flow flows[4];
+	struct tp_flow flows[4];
 	memset(intra, 0, (size_t)p->nresources * sizeof(*intra));
 	memset(inter, 0, (size_t)p->nresources * sizeof(*inter));
-	set_direction(&view, false);
+	tp_pack_set_direction(&view, false);
 	for (int c = 0; c < packed->n; c++) {
 		const int16_t *order = packed->order + (size_t)c * (size_t)p->ngpus;
 		view.left = intra;
-		for (int i = 0; i < hop_count(&view); i++) {
+		for (int i = 0; i < tp_pack_hops(&view); i++) {
 			int from = order[i], to = order[(i + 1) % p->ngpus];
-			charge(&view, tp_route_of(p, from, to), -view.forward);
-			if (view.back > 0) charge(&view, tp_route_of(p, to, from), -view.back);
+			tp_pack_charge(&view, tp_route_of(p, from, to), -view.forward);
+			if (view.back > 0) tp_pack_charge(&view, tp_route_of(p, to, from), -view.back);
 		}
 		view.left = inter;
-		for (int i = net_flows(&view, ends_of(&view, order), packed->net_in[c], packed->net_out[c], flows); i-- > 0;)
-			if (flows[i].amount > 0) charge(&view, tp_route_of(p, flows[i].from, flows[i].to), -flows[i].amount);
+		for (int i = tp_pack_net_flows(&view, tp_pack_ends(&view, order), packed->net_in[c], packed->net_out[c], flows); i-- > 0;)
+			if (flows[i].amount > 0) tp_pack_charge(&view, tp_route_of(p, flows[i].from, flows[i].to), -flows[i].amount);
 	}
 }

@@ -191,6 +191,23 @@ static void a_gpu_whose_nic_is_missing_shares_anothers(void **state)
 	tp_topo_free(topo);
 }
 
+/* ---- Host ranks ---- */
+
+static void host_ranks_stand_by_what_they_share(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_topo("<system version=\"1\"><cpu numaid=\"0\" affinity=\"0000ffff\"><cache level=\"3\" affinity=\"000000ff\"/>"
+		"<cache level=\"3\" affinity=\"0000ff00\"/><hostrank rank=\"0\" affinity=\"00000001\"/><hostrank rank=\"1\" affinity=\"00000100\"/>"
+		"<hostrank rank=\"3\" affinity=\"00000002\"/><hostrank rank=\"4\" affinity=\"00000200\"/></cpu>"
+		"<cpu numaid=\"1\" affinity=\"ffff0000\"><hostrank rank=\"2\" affinity=\"00010000\"/></cpu></system>", NULL);
+	int32_t ranks[5] = { 0 };
+	static const int32_t wanted[] = { 0, 3, 1, 4, 2 };
+	assert_int_equal(topo->nhost_ranks, 5);
+	assert_int_equal(tp_channels_order_hosts(topo, ranks), ncclSuccess);
+	assert_memory_equal(ranks, wanted, sizeof(wanted));
+	tp_topo_free(topo);
+}
+
 /* ---- Clusters ---- */
 
 static void ring_passes_all(const struct tp_cluster *cluster, int channel, int *crossings)
@@ -315,6 +332,7 @@ int main(void)
 		cmocka_unit_test(nonsense_is_refused_with_its_line), cmocka_unit_test(another_pattern_in_the_file_is_no_error),
 		cmocka_unit_test(the_users_file_wins_over_the_search), cmocka_unit_test(each_gpu_has_the_nic_beside_it),
 		cmocka_unit_test(two_gpus_share_each_of_four_nics), cmocka_unit_test(a_gpu_whose_nic_is_missing_shares_anothers),
+		cmocka_unit_test(host_ranks_stand_by_what_they_share),
 		cmocka_unit_test(rings_of_a_cluster_pass_every_rank_once_and_keep_their_rails),
 		cmocka_unit_test(trees_of_a_cluster_are_two_and_share_the_load), cmocka_unit_test(a_cluster_of_other_machines_is_refused),
 	};

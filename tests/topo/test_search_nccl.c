@@ -32,6 +32,20 @@ static void compare(const char *name, const char *variant, const char *answer, c
 	worse++;
 }
 
+/* NVLS: as many heads, and at each as much. NCCL has it on Hopper and newer, we have pairs behind any switch. */
+static void compare_pairs(const char *name, const char *variant, const char *answer, const struct tp_topo *topo, bool multi_host)
+{
+	const char *nvls = strstr(answer, "\"nvls\":{");
+	if (!nvls || number_of(nvls, "nchannels") < 1) return;
+	struct tp_channels *pairs = helper_channels(topo, TP_PATTERN_PAIRS, multi_host);
+	double theirs = number_of(nvls, "nchannels") * number_of(nvls, multi_host ? "bwInter" : "bwIntra"), ours = helper_total(pairs);
+	if (ours < theirs * 0.9999) {
+		print_message("%s %s pairs: %.4g, NCCL %.4g\n", name, variant, ours, theirs);
+		worse++;
+	}
+	tp_channels_free(pairs);
+}
+
 static void compare_machine(const char *name)
 {
 	char path[1024];
@@ -46,6 +60,7 @@ static void compare_machine(const char *name)
 		struct tp_channels *rings = helper_channels(topo, TP_PATTERN_RING, multi_host), *trees = helper_channels(topo, TP_PATTERN_TREE, multi_host);
 		compare(name, variant, answer, "rings", rings);
 		compare(name, variant, answer, "tree", trees);
+		compare_pairs(name, variant, answer, topo, multi_host);
 		/* 16 of the 26 have 8 GPUs: what a search may cost there, in hops looked at. */
 		assert_true(rings->steps < 1500000 && trees->steps < 1500000);
 		tp_channels_free(rings);
