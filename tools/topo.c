@@ -136,6 +136,8 @@ static int of_one(const char *what, const char *name, const struct request *q, F
 	if (status) return status;
 	if (strcmp(what, "xml") == 0) status = write_xml(&m, out);
 	else if (strcmp(what, "matrix") == 0) status = topo_matrix(&m, out);
+	else if (strcmp(what, "channels") == 0) status = topo_channels(&m, out);
+	else if (strcmp(what, "svg") == 0 || strcmp(what, "html") == 0) status = topo_draw(&m, strcmp(what, "html") == 0, out);
 	else status = q->json ? topo_json(&m, out) : topo_show(&m, out);
 	topo_close(&m);
 	return status;
@@ -167,7 +169,7 @@ static int of_two(const char *first, const char *second, const struct request *q
 
 static int dispatch(const char *what, const char **args, int count, const struct request *q, FILE *out)
 {
-	static const char *const ones[] = { "show", "matrix", "xml" };
+	static const char *const ones[] = { "show", "matrix", "channels", "svg", "html", "xml" };
 	for (size_t i = 0; i < TP_ARRAY_LEN(ones); i++)
 		if (strcmp(what, ones[i]) == 0)
 			return count > 1 ? tool_usage_error("topo", "%s takes one file or model", what) : of_one(what, count ? args[0] : NULL, q, out);
@@ -179,7 +181,7 @@ static int dispatch(const char *what, const char **args, int count, const struct
 			of_two(args[0], count == 2 ? args[1] : NULL, q, out);
 	if (strcmp(what, "model") == 0)
 		return count > 1 ? tool_usage_error("topo", "model takes one name") : count ? write_model(args[0], out) : list_models(out);
-	return tool_usage_error("topo", "there is no \"%s\"; there are show, matrix, explain, diff, model and xml", what);
+	return tool_usage_error("topo", "there is no \"%s\"; there are show, matrix, channels, explain, diff, model, svg, html and xml", what);
 }
 
 #define MAX_ARGUMENTS 8
@@ -197,7 +199,7 @@ int tool_topo(int argc, char **argv)
 	};
 	poptContext context = poptGetContext("telpher topo", argc, (const char **)argv, options, 0);
 	if (!context) return 1;
-	poptSetOtherOptionHelp(context, "show|matrix|xml [FILE|MODEL]\n       telpher topo explain A B [FILE|MODEL]\n       telpher topo diff HEALTHY [OTHER]\n"
+	poptSetOtherOptionHelp(context, "show|matrix|channels|svg|html|xml [FILE|MODEL]\n       telpher topo explain A B [FILE|MODEL]\n       telpher topo diff HEALTHY [OTHER]\n"
 		"       telpher topo model [NAME]\n\nWithout FILE or MODEL: this machine.");
 	const char *args[MAX_ARGUMENTS], *what, *arg;
 	int status, count = 0, code = poptGetNextOpt(context);
@@ -205,7 +207,7 @@ int tool_topo(int argc, char **argv)
 	while (count < MAX_ARGUMENTS && (arg = poptGetArg(context))) args[count++] = arg;
 	FILE *out = stdout;
 	if (code < -1) status = tool_usage_error("topo", "%s: %s", poptBadOption(context, 0), poptStrerror(code));
-	else if (!what) status = tool_usage_error("topo", "say what: show, matrix, explain, diff, model or xml");
+	else if (!what) status = tool_usage_error("topo", "say what: show, matrix, channels, explain, diff, model, svg, html or xml");
 	else if (q.output && !(out = fopen(q.output, "we"))) status = tool_usage_error("topo", "%s can't be written", q.output);
 	else status = dispatch(what, args, count, &q, out);
 	if (out && (ferror(out) || (out != stdout && fclose(out)))) {

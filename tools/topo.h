@@ -18,8 +18,10 @@ void topo_close(struct topo_machine *machine);
 int topo_show(const struct topo_machine *machine, FILE *out);
 int topo_json(const struct topo_machine *machine, FILE *out);
 int topo_matrix(const struct topo_machine *machine, FILE *out);
+int topo_channels(const struct topo_machine *machine, FILE *out);
 int topo_explain(const struct topo_machine *machine, const char *from, const char *to, FILE *out);
 int topo_diff(const struct topo_machine *a, const struct topo_machine *b, FILE *out);    /* 1: they differ */
+int topo_draw(const struct topo_machine *machine, bool html, FILE *out);
 
 /* "PCIe 5.0 x16", "NVLink x18", "xGMI x4", "C2C", … */
 void topo_link_text(const struct tp_topo *topo, const struct tp_topo_link *link, char *text, size_t bytes);

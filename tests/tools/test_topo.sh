@@ -35,6 +35,12 @@ says "the matrix's head" $'^\tGPU0\tGPU1\t.*NIC7\tCPU Affinity\tNUMA Affinity$' 
 says "a row" $'^GPU2\tNV12\tNV12\tX\tNV12\tNV12\tNV12\tNV12\tNV12\tSYS\tSYS\tPIX\tPIX\tSYS' "$out"
 says "the legend of NICs" "^  NIC0: mlx5_0$" "$out"
 
+out=$(topo channels dgx-h100)
+says "rings over the rails" "^16 rings x 24 GB/s = 384" "$out"
+says "each in and out by a NIC" "^   0: mlx5_[0-7] >( [0-7]){8} > mlx5_[0-7]$" "$out"
+says "whose NIC is whose" "^  GPU 5: mlx5_5 \(PIX" "$out"
+says "on one host there is no NIC" "^  +0:( [0-7]){8}$" "$(topo channels --one-host dgx-h100)"
+
 out=$(topo explain gpu0 mlx5_3 dgx-h100)
 says "the wires" "What the wires allow: PHB" "$out"
 says "what is used" "What is used: PXN" "$out"
@@ -66,6 +72,30 @@ import json, sys
 d = json.load(open(sys.argv[1]))
 p = [x for x in d["gpu_net"] if d["nodes"][x["from"]]["name"] == "GPU 0" and d["nodes"][x["to"]]["name"] == "mlx5_1"][0]
 print(sum(n["kind"] == "GPU" for n in d["nodes"]), len(d["gpu_gpu"]), p["type"])' "$where/json")"
+
+for m in dgx-h100 mi250x gb200-nvl72 two-sockets; do
+	topo svg "$m" -o "$where/$m.svg"
+	expect "the picture of $m is well-formed, in its frame, and needs nothing from elsewhere" "ok" "$(python3 - "$where/$m.svg" <<'P'
+import re, sys, xml.etree.ElementTree as ET
+text = open(sys.argv[1]).read()
+root = ET.fromstring(text)
+w, h = map(float, root.get("viewBox").split()[2:])
+ns = "{http://www.w3.org/2000/svg}"
+for r in root.iter(ns + "rect"):
+    x, y = float(r.get("x", 0)), float(r.get("y", 0))
+    if x < 0 or y < 0 or x + float(r.get("width")) > w or y + float(r.get("height")) > h: sys.exit("outside")
+for t in root.iter(ns + "text"):
+    if not (0 <= float(t.get("x")) <= w and 0 <= float(t.get("y")) <= h): sys.exit("text outside: " + t.text)
+if re.search(r"(href|src|url)\s*[=(]\s*[\"']?(?!#)", text): sys.exit("not self-contained")
+print("ok")
+P
+)"
+done
+expect "each channel is there, and its switch" "16 16" "$(grep -c 'class="channel" id="ring' "$where/dgx-h100.svg") $(grep -o 'data-channel="ring[0-9]*"' "$where/dgx-h100.svg" | wc -l)"
+expect "every GPU is drawn" 72 "$(grep -c 'class="node gpu' "$where/gb200-nvl72.svg")"
+expect "what is wrong is marked" 2 "$(topo svg "$where/sick.xml" -o "$where/sick.svg"; grep -c 'class="node gpu faulty"' "$where/sick.svg")"
+topo html p4d -o "$where/p4d.html"
+says "a page" "^<!DOCTYPE html>" "$(head -1 "$where/p4d.html")"
 
 cat >"$where/provider.xml" <<'X'
 <system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85"><pci busid="ffff:ff:01.0" class="0x060400" link_speed="8 GT/s" link_width="16">
