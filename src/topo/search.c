@@ -38,6 +38,7 @@ struct search {
 	struct tp_packed best;
 	double total, bw_intra, bw_inter;
 	int most, cross_nic;
+	bool tidying;                   /* as good is good enough */
 };
 
 static void add_candidate(struct search *s, const struct tp_bound *bound, const struct tp_wish *wish, double bw)
@@ -131,8 +132,10 @@ static void consider(struct search *s, const struct tp_packed *found, const stru
 	double bw = widen(s, found, wish->form), within = bw;
 	if (!tp_form_is_ring(wish->form) && tp_form_has_nets(wish->form)) within = widen_within(s, bw);
 	double total = found->n * bw;
-	bool same = total > s->total / BETTER && total * within / bw > s->total * (s->bw_intra / s->bw_inter) * BETTER;
-	if (total <= s->total * BETTER && !(s->best.n && same)) return;
+	double inside = total * within / bw, inside_before = s->best.n * s->bw_intra;
+	bool same = s->best.n && total > s->total / BETTER && inside > inside_before * BETTER;
+	bool tidier = s->tidying && total > s->total * (1 - 1e-5) && inside > inside_before * (1 - 1e-5);
+	if (total <= s->total * BETTER && !same && !tidier) return;
 	size_t gpus = (size_t)s->p->ngpus;
 	s->best.n = found->n;
 	memcpy(s->best.order, found->order, (size_t)found->n * gpus * sizeof(*found->order));
@@ -241,6 +244,24 @@ static void improve_within(struct search *s)
 		}
 }
 
+/* The same total in fewer channels of a more natural bandwidth, where that can be had: each channel costs whoever runs it. */
+static void tidy(struct search *s)
+{
+	struct tp_wish wish = s->wish;
+	double total = s->total;
+	int n = s->best.n;
+	bool chain = !tp_form_is_ring(wish.form) && tp_form_has_nets(wish.form);
+	wish.within = chain ? s->bw_intra / s->bw_inter : 0;
+	s->stop_at = tp_pack_steps(s->pack) + WHOLE_BUDGET / 8;
+	s->tidying = true;
+	for (int fewer = 1; fewer < n && s->best.n == n && may_spend(s); fewer++) {
+		double bw = total / fewer;
+		if (bw > s->p->channel_max || oddness(bw, s->p->unit) >= oddness(total / n, s->p->unit)) continue;
+		attempt(s, &wish, bw * (1 - 1e-6), fewer, FIRST_BUDGET / 2);
+	}
+	s->tidying = false;
+}
+
 static ncclResult_t look_everywhere(struct search *s, bool ring)
 {
 	enum tp_topo_path_type intra[TP_PATH_TYPES], inter[TP_PATH_TYPES];
@@ -258,6 +279,7 @@ static ncclResult_t look_everywhere(struct search *s, bool ring)
 			}
 		}
 	if (!ring && nets && s->best.n) improve_within(s);
+	if (s->best.n > 1 && oddness(s->total / s->best.n, s->p->unit) > 0.1) tidy(s);
 	return ncclSuccess;
 }
 

@@ -44,6 +44,40 @@ struct tp_topo *helper_machine(const char *name, const char *from, const char *t
 	return topo;
 }
 
+static void carry(const struct tp_topo *topo, double *load, int32_t from, int32_t to, double bw)
+{
+	const struct tp_topo_path *path = tp_topo_path(topo, from, to);
+	assert_true(path->type < TP_PATH_NET);
+	for (int i = 0; i < path->nhops; i++) load[path->links[i]] += bw;
+}
+
+static void nothing_is_oversubscribed(const struct tp_topo *topo, const struct tp_channels *all)
+{
+	double *load = calloc((size_t)topo->nlinks + 1, sizeof(*load));
+	assert_non_null(load);
+	bool ring = all->pattern == TP_PATTERN_RING, two = all->pattern == TP_PATTERN_BALANCED_TREE;
+	for (int c = 0; c < all->nchannels; c++) {
+		const struct tp_channel *channel = &all->channels[c];
+		const int32_t *gpus = channel->gpus, last = gpus[all->ngpus - 1];
+		for (int i = 0; i + 1 < all->ngpus; i++) {
+			carry(topo, load, gpus[i], gpus[i + 1], ring ? all->bw_intra : all->bw_intra / 2);
+			if (!ring) carry(topo, load, gpus[i + 1], gpus[i], all->bw_intra / 2);
+		}
+		if (channel->net_in < 0) {
+			if (ring && all->ngpus > 1) carry(topo, load, last, gpus[0], all->bw_intra);
+			continue;
+		}
+		carry(topo, load, channel->net_in, gpus[0], two ? all->bw_inter / 2 : all->bw_inter);
+		carry(topo, load, ring ? last : gpus[0], channel->net_out, two ? all->bw_inter / 2 : all->bw_inter);
+		if (two) carry(topo, load, channel->net_in, gpus[1], all->bw_inter / 2);
+		if (two) carry(topo, load, gpus[1], channel->net_out, all->bw_inter / 2);
+	}
+	for (int i = 0; i < topo->nlinks; i++)
+		if (load[i] > topo->links[i].bw * (1 + 1e-5))
+			fail_msg("%s to %s carries %g of %g", topo->nodes[topo->links[i].from].name, topo->nodes[topo->links[i].to].name, load[i], topo->links[i].bw);
+	free(load);
+}
+
 struct tp_channels *helper_channels(const struct tp_topo *topo, enum tp_pattern pattern, bool multi_host)
 {
 	struct tp_channels *channels = NULL;
@@ -51,6 +85,7 @@ struct tp_channels *helper_channels(const struct tp_topo *topo, enum tp_pattern 
 	char why[256];
 	assert_int_equal(tp_channels_search(topo, &policy, pattern, &channels), ncclSuccess);
 	if (tp_channels_check(topo, &policy, channels, why) != ncclSuccess) fail_msg("%s", why);
+	if (pattern != TP_PATTERN_PAIRS && !helper_found(channels, TP_FOUND_NO_PATTERN)) nothing_is_oversubscribed(topo, channels);
 	return channels;
 }
 
