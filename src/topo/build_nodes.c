@@ -42,8 +42,8 @@ static ncclResult_t read_pci(const struct tp_builder *b, const struct tp_element
 		const char *text = tp_element_get(e, ids[i].name);
 		*(uint32_t *)((char *)out + ids[i].offset) = text ? (uint32_t)strtoul(text, NULL, 16) : 0;
 	}
-	TP_TRY(tp_element_int(b->doc, e, "link_width", 0, 64, 0, &width));
-	TP_TRY(tp_element_int(b->doc, e, "max_link_width", 0, 64, 0, &max_width));
+	TP_TRY(tp_element_int(b->doc, e, "link_width", -1, 255, 0, &width));
+	TP_TRY(tp_element_int(b->doc, e, "max_link_width", -1, 255, 0, &max_width));
 	TP_TRY(tp_element_int(b->doc, e, "acs", -1, 1, -1, &acs));
 	TP_TRY(tp_element_int(b->doc, e, "iommu_group", -1, INT32_MAX, -1, &group));
 	TP_TRY(tp_element_int(b->doc, e, "mps", 0, 65536, 0, &mps));
@@ -51,8 +51,9 @@ static ncclResult_t read_pci(const struct tp_builder *b, const struct tp_element
 	TP_TRY(tp_element_int(b->doc, e, "bar1", 0, INT64_MAX, 0, &bar1));
 	out->speed = tp_pci_speed_parse(tp_element_get(e, "link_speed"));
 	out->max_speed = tp_pci_speed_parse(tp_element_get(e, "max_link_speed"));
-	out->width = (int)width;
-	out->max_width = (int)max_width;
+	/* Guests without a real link show 63 or 255. */
+	out->width = width > 0 && width <= 32 ? (int)width : 0;
+	out->max_width = max_width > 0 && max_width <= 32 ? (int)max_width : 0;
 	out->acs = (int)acs;
 	out->iommu_group = (int)group;
 	out->mps = (int)mps;

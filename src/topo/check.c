@@ -89,7 +89,7 @@ static ncclResult_t check_numbers(const struct tp_topo_doc *doc, const struct tp
 {
 	static const struct { const char *element, *name; int64_t min, max; } ranges[] = {
 		{ "cpu", "numaid", -1, 65535 }, { "cpu", "familyid", 0, 65535 }, { "cpu", "modelid", 0, 65535 },
-		{ "pci", "link_width", 0, 64 }, { "pci", "max_link_width", 0, 64 },
+		{ "pci", "link_width", -1, 255 }, { "pci", "max_link_width", -1, 255 },
 		{ "gpu", "dev", -1, 1 << 20 }, { "gpu", "rank", -1, 1 << 24 }, { "gpu", "sm", 0, 100000 }, { "gpu", "gdr", 0, 255 },
 		{ "nvlink", "count", 0, 1024 }, { "xgmi", "count", 0, 1024 }, { "c2c", "count", 0, 1024 }, { "c2c", "bw", 0, 100000000 },
 		{ "net", "dev", -1, 1 << 20 }, { "net", "speed", -1, 100000000 }, { "net", "port", -1, 65535 }, { "net", "maxconn", INT32_MIN, INT64_C(1) << 40 },

@@ -51,7 +51,7 @@ static float speed_of(const struct tp_discovery *d, const char *bus_id, const ch
 static int width_of(const struct tp_discovery *d, const char *bus_id, const char *which)
 {
 	int64_t width;
-	return tp_sys_number(d, &width, DEVICES "/%s/%s_link_width", bus_id, which) && width > 0 && width <= 64 ? (int)width : 0;
+	return tp_sys_number(d, &width, DEVICES "/%s/%s_link_width", bus_id, which) && width > 0 && width <= 32 ? (int)width : 0;
 }
 
 /* What both ends could, and what they agreed on. Idle GPUs save power by a slower link: their speed is what they could. port: the

@@ -22,7 +22,8 @@ static long number_after(const char *text, const char *kind)
 static bool is_called(const struct tp_topo_node *node, const char *name)
 {
 	int64_t bus;
-	if (strcasecmp(node->name, name) == 0) return true;
+	const char *bare = strchr(node->name, '/');
+	if (strcasecmp(node->name, name) == 0 || (bare && strcasecmp(bare + 1, name) == 0)) return true;
 	if (node->pci.bus_id[0] && tp_bus_id_parse(name, &bus)) return node->pci.bus == bus;
 	switch (node->kind) {
 	case TP_TOPO_GPU: return node->gpu.dev >= 0 && number_after(name, "gpu") == node->gpu.dev;
@@ -37,9 +38,14 @@ int32_t tp_topo_find_name(const struct tp_topo *topo, const char *name)
 {
 	static const enum tp_topo_kind order[] = { TP_TOPO_GPU, TP_TOPO_NET, TP_TOPO_CPU, TP_TOPO_NVS, TP_TOPO_NIC, TP_TOPO_PCI, TP_TOPO_CACHE, TP_TOPO_CORE };
 	long rank = number_after(name, "rank");
+	int host = -1, bytes = 0;
+	/* "h3/gpu2": of one host. */
+	if (sscanf(name, "h%d/%n", &host, &bytes) == 1 && bytes > 0 && host >= 0) name += bytes;
+	else host = -1;
 	if (rank >= 0) return tp_topo_find_rank(topo, (int)TP_MIN(rank, INT32_MAX));
 	for (size_t k = 0; k < TP_ARRAY_LEN(order); k++)
 		for (int32_t i = 0; i < topo->count[order[k]]; i++)
-			if (is_called(tp_topo_node_of(topo, order[k], i), name)) return topo->of_kind[order[k]][i];
+			if (is_called(tp_topo_node_of(topo, order[k], i), name) && (host < 0 || tp_topo_node_of(topo, order[k], i)->host == host))
+				return topo->of_kind[order[k]][i];
 	return -1;
 }
