@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define LARGEST_LIST 65536
+
 struct request { int one_host, json, quiet; char *output; };
 
 static bool is_model(const char *name)
@@ -136,6 +138,7 @@ static int of_one(const char *what, const char *name, const struct request *q, F
 	if (status) return status;
 	if (strcmp(what, "xml") == 0) status = write_xml(&m, out);
 	else if (strcmp(what, "matrix") == 0) status = topo_matrix(&m, out);
+	else if (strcmp(what, "expect") == 0) status = tp_topo_expect_write(m.topo, &m.policy, out) == ncclSuccess ? 0 : 1;
 	else if (strcmp(what, "channels") == 0) status = topo_channels(&m, out);
 	else if (strcmp(what, "svg") == 0 || strcmp(what, "html") == 0) status = topo_draw(&m, strcmp(what, "html") == 0, out);
 	else status = q->json ? topo_json(&m, out) : topo_show(&m, out);
@@ -167,21 +170,52 @@ static int of_two(const char *first, const char *second, const struct request *q
 	return status;
 }
 
+/* The list itself, or the file of that name. */
+static char *read_expectations(const char *given)
+{
+	FILE *in = strpbrk(given, "=<>") ? NULL : fopen(given, "re");
+	if (!in) return strdup(given);
+	char *text = calloc(1, LARGEST_LIST + 1);
+	if (text) text[fread(text, 1, LARGEST_LIST, in)] = 0;
+	fclose(in);
+	return text;
+}
+
+static int check(const char *given, const char *name, const struct request *q, FILE *out)
+{
+	struct topo_machine m;
+	struct tp_topo_unmet *unmet = NULL;
+	int count = 0, status = topo_open(name, q->one_host, q->quiet, &m);
+	if (status) return status;
+	char *text = read_expectations(given);
+	if (!text || tp_topo_expect_check(m.topo, &m.policy, text, given, &unmet, &count) != ncclSuccess)
+		status = tool_usage_error("topo", "%s", text ? tp_log_last_error() : "out of memory");
+	for (int i = 0; i < count; i++) fprintf(out, "%s\n", unmet[i].text);
+	if (!status && !count) fprintf(out, "As expected.\n");
+	free(unmet);
+	free(text);
+	topo_close(&m);
+	return status ? status : count ? 1 : 0;
+}
+
 static int dispatch(const char *what, const char **args, int count, const struct request *q, FILE *out)
 {
-	static const char *const ones[] = { "show", "matrix", "channels", "svg", "html", "xml" };
+	static const char *const ones[] = { "show", "matrix", "channels", "expect", "svg", "html", "xml" };
 	for (size_t i = 0; i < TP_ARRAY_LEN(ones); i++)
 		if (strcmp(what, ones[i]) == 0)
 			return count > 1 ? tool_usage_error("topo", "%s takes one file or model", what) : of_one(what, count ? args[0] : NULL, q, out);
 	if (strcmp(what, "explain") == 0)
 		return count < 2 || count > 3 ? tool_usage_error("topo", "explain takes two places, as in \"explain gpu0 mlx5_1\", and a file or model") :
 			of_pair(args[0], args[1], count == 3 ? args[2] : NULL, q, out);
+	if (strcmp(what, "check") == 0)
+		return count < 1 || count > 2 ? tool_usage_error("topo", "check takes what is expected, as in \"gdr=on nics>=8\" or a file, and a file or model") :
+			check(args[0], count == 2 ? args[1] : NULL, q, out);
 	if (strcmp(what, "diff") == 0)
 		return count < 1 || count > 2 ? tool_usage_error("topo", "diff takes the healthy machine's file and the other's (this machine, where there is none)") :
 			of_two(args[0], count == 2 ? args[1] : NULL, q, out);
 	if (strcmp(what, "model") == 0)
 		return count > 1 ? tool_usage_error("topo", "model takes one name") : count ? write_model(args[0], out) : list_models(out);
-	return tool_usage_error("topo", "there is no \"%s\"; there are show, matrix, channels, explain, diff, model, svg, html and xml", what);
+	return tool_usage_error("topo", "there is no \"%s\"; there are show, matrix, channels, explain, diff, expect, check, model, svg, html and xml", what);
 }
 
 #define MAX_ARGUMENTS 8
@@ -199,15 +233,15 @@ int tool_topo(int argc, char **argv)
 	};
 	poptContext context = poptGetContext("telpher topo", argc, (const char **)argv, options, 0);
 	if (!context) return 1;
-	poptSetOtherOptionHelp(context, "show|matrix|channels|svg|html|xml [FILE|MODEL]\n       telpher topo explain A B [FILE|MODEL]\n       telpher topo diff HEALTHY [OTHER]\n"
-		"       telpher topo model [NAME]\n\nWithout FILE or MODEL: this machine.");
+	poptSetOtherOptionHelp(context, "show|matrix|channels|expect|svg|html|xml [FILE|MODEL]\n       telpher topo explain A B [FILE|MODEL]\n       telpher topo diff HEALTHY [OTHER]\n"
+		"       telpher topo check EXPECTED [FILE|MODEL]\n       telpher topo model [NAME]\n\nWithout FILE or MODEL: this machine.");
 	const char *args[MAX_ARGUMENTS], *what, *arg;
 	int status, count = 0, code = poptGetNextOpt(context);
 	what = poptGetArg(context);
 	while (count < MAX_ARGUMENTS && (arg = poptGetArg(context))) args[count++] = arg;
 	FILE *out = stdout;
 	if (code < -1) status = tool_usage_error("topo", "%s: %s", poptBadOption(context, 0), poptStrerror(code));
-	else if (!what) status = tool_usage_error("topo", "say what: show, matrix, channels, explain, diff, model, svg, html or xml");
+	else if (!what) status = tool_usage_error("topo", "say what: show, matrix, channels, explain, diff, expect, check, model, svg, html or xml");
 	else if (q.output && !(out = fopen(q.output, "we"))) status = tool_usage_error("topo", "%s can't be written", q.output);
 	else status = dispatch(what, args, count, &q, out);
 	if (out && (ferror(out) || (out != stdout && fclose(out)))) {

@@ -152,3 +152,27 @@ ncclResult_t tp_doc_merge_found(struct tp_topo_doc *file, const struct tp_topo_d
 		if (strcmp(cpu->name, "cpu") == 0 && !tp_element_get(cpu, "host_hash")) TP_TRY(tp_doc_set(file, cpu, "host_hash", hash));
 	return merge(file, found, false);
 }
+
+ncclResult_t tp_topo_doc_fuse(const struct tp_topo_text *texts, int count, struct tp_topo_doc **out)
+{
+	struct tp_topo_doc *all = NULL;
+	ncclResult_t result = ncclSuccess;
+	for (int i = 0; i < count && result == ncclSuccess; i++) {
+		char name[32];
+		struct tp_topo_doc *one = NULL;
+		/* Ranks of one process send the same once; the others nothing. */
+		if (!texts[i].bytes) continue;
+		snprintf(name, sizeof(name), "rank %d", texts[i].rank);
+		result = tp_topo_doc_parse(texts[i].text, texts[i].bytes, name, &one);
+		if (result == ncclSuccess && !all) {
+			all = one;
+			continue;
+		}
+		if (result == ncclSuccess) result = tp_topo_doc_merge(all, one);
+		tp_topo_doc_free(one);
+	}
+	if (result == ncclSuccess && !all) result = TP_FAIL(ncclInternalError, "no rank described its machine");
+	if (result != ncclSuccess) tp_topo_doc_free(all);
+	else *out = all;
+	return result;
+}

@@ -37,6 +37,9 @@ ncclResult_t tp_topo_doc_write(const struct tp_topo_doc *doc, const char *path);
 /* Adds to `into` what `from` has and it has not: hosts, then CPUs, PCI devices, GPUs, NICs, by identity. Two that say
  * different things of one device: an error that names both. What both found once is there once. */
 ncclResult_t tp_topo_doc_merge(struct tp_topo_doc *into, const struct tp_topo_doc *from);
+/* The same of many: what an all-gather of tp_topo_doc_text brings. Errors name ranks. bytes 0: this rank has nothing to add. */
+struct tp_topo_text { const char *text; size_t bytes; int rank; };
+ncclResult_t tp_topo_doc_fuse(const struct tp_topo_text *texts, int count, struct tp_topo_doc **out);
 void tp_topo_doc_free(struct tp_topo_doc *doc);
 
 /* What this process finds by itself. A field left zero is not looked for, except that the machine's CPUs always are. */
@@ -323,6 +326,18 @@ struct tp_topo_warning {
 const char *tp_topo_fault_code(enum tp_topo_fault fault);
 /* The caller frees *out. */
 ncclResult_t tp_topo_find_faults(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct tp_topo_warning **out, int *count);
+
+/* ---- Expectations ---- */
+
+/* "net=ib gdr=on p2p=nvlink nics>=8": key and =, >= or <=, alternatives divided by |, items by blanks, commas or lines; # to the end of a
+ * line is a comment. Every GPU, pair or port must be so. */
+struct tp_topo_unmet { char text[512]; };
+/* What isn't so; the caller frees *out. What can't be read is ncclInvalidArgument, with name in front. */
+ncclResult_t tp_topo_expect_check(const struct tp_topo *topo, const struct tp_topo_policy *policy, const char *text, const char *name,
+	struct tp_topo_unmet **out, int *count);
+/* The machine as it is, as expectations. */
+ncclResult_t tp_topo_expect_write(const struct tp_topo *topo, const struct tp_topo_policy *policy, FILE *out);
+const char *tp_topo_expect_key(int index, const char **words, const char **doc);        /* NULL behind the last; words NULL: a number */
 
 /* ---- Bandwidths ---- */
 

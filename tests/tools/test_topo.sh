@@ -66,6 +66,17 @@ says "a lost NIC" "^- rdmap3 is missing$" "$out"
 says "what it does" "^~ GPU 0 to GPU 1: NVL 240 -> NVL 200 GB/s$" "$out"
 says "and what is wrong" "^  nvlink-missing: GPU 0 has 10 NVLinks" "$out"
 
+topo expect p4d -o "$where/good.txt"
+says "what is expected of a good day" "^p2p=nvlink " "$(cat "$where/good.txt")"
+expect "is met on that day" "As expected." "$(topo check "$where/good.txt" p4d)"
+out=$(topo check "$where/good.txt" "$where/sick.xml")
+expect "and not on another" 1 $?
+says "with what was found" "^expected nvlinks>=12, found 10 at GPU 0$" "$out"
+says "each of it" "^expected nics>=4, found 3 at the machine$" "$out"
+out=$(topo check "gdr=on" g5)
+says "and why" "^expected gdr=on, found off at GPU 0 with rdmap0: rdmap0 can't reach GPU memory .*\(and 7 more of 8\)$" "$out"
+expect "what can't be expected" 2 "$(topo check "speed=high" p4d >/dev/null; echo $?)"
+
 "$telpher" topo show dgx-h100 --json >"$where/json"
 expect "JSON" "8 64 PXN" "$(python3 -c '
 import json, sys
