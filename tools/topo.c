@@ -9,7 +9,7 @@
 
 #define LARGEST_LIST 65536
 
-struct request { int one_host, json, quiet; char *output; };
+struct request { int one_host, json, quiet, cores; char *output; };
 
 static bool is_model(const char *name)
 {
@@ -19,9 +19,9 @@ static bool is_model(const char *name)
 	return false;
 }
 
-static ncclResult_t find_machine(struct tp_topo_doc **out)
+static ncclResult_t find_machine(bool cores, struct tp_topo_doc **out)
 {
-	struct tp_topo_find find = { .root = "", .all_gpus = true, .rank = -1 };
+	struct tp_topo_find find = { .root = "", .all_gpus = true, .rank = -1, .cores = cores };
 	struct tp_topo_doc *doc;
 	TP_TRY(tp_topo_discover(&find, &doc));
 	/* What is searched for here is the machine itself: nothing of it is without a rank. */
@@ -33,36 +33,36 @@ static ncclResult_t find_machine(struct tp_topo_doc **out)
 	return result;
 }
 
-int topo_open(const char *name, bool one_host, bool quiet, struct topo_machine *out)
-{
-	struct topo_machine m = { .name = name ? name : "this machine" };
-	ncclResult_t result;
-	if (!name) {
-		result = find_machine(&m.doc);
-	} else if (access(name, F_OK) != 0 && is_model(name)) {
-		result = tp_topo_model(name, &m.doc);
-	} else {
-		result = tp_topo_doc_read(name, &m.doc);
-		if (result == ncclSuccess) result = tp_topo_doc_complete(m.doc, quiet ? NULL : stderr);
-	}
-	if (result == ncclSuccess) result = tp_topo_build(m.doc, &m.topo);
-	if (result == ncclSuccess) result = tp_topo_policy_load(&m.policy);
-	m.policy.multi_host = !one_host;
-	if (result == ncclSuccess) result = tp_topo_compute_paths(m.topo, &m.policy);
-	if (result != ncclSuccess) {
-		fprintf(stderr, "telpher topo: %s\n", tp_log_last_error());
-		topo_close(&m);
-		return 1;
-	}
-	*out = m;
-	return 0;
-}
-
-void topo_close(struct topo_machine *machine)
+static void close_machine(struct topo_machine *machine)
 {
 	tp_topo_free(machine->topo);
 	tp_topo_doc_free(machine->doc);
 	memset(machine, 0, sizeof(*machine));
+}
+
+static int open_machine(const char *name, const struct request *q, struct topo_machine *out)
+{
+	struct topo_machine m = { .name = name ? name : "this machine" };
+	ncclResult_t result;
+	if (!name) {
+		result = find_machine(q->cores, &m.doc);
+	} else if (access(name, F_OK) != 0 && is_model(name)) {
+		result = tp_topo_model(name, &m.doc);
+	} else {
+		result = tp_topo_doc_read(name, &m.doc);
+		if (result == ncclSuccess) result = tp_topo_doc_complete(m.doc, q->quiet ? NULL : stderr);
+	}
+	if (result == ncclSuccess) result = tp_topo_build(m.doc, &m.topo);
+	if (result == ncclSuccess) result = tp_topo_policy_load(&m.policy);
+	m.policy.multi_host = !q->one_host;
+	if (result == ncclSuccess) result = tp_topo_compute_paths(m.topo, &m.policy);
+	if (result != ncclSuccess) {
+		fprintf(stderr, "telpher topo: %s\n", tp_log_last_error());
+		close_machine(&m);
+		return 1;
+	}
+	*out = m;
+	return 0;
 }
 
 void topo_link_text(const struct tp_topo *topo, const struct tp_topo_link *link, char *text, size_t bytes)
@@ -134,7 +134,7 @@ static int write_xml(const struct topo_machine *m, FILE *out)
 static int of_one(const char *what, const char *name, const struct request *q, FILE *out)
 {
 	struct topo_machine m;
-	int status = topo_open(name, q->one_host, q->quiet, &m);
+	int status = open_machine(name, q, &m);
 	if (status) return status;
 	if (strcmp(what, "xml") == 0) status = write_xml(&m, out);
 	else if (strcmp(what, "matrix") == 0) status = topo_matrix(&m, out);
@@ -142,31 +142,31 @@ static int of_one(const char *what, const char *name, const struct request *q, F
 	else if (strcmp(what, "channels") == 0) status = topo_channels(&m, out);
 	else if (strcmp(what, "svg") == 0 || strcmp(what, "html") == 0) status = topo_draw(&m, strcmp(what, "html") == 0, out);
 	else status = q->json ? topo_json(&m, out) : topo_show(&m, out);
-	topo_close(&m);
+	close_machine(&m);
 	return status;
 }
 
 static int of_pair(const char *from, const char *to, const char *name, const struct request *q, FILE *out)
 {
 	struct topo_machine m;
-	int status = topo_open(name, q->one_host, q->quiet, &m);
+	int status = open_machine(name, q, &m);
 	if (status) return status;
 	status = topo_explain(&m, from, to, out);
-	topo_close(&m);
+	close_machine(&m);
 	return status;
 }
 
 static int of_two(const char *first, const char *second, const struct request *q, FILE *out)
 {
 	struct topo_machine a, b;
-	int status = topo_open(first, q->one_host, q->quiet, &a);
+	int status = open_machine(first, q, &a);
 	if (status) return status;
-	status = topo_open(second, q->one_host, q->quiet, &b);
+	status = open_machine(second, q, &b);
 	if (!status) {
 		status = topo_diff(&a, &b, out);
-		topo_close(&b);
+		close_machine(&b);
 	}
-	topo_close(&a);
+	close_machine(&a);
 	return status;
 }
 
@@ -185,7 +185,7 @@ static int check(const char *given, const char *name, const struct request *q, F
 {
 	struct topo_machine m;
 	struct tp_topo_unmet *unmet = NULL;
-	int count = 0, status = topo_open(name, q->one_host, q->quiet, &m);
+	int count = 0, status = open_machine(name, q, &m);
 	if (status) return status;
 	char *text = read_expectations(given);
 	if (!text || tp_topo_expect_check(m.topo, &m.policy, text, given, &unmet, &count) != ncclSuccess)
@@ -194,7 +194,7 @@ static int check(const char *given, const char *name, const struct request *q, F
 	if (!status && !count) fprintf(out, "As expected.\n");
 	free(unmet);
 	free(text);
-	topo_close(&m);
+	close_machine(&m);
 	return status ? status : count ? 1 : 0;
 }
 
@@ -227,6 +227,7 @@ int tool_topo(int argc, char **argv)
 		{ "output", 'o', POPT_ARG_STRING, &q.output, 0, "write to this file", "FILE" },
 		{ "json", 0, POPT_ARG_NONE, &q.json, 0, "show: nodes, links, paths and decisions as JSON", NULL },
 		{ "one-host", 0, POPT_ARG_NONE, &q.one_host, 0, "all ranks are on this machine: the network is no way out", NULL },
+		{ "cores", 0, POPT_ARG_NONE, &q.cores, 0, "of this machine: caches and cores too", NULL },
 		{ "quiet", 'q', POPT_ARG_NONE, &q.quiet, 0, "don't say what was assumed of devices that a file only names", NULL },
 		POPT_AUTOHELP
 		POPT_TABLEEND

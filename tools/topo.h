@@ -11,10 +11,6 @@ struct topo_machine {
 	struct tp_topo_policy policy;
 	const char *name;
 };
-/* name: a file, a model's name, or NULL: this machine. Errors have been logged; returns the exit status. */
-int topo_open(const char *name, bool one_host, bool quiet, struct topo_machine *out);
-void topo_close(struct topo_machine *machine);
-
 int topo_show(const struct topo_machine *machine, FILE *out);
 int topo_json(const struct topo_machine *machine, FILE *out);
 int topo_matrix(const struct topo_machine *machine, FILE *out);

@@ -55,6 +55,11 @@ static void print_node(const struct tp_topo *topo, const struct tp_topo_node *no
 	case TP_TOPO_CACHE:
 		fprintf(out, "%s  %zu KiB, %d processors", node->name, node->cache.bytes >> 10, count_bits(node->cache.mask));
 		break;
+	case TP_TOPO_CORE:
+		fprintf(out, "%s ", node->name);
+		for (int c = 0; c < TP_CPU_WORDS * 64; c++)
+			if (node->core.mask[c / 64] >> (c % 64) & 1) fprintf(out, " %d", c);
+		break;
 	default:
 		fprintf(out, "%s", node->name);
 	}
@@ -121,6 +126,9 @@ int topo_show(const struct topo_machine *m, FILE *out)
 	for (size_t i = 0; i < TP_ARRAY_LEN(counted); i++)
 		fprintf(out, ", %d %s", topo->count[counted[i].kind], topo->count[counted[i].kind] == 1 ? counted[i].one : counted[i].many);
 	fprintf(out, "\n");
+	if (topo->virtual_machine[0])
+		fprintf(out, "A virtual machine%s%s: it may hide switches and links.\n", strcmp(topo->virtual_machine, "yes") ? ", " : "",
+			strcmp(topo->virtual_machine, "yes") ? topo->virtual_machine : "");
 	for (int32_t h = 0; h < topo->nhosts; h++) {
 		if (topo->nhosts > 1) fprintf(out, "\nHost %d\n", h);
 		for (int32_t i = 0; i < topo->count[TP_TOPO_CPU]; i++) {

@@ -84,6 +84,8 @@ ncclResult_t tp_topo_build(const struct tp_topo_doc *doc, struct tp_topo **out)
 	b.topo = tp_alloc(1, sizeof(*b.topo), "the graph of the machine");
 	if (!b.topo) return ncclSystemError;
 	b.topo->internal = tp_alloc(1, sizeof(*b.topo->internal), "the graph of the machine");
+	const char *guest = tp_element_get(doc->root, "virtual");
+	snprintf(b.topo->virtual_machine, sizeof(b.topo->virtual_machine), "%s", guest ? guest : "");
 	ncclResult_t result = b.topo->internal ? tp_build_add_nodes(&b) : ncclSystemError;
 	if (result == ncclSuccess) result = tp_build_add_links(&b);
 	if (result == ncclSuccess) result = tp_build_finish(&b);

@@ -80,9 +80,9 @@ static void say_p2p_no(const struct tp_topo *topo, const struct tp_topo_policy *
 	else if (policy->p2p_level >= 0)
 		say(why, TP_WHY_LEVEL, "they meet %s (%s), farther than %s=%s allows", tp_topo_path_meaning(path->type), tp_topo_path_name(path->type),
 			policy->p2p_by ? policy->p2p_by : "NCCL_P2P_LEVEL", tp_topo_path_name((enum tp_topo_path_type)level));
-	else if (hangs_bare(topo, a) && hangs_bare(topo, b))
-		say(why, TP_WHY_VIRTUAL, "no PCIe bridge is seen above either: they hang on %s itself, or a virtual machine hides the switches (then a topology "
-			"file, NCCL_TOPO_FILE, or NCCL_P2P_LEVEL=PHB helps)", cpu_between(topo, path));
+	else if (topo->virtual_machine[0] && hangs_bare(topo, a) && hangs_bare(topo, b))
+		say(why, TP_WHY_VIRTUAL, "this is a virtual machine (%.60s) and no PCIe bridge is seen above either: what lies between them is hidden. A topology file "
+			"(NCCL_TOPO_FILE) would tell, NCCL_P2P_LEVEL=%s would try", topo->virtual_machine, tp_topo_path_name(path->type));
 	else
 		say(why, path->type == TP_PATH_PHB ? TP_WHY_CPU_BRIDGE : TP_WHY_DISTANCE, "they meet %s (%s, at %s), which passes peer traffic on slowly or not "
 			"at all; NCCL_P2P_LEVEL=%s would use it", tp_topo_path_meaning(path->type), tp_topo_path_name(path->type), cpu_between(topo, path),

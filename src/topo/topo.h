@@ -192,6 +192,7 @@ struct tp_topo {
 	struct tp_topo_link *links;
 	int32_t nnodes, nlinks, nhosts;
 	uint64_t *host_hash;            /* [nhosts] */
+	char virtual_machine[TP_TOPO_NAME_BYTES];       /* what the firmware of a guest calls it, "yes"; "": none, or not known */
 	int32_t *of_kind[TP_TOPO_KINDS];        /* node indices, in the order of their numbers: GPUs by rank (else dev), NETs by dev */
 	int32_t count[TP_TOPO_KINDS];
 	struct tp_topo_host_rank *host_ranks;

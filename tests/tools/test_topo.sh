@@ -18,6 +18,7 @@ topo() { "$telpher" topo "$@" 2>&1; }
 out=$(topo show)
 expect "this machine is shown" 0 $?
 says "with a CPU" "^CPU [0-9]+" "$out"
+says "and its cores" "─ core 0  0" "$(topo show --cores)"
 expect "every model is complete" "" "$(for m in $(topo model | awk '{ print $1 }'); do
 	topo show "$m" >"$where/shown" || echo "$m fails"
 	grep -q 'Worse than' "$where/shown" && echo "$m has faults"

@@ -66,6 +66,19 @@ static void a_level_allows_and_forbids(void **state)
 	tp_topo_free(topo);
 }
 
+static void a_guest_that_hides_bridges_is_told(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	struct tp_topo *topo = helper_topo("<system version=\"1\" virtual=\"Cloud 9\">" HELPER_CPU("0") HELPER_GPU("0000:01:00.0", "0", "")
+		HELPER_GPU("0000:02:00.0", "1", "") "</cpu></system>", &policy);
+	struct tp_topo_p2p p = p2p_of(topo, &policy, "gpu0", "gpu1");
+	assert_int_equal(p.why.reason, TP_WHY_VIRTUAL);
+	assert_non_null(strstr(p.why.text, "virtual machine (Cloud 9)"));
+	tp_topo_free(topo);
+}
+
 static void two_gpus_on_an_amd_cpu_use_p2p(void **state)
 {
 	(void)state;
@@ -396,6 +409,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(gpus_behind_a_cpu_use_no_p2p_and_the_way_through_it), cmocka_unit_test(a_level_allows_and_forbids),
+		cmocka_unit_test(a_guest_that_hides_bridges_is_told),
 		cmocka_unit_test(two_gpus_on_an_amd_cpu_use_p2p), cmocka_unit_test(gpudirect_follows_the_distance), cmocka_unit_test(gpudirect_needs_both_ends),
 		cmocka_unit_test(old_gpus_flush_and_read_only_with_nvlink), cmocka_unit_test(the_nic_of_another_gpu_is_reached_through_that_gpu),
 		cmocka_unit_test(each_gpu_has_its_nic_and_each_nic_its_gpu), cmocka_unit_test(shared_memory_is_for_one_machine),
