@@ -138,6 +138,7 @@ static int of_one(const char *what, const char *name, const struct request *q, F
 	if (status) return status;
 	if (strcmp(what, "xml") == 0) status = write_xml(&m, out);
 	else if (strcmp(what, "matrix") == 0) status = topo_matrix(&m, out);
+	else if (strcmp(what, "export") == 0) status = topo_export(&m, out);
 	else if (strcmp(what, "expect") == 0) status = tp_topo_expect_write(m.topo, &m.policy, out) == ncclSuccess ? 0 : 1;
 	else if (strcmp(what, "channels") == 0) status = topo_channels(&m, out);
 	else if (strcmp(what, "svg") == 0 || strcmp(what, "html") == 0) status = topo_draw(&m, strcmp(what, "html") == 0, out);
@@ -200,7 +201,7 @@ static int check(const char *given, const char *name, const struct request *q, F
 
 static int dispatch(const char *what, const char **args, int count, const struct request *q, FILE *out)
 {
-	static const char *const ones[] = { "show", "matrix", "channels", "expect", "svg", "html", "xml" };
+	static const char *const ones[] = { "show", "matrix", "channels", "expect", "export", "svg", "html", "xml" };
 	for (size_t i = 0; i < TP_ARRAY_LEN(ones); i++)
 		if (strcmp(what, ones[i]) == 0)
 			return count > 1 ? tool_usage_error("topo", "%s takes one file or model", what) : of_one(what, count ? args[0] : NULL, q, out);
@@ -213,9 +214,12 @@ static int dispatch(const char *what, const char **args, int count, const struct
 	if (strcmp(what, "diff") == 0)
 		return count < 1 || count > 2 ? tool_usage_error("topo", "diff takes the healthy machine's file and the other's (this machine, where there is none)") :
 			of_two(args[0], count == 2 ? args[1] : NULL, q, out);
+	if (strcmp(what, "record") == 0)
+		return count < 3 ? tool_usage_error("topo", "record takes a file, two places and what was measured, as in \"map.xml gpu0 gpu1 alpha=2.1 bw=370\"") :
+			topo_record(args[0], args[1], args[2], args + 3, count - 3);
 	if (strcmp(what, "model") == 0)
 		return count > 1 ? tool_usage_error("topo", "model takes one name") : count ? write_model(args[0], out) : list_models(out);
-	return tool_usage_error("topo", "there is no \"%s\"; there are show, matrix, channels, explain, diff, expect, check, model, svg, html and xml", what);
+	return tool_usage_error("topo", "there is no \"%s\"; there are show, matrix, channels, explain, diff, expect, check, model, record, export, svg, html and xml", what);
 }
 
 #define MAX_ARGUMENTS 8
@@ -234,7 +238,7 @@ int tool_topo(int argc, char **argv)
 	};
 	poptContext context = poptGetContext("telpher topo", argc, (const char **)argv, options, 0);
 	if (!context) return 1;
-	poptSetOtherOptionHelp(context, "show|matrix|channels|expect|svg|html|xml [FILE|MODEL]\n       telpher topo explain A B [FILE|MODEL]\n       telpher topo diff HEALTHY [OTHER]\n"
+	poptSetOtherOptionHelp(context, "show|matrix|channels|expect|export|svg|html|xml [FILE|MODEL]\n       telpher topo explain A B [FILE|MODEL]\n       telpher topo diff HEALTHY [OTHER]\n"
 		"       telpher topo check EXPECTED [FILE|MODEL]\n       telpher topo model [NAME]\n\nWithout FILE or MODEL: this machine.");
 	const char *args[MAX_ARGUMENTS], *what, *arg;
 	int status, count = 0, code = poptGetNextOpt(context);
@@ -242,7 +246,7 @@ int tool_topo(int argc, char **argv)
 	while (count < MAX_ARGUMENTS && (arg = poptGetArg(context))) args[count++] = arg;
 	FILE *out = stdout;
 	if (code < -1) status = tool_usage_error("topo", "%s: %s", poptBadOption(context, 0), poptStrerror(code));
-	else if (!what) status = tool_usage_error("topo", "say what: show, matrix, channels, explain, diff, expect, check, model, svg, html or xml");
+	else if (!what) status = tool_usage_error("topo", "say what: show, matrix, channels, explain, diff, expect, check, model, record, export, svg, html or xml");
 	else if (q.output && !(out = fopen(q.output, "we"))) status = tool_usage_error("topo", "%s can't be written", q.output);
 	else status = dispatch(what, args, count, &q, out);
 	if (out && (ferror(out) || (out != stdout && fclose(out)))) {

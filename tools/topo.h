@@ -17,6 +17,9 @@ int topo_matrix(const struct topo_machine *machine, FILE *out);
 int topo_channels(const struct topo_machine *machine, FILE *out);
 int topo_explain(const struct topo_machine *machine, const char *from, const char *to, FILE *out);
 int topo_diff(const struct topo_machine *a, const struct topo_machine *b, FILE *out);    /* 1: they differ */
+int topo_record(const char *path, const char *from, const char *to, const char *const *values, int nvalues);
+int topo_export(const struct topo_machine *machine, FILE *out);
+void topo_print_measured(const struct topo_machine *machine, int32_t a, int32_t b, FILE *out);
 int topo_draw(const struct topo_machine *machine, bool html, FILE *out);
 
 /* "PCIe 5.0 x16", "NVLink x18", "xGMI x4", "C2C", … */

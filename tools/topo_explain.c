@@ -102,6 +102,7 @@ int topo_explain(const struct topo_machine *m, const char *from, const char *to,
 	fprintf(out, "%s -> %s\n\n", topo->nodes[a].name, topo->nodes[b].name);
 	if (diverted) print_path(topo, "What the wires allow", a, b, wire, out);
 	print_path(topo, diverted ? "\nWhat is used" : "The path", a, b, used, out);
+	topo_print_measured(m, a, b, out);
 	fprintf(out, "\nWhy:\n");
 	print_better(topo, a, b, out);
 	if (topo->nodes[a].kind == TP_TOPO_GPU && topo->nodes[b].kind == TP_TOPO_GPU) return explain_gpus(m, a, b, out);

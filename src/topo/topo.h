@@ -65,6 +65,10 @@ ncclResult_t tp_topo_doc_complete(struct tp_topo_doc *doc, FILE *notes);
 /* A well-known system ("dgx-h100"); names by index, NULL behind the last. */
 ncclResult_t tp_topo_model(const char *name, struct tp_topo_doc **out);
 const char *tp_topo_model_name(int index, const char **doc);
+/* Measured values kept in the description: names of nodes, latency and bandwidth (0: not measured). is: there is one of this index. */
+struct tp_topo_measured { char from[TP_TOPO_NAME_BYTES], to[TP_TOPO_NAME_BYTES]; double alpha_us, gbps; };
+ncclResult_t tp_topo_doc_record(struct tp_topo_doc *doc, const struct tp_topo_measured *value);
+ncclResult_t tp_topo_doc_measured(const struct tp_topo_doc *doc, int index, struct tp_topo_measured *out, bool *is);
 /* NCCL_TOPO_DUMP_FILE, by the rank NCCL_TOPO_DUMP_FILE_RANK. */
 ncclResult_t tp_topo_doc_dump(const struct tp_topo_doc *doc, int rank);
 

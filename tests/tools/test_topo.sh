@@ -78,6 +78,14 @@ out=$(topo check "gdr=on" g5)
 says "and why" "^expected gdr=on, found off at GPU 0 with rdmap0: rdmap0 can't reach GPU memory .*\(and 7 more of 8\)$" "$out"
 expect "what can't be expected" 2 "$(topo check "speed=high" p4d >/dev/null; echo $?)"
 
+for v in "alpha=2 bw=40" "alpha=4 bw=46" "alpha=3 bw=50"; do topo record "$where/p4d.xml" gpu0 gpu1 $v; done
+topo record "$where/p4d.xml" gpu0 rdmap1 alpha=12.5
+expect "medians of what was measured" "inside.latency_us 3 inside.us_per_byte 2.17391e-05 across.latency_us 12.5" "$(topo export "$where/p4d.xml" | xargs)"
+topo export "$where/p4d.xml" >"$where/tune"
+expect "are a table for the cost model" 0 "$(TELPHER_TUNE_FILE=$where/tune "$telpher" explain all_reduce 1M -n 4 >/dev/null; echo $?)"
+says "and shown" "^Measured: alpha 4 us 46 GB/s" "$(topo explain gpu0 gpu1 "$where/p4d.xml")"
+expect "what can't be recorded" 2 "$(topo record "$where/p4d.xml" gpu0 gpu1 speed=3 >/dev/null; echo $?)"
+
 "$telpher" topo show dgx-h100 --json >"$where/json"
 expect "JSON" "8 64 PXN" "$(python3 -c '
 import json, sys
