@@ -62,9 +62,8 @@ static void apply_c2c(struct tp_topo *topo)
 	}
 }
 
-static ncclResult_t apply_pxn(struct tp_topo *topo, const struct tp_topo_policy *policy, int32_t gpu, int32_t net)
+static ncclResult_t apply_pxn(struct tp_topo *topo, const struct tp_topo_policy *policy, int32_t gpu, int32_t net, int32_t relay)
 {
-	int32_t relay = policy->pxn ? tp_topo_local_gpu(topo, net) : -1;
 	struct tp_topo_gdr gdr;
 	if (relay < 0 || relay == gpu || topo->nodes[relay].host != topo->nodes[gpu].host) return ncclSuccess;
 	const struct tp_topo_path *its = tp_topo_path(topo, relay, net), *own = tp_topo_path(topo, gpu, net);
@@ -76,14 +75,19 @@ static ncclResult_t apply_pxn(struct tp_topo *topo, const struct tp_topo_policy 
 	return gdr.mode == TP_GDR_OFF ? ncclSuccess : go_through(topo, gpu, relay, net, true);
 }
 
+/* Up to here the relay is looked for anew for every GPU, as NCCL does: each diversion may change who is nearest. Beyond, once a port. */
+#define MAX_LOOKED_FOR_ANEW 8192
+
 static ncclResult_t apply_nets(struct tp_topo *topo, const struct tp_topo_policy *policy)
 {
+	bool anew = (int64_t)topo->count[TP_TOPO_NET] * topo->count[TP_TOPO_GPU] <= MAX_LOOKED_FOR_ANEW;
 	for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) {
-		int32_t net = topo->of_kind[TP_TOPO_NET][n];
+		int32_t net = topo->of_kind[TP_TOPO_NET][n], relay = policy->pxn ? tp_topo_local_gpu(topo, net) : -1;
 		for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++) {
 			int32_t gpu = topo->of_kind[TP_TOPO_GPU][g];
 			struct tp_topo_gdr gdr;
-			TP_TRY(apply_pxn(topo, policy, gpu, net));
+			if (g && anew && policy->pxn) relay = tp_topo_local_gpu(topo, net);
+			TP_TRY(apply_pxn(topo, policy, gpu, net, relay));
 			if (tp_topo_path(topo, gpu, net)->type >= TP_PATH_PHB) continue;
 			TP_TRY(tp_topo_decide_gdr(topo, policy, gpu, net, false, &gdr));
 			int32_t cpu = tp_paths_near_cpu(topo, gpu);

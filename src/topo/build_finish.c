@@ -31,15 +31,15 @@ static void absorb(struct tp_topo *topo, int32_t above, int32_t sub)
 		if (topo->nodes[i].parent == sub) topo->nodes[i].parent = above;
 }
 
-static void flatten_switches(struct tp_topo *topo, bool *gone)
+static ncclResult_t flatten_switches(struct tp_topo *topo, bool *gone)
 {
 	for (int32_t s = 0; s < topo->nnodes; s++) {
 		int generation = topo->nodes[s].kind == TP_TOPO_PCI && !gone[s] ? broadcom_generation(&topo->nodes[s].pci, 0) : 0;
 		if (!generation) continue;
 		/* Only one level is merged: what was below the absorbed ones is not looked at again. */
 		int32_t end = topo->nnodes;
-		bool *below = calloc((size_t)end, sizeof(*below));
-		if (!below) return;
+		bool *below = tp_alloc((size_t)end, sizeof(*below), "the switches of the machine");
+		if (!below) return ncclSystemError;
 		for (int32_t i = 0; i < end; i++)
 			below[i] = topo->nodes[i].kind == TP_TOPO_PCI && !gone[i] && topo->nodes[i].parent == s &&
 				broadcom_generation(&topo->nodes[i].pci, 1) == generation;
@@ -50,6 +50,7 @@ static void flatten_switches(struct tp_topo *topo, bool *gone)
 		}
 		free(below);
 	}
+	return ncclSuccess;
 }
 
 static ncclResult_t drop_gone(struct tp_builder *b, const bool *gone)
@@ -253,6 +254,8 @@ static ncclResult_t add_host_ranks(struct tp_builder *b)
 	return ncclSuccess;
 }
 
+#define MAX_FORBIDDEN 4096
+
 /* <nopeer target>: what the driver said of two GPUs. */
 static ncclResult_t add_forbidden(struct tp_builder *b)
 {
@@ -265,6 +268,7 @@ static ncclResult_t add_forbidden(struct tp_builder *b)
 			if (strcmp(e->name, "nopeer") != 0 || !tp_bus_id_parse(tp_element_get(e, "target"), &bus)) continue;
 			int32_t peer = tp_build_find_bus(b, TP_TOPO_GPU, topo->nodes[gpu].host, bus);
 			if (peer < 0) continue;
+			if (in->nno_peer == MAX_FORBIDDEN) return TP_FAIL(ncclInvalidUsage, "%s:%d: more than %d <nopeer>", b->doc->name, e->line, MAX_FORBIDDEN);
 			void *list = realloc(in->no_peer, (size_t)(in->nno_peer + 1) * sizeof(*in->no_peer));
 			if (!list) return TP_FAIL(ncclSystemError, "%s: no memory for what the driver forbids", b->doc->name);
 			in->no_peer = list;
@@ -280,8 +284,8 @@ ncclResult_t tp_build_finish(struct tp_builder *b)
 	struct tp_topo *topo = b->topo;
 	bool *gone = tp_alloc((size_t)topo->nnodes + 1, sizeof(*gone), "the graph of the machine");
 	if (!gone) return ncclSystemError;
-	flatten_switches(topo, gone);
-	ncclResult_t result = drop_gone(b, gone);
+	ncclResult_t result = flatten_switches(topo, gone);
+	if (result == ncclSuccess) result = drop_gone(b, gone);
 	free(gone);
 	TP_TRY(result);
 	TP_TRY(sort_links(topo));

@@ -247,8 +247,6 @@ static ncclResult_t find_no_nic(struct faults *f, int32_t host, bool *found)
 		"missing, down, or left out (NCCL_IB_HCA)?", names_text(&without), with, topo->nodes[first].name, net >= 0 ? topo->nodes[net].name : "none");
 }
 
-#define CHANNELS 64
-
 /* More GPUs at one NIC than at another of its speed. */
 static ncclResult_t find_shared(struct faults *f, int32_t host)
 {
@@ -258,11 +256,8 @@ static ncclResult_t find_shared(struct faults *f, int32_t host)
 	for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) {
 		const struct tp_topo_node *net = tp_topo_node_of(topo, TP_TOPO_NET, n);
 		int users = 0;
-		for (int32_t g = 0; g < topo->count[TP_TOPO_GPU] && net->host == host; g++) {
-			bool uses = false;
-			for (int c = 0; c < CHANNELS && !uses; c++) uses = tp_topo_local_net(topo, topo->of_kind[TP_TOPO_GPU][g], c) == net->index;
-			users += uses;
-		}
+		for (int32_t g = 0; g < topo->count[TP_TOPO_GPU] && net->host == host; g++)
+			users += tp_paths_first_channel(topo, topo->of_kind[TP_TOPO_GPU][g], net->index) >= 0;
 		if (users > most_users) {
 			most_users = users;
 			most = net->index;

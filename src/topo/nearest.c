@@ -54,26 +54,47 @@ static int turned_round(int value, int count)
 
 #define MAX_NEAREST 256
 
-int32_t tp_topo_local_net(const struct tp_topo *topo, int32_t gpu, int channel)
+/* The ports that a GPU takes in turn: out[0 .. count - 1], channel c takes out[c % count]. */
+static int ports_in_turn(const struct tp_topo *topo, int32_t gpu, int32_t out[MAX_NEAREST])
 {
 	int32_t nets[MAX_NEAREST];
 	int nnets = tp_paths_nearest(topo, gpu, TP_TOPO_NET, nets, MAX_NEAREST);
-	if (!nnets) return -1;
+	if (!nnets) return 0;
 	int ngpus = TP_MAX(tp_paths_nearest(topo, nets[0], TP_TOPO_GPU, NULL, 0), 1);
 	int limit = topo->internal->nets_per_gpu;
 	int per_gpu = limit ? TP_MIN(limit, nnets) : (nnets + ngpus - 1) / ngpus;
 	/* Where a GPU starts depends on its number among those that share the ports. */
 	int start = TP_MAX(topo->nodes[gpu].gpu.dev, 0) % ngpus;
 	if ((nnets & (nnets - 1)) == 0) start = turned_round(start, nnets);
-	return nets[(start + channel % per_gpu) % nnets];
+	for (int i = 0; i < per_gpu; i++) out[i] = nets[(start + i) % nnets];
+	return per_gpu;
+}
+
+int32_t tp_topo_local_net(const struct tp_topo *topo, int32_t gpu, int channel)
+{
+	int32_t ports[MAX_NEAREST];
+	int count = ports_in_turn(topo, gpu, ports);
+	return count ? ports[channel % count] : -1;
+}
+
+int tp_paths_first_channel(const struct tp_topo *topo, int32_t gpu, int32_t net)
+{
+	int32_t ports[MAX_NEAREST];
+	int count = ports_in_turn(topo, gpu, ports);
+	for (int c = 0; c < TP_MIN(count, MAX_CHANNELS); c++)
+		if (ports[c] == net) return c;
+	return -1;
 }
 
 int32_t tp_topo_local_gpu(const struct tp_topo *topo, int32_t net)
 {
-	int32_t gpus[MAX_NEAREST];
-	int ngpus = tp_paths_nearest(topo, net, TP_TOPO_GPU, gpus, MAX_NEAREST);
-	for (int channel = 0; channel < MAX_CHANNELS; channel++)
-		for (int i = 0; i < ngpus; i++)
-			if (tp_topo_local_net(topo, gpus[i], channel) == net) return gpus[i];
-	return -1;
+	int32_t gpus[MAX_NEAREST], best = -1;
+	int ngpus = tp_paths_nearest(topo, net, TP_TOPO_GPU, gpus, MAX_NEAREST), least = MAX_CHANNELS;
+	for (int i = 0; i < ngpus; i++) {
+		int channel = tp_paths_first_channel(topo, gpus[i], net);
+		if (channel < 0 || channel >= least) continue;
+		least = channel;
+		best = gpus[i];
+	}
+	return best;
 }
