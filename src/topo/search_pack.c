@@ -84,23 +84,62 @@ static bool add_turned(struct tp_pack *pack, int channel, bool turned)
 	return true;
 }
 
-/* The last few, again or turned. Pairs of cross_nic 2 are repeated as pairs. */
+/* Rings that may cross NICs in pairs: pairs stand first, so that c and c ^ 1 are partners, then those that don't cross. */
+static bool has_pairs(const struct tp_pack *pack) { return pack->wish->form == TP_FORM_RING_NETS && pack->wish->cross_nic == 2; }
+
+static bool crosses(const struct tp_pack *pack, const struct tp_packed *packed, int channel)
+{
+	return pack->p->port[packed->net_in[channel]] != pack->p->port[packed->net_out[channel]];
+}
+
+static int count_paired(const struct tp_pack *pack, const struct tp_packed *packed)
+{
+	int n = 0;
+	while (n < packed->n && crosses(pack, packed, n)) n++;
+	return n;
+}
+
+/* The last two are a new pair: before those that don't cross with them. */
+static void settle_pair(struct tp_pack *pack)
+{
+	struct tp_packed *now = &pack->now;
+	size_t row = (size_t)pack->p->ngpus * sizeof(*now->order);
+	int at = count_paired(pack, now), behind = now->n - 2 - at;
+	int16_t in[2], out[2];
+	if (behind <= 0) return;
+	memcpy(pack->candidates, tp_pack_order(now, pack, now->n - 2), 2 * row);      /* a walk's, and none is on */
+	memmove(tp_pack_order(now, pack, at + 2), tp_pack_order(now, pack, at), (size_t)behind * row);
+	memcpy(tp_pack_order(now, pack, at), pack->candidates, 2 * row);
+	memcpy(in, &now->net_in[now->n - 2], sizeof(in));
+	memcpy(out, &now->net_out[now->n - 2], sizeof(out));
+	memmove(&now->net_in[at + 2], &now->net_in[at], (size_t)behind * sizeof(*in));
+	memmove(&now->net_out[at + 2], &now->net_out[at], (size_t)behind * sizeof(*out));
+	memcpy(&now->net_in[at], in, sizeof(in));
+	memcpy(&now->net_out[at], out, sizeof(out));
+}
+
+static bool add_pair_again(struct tp_pack *pack)
+{
+	struct tp_packed *now = &pack->now;
+	int paired = count_paired(pack, now);
+	if (paired < 2 || now->n + 2 > pack->target || !add_turned(pack, paired - 2, false)) return false;
+	if (add_turned(pack, paired - 1, false)) {
+		settle_pair(pack);
+		return true;
+	}
+	now->n--;
+	tp_pack_give_channel(pack, tp_pack_order(now, pack, now->n), now->net_in[now->n], now->net_out[now->n]);
+	return false;
+}
+
+/* The last few, again or turned. */
 static bool add_again(struct tp_pack *pack)
 {
 	struct tp_packed *now = &pack->now;
-	bool pairs = pack->wish->form == TP_FORM_RING_NETS && pack->wish->cross_nic == 2;
 	if (pack->variant == 2 || pack->variant == 3 || !tp_form_is_ring(pack->wish->form) || !now->n) return false;
 	if (pack->variant >= TP_PACK_STEADY && tp_pack_draw(pack, 3)) return false;
 	tp_pack_set_direction(pack, false);
-	if (pairs) {
-		if (now->n + 2 > pack->target || now->n % 2) return false;
-		int at = now->n - 2;
-		if (!add_turned(pack, at, false)) return false;
-		if (add_turned(pack, at + 1, false)) return true;
-		now->n--;
-		tp_pack_give_channel(pack, tp_pack_order(now, pack, now->n), now->net_in[now->n], now->net_out[now->n]);
-		return false;
-	}
+	if (has_pairs(pack)) return add_pair_again(pack);
 	for (int back = 1; back <= 4 && back <= now->n; back++)
 		for (int turned = 0; turned < 2; turned++)
 			if (add_turned(pack, now->n - back, turned ^ (pack->variant & 1))) return true;
@@ -210,7 +249,7 @@ static bool add_ring_nets(struct tp_pack *pack)
 	struct ranked ins[MOST_NETS], outs[MOST_NETS];
 	const struct tp_problem *p = pack->p;
 	int nin = rank_nets(pack, false, ins), nout = rank_nets(pack, true, outs);
-	bool room = pack->now.n + 2 <= pack->target;
+	bool room = pack->now.n + 2 <= pack->target, pairs = has_pairs(pack);
 	for (int i = 0; i < nin; i++) {
 		int in = ins[i].place;
 		if (pack->wish->cross_nic == 0) {
@@ -221,11 +260,12 @@ static bool add_ring_nets(struct tp_pack *pack)
 		for (int j = 0; j < nout; j++) {
 			int out = outs[j].place;
 			/* Pairs: A to B and B to A, so that every host's NET B meets the next one's NET B. */
-			if (pack->wish->cross_nic == 2 && (!room || p->port[in] == p->port[out])) continue;
-			if (try_ring_ends(pack, in, out, pack->wish->cross_nic == 2)) return true;
-			if (pack->wish->cross_nic == 2 && try_pair_apart(pack, in, out)) return true;
+			if (pairs && (!room || p->port[in] == p->port[out])) continue;
+			if (!try_ring_ends(pack, in, out, pairs) && !(pairs && try_pair_apart(pack, in, out))) continue;
+			if (pairs) settle_pair(pack);
+			return true;
 		}
-		if (pack->wish->cross_nic == 2 && try_ring_ends(pack, in, in, false)) return true;
+		if (pairs && try_ring_ends(pack, in, in, false)) return true;
 	}
 	return false;
 }
@@ -292,10 +332,10 @@ static void recount(struct tp_pack *pack)
 static void remove_some(struct tp_pack *pack)
 {
 	struct tp_packed *now = &pack->now;
-	bool pairs = pack->wish->form == TP_FORM_RING_NETS && pack->wish->cross_nic == 2 && now->n % 2 == 0;
-	int unit = pairs ? 2 : 1, units = now->n / unit, gone = 1 + (int)tp_pack_draw(pack, (uint32_t)TP_MIN(units, 4));
-	for (; gone > 0 && units > 0; gone--, units--) {
-		int at = (int)tp_pack_draw(pack, (uint32_t)units) * unit, behind = now->n - at - unit;
+	for (int gone = 1 + (int)tp_pack_draw(pack, 4); gone > 0 && now->n > 0; gone--) {
+		int at = (int)tp_pack_draw(pack, (uint32_t)now->n), unit = has_pairs(pack) && crosses(pack, now, at) ? 2 : 1;
+		at -= at % unit;
+		int behind = now->n - at - unit;
 		memmove(tp_pack_order(now, pack, at), tp_pack_order(now, pack, at + unit), (size_t)behind * (size_t)pack->p->ngpus * sizeof(*now->order));
 		memmove(&now->net_in[at], &now->net_in[at + unit], (size_t)behind * sizeof(*now->net_in));
 		memmove(&now->net_out[at], &now->net_out[at + unit], (size_t)behind * sizeof(*now->net_out));

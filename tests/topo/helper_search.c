@@ -24,6 +24,19 @@ struct tp_topo_policy helper_policy(bool multi_host)
 	return policy;
 }
 
+char *helper_replace(const char *text, const char *from, int nth, const char *to)
+{
+	const char *at = strstr(text, from);
+	while (at && nth-- > 0) at = strstr(at + 1, from);
+	if (!at) return NULL;
+	char *changed = calloc(1, strlen(text) + strlen(to) + 1);
+	assert_non_null(changed);
+	memcpy(changed, text, (size_t)(at - text));
+	strcat(changed, to);
+	strcat(changed, at + strlen(from));
+	return changed;
+}
+
 struct tp_topo *helper_machine(const char *name, const char *from, const char *to, bool multi_host)
 {
 	char path[512];
@@ -31,11 +44,8 @@ struct tp_topo *helper_machine(const char *name, const char *from, const char *t
 	snprintf(path, sizeof(path), "%s/%s", TOPO_DATA, name);
 	char *text = helper_file(path);
 	if (from) {
-		char *at = strstr(text, from), *changed = calloc(1, strlen(text) + strlen(to) + 1);
-		if (!at) fail_msg("%s holds no %s", name, from);
-		memcpy(changed, text, (size_t)(at - text));
-		strcat(changed, to);
-		strcat(changed, at + strlen(from));
+		char *changed = helper_replace(text, from, 0, to);
+		if (!changed) fail_msg("%s holds no %s", name, from);
 		free(text);
 		text = changed;
 	}

@@ -2,6 +2,7 @@
 #include "topo/helper_search.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -208,6 +209,49 @@ static void a_missing_nic_costs_its_rail(void **state)
 	tp_topo_free(topo);
 }
 
+/* Slots, links and ports of all sorts of bandwidths: what is found is checked each time, and nothing gets better by getting worse. */
+static void random_degradations_are_never_oversubscribed(void **state)
+{
+	(void)state;
+	static const char *const files[] = { "mesh8.xml", "switch8.xml", "pairs8.xml", "pcie8.xml", "islands4.xml" };
+	static const struct { const char *from, *to[3]; } changes[] = {
+		{ "link_width=\"16\"", { "link_width=\"8\"", "link_width=\"4\"", "link_width=\"1\"" } },
+		{ "count=\"2\"", { "count=\"1\"", "count=\"1\"", "count=\"0\"" } },
+		{ "count=\"18\"", { "count=\"17\"", "count=\"9\"", "count=\"1\"" } },
+		{ "speed=\"100000\"", { "speed=\"50000\"", "speed=\"25000\"", "speed=\"10000\"" } },
+		{ "speed=\"400000\"", { "speed=\"200000\"", "speed=\"100000\"", "speed=\"10000\"" } },
+		{ "gdr=\"1\"", { "gdr=\"0\"", "gdr=\"0\"", "gdr=\"0\"" } },
+	};
+	uint32_t seed = 1;
+	for (int round = 0; round < 20; round++) {
+		char path[512];
+		snprintf(path, sizeof(path), "%s/%s", TOPO_DATA, files[round % 5]);
+		char *text = helper_file(path);
+		for (int i = 0; i < 4; i++) {
+			seed = seed * 1664525 + 1013904223;
+			const char *from = changes[(seed >> 20) % TP_ARRAY_LEN(changes)].from;
+			char *changed = helper_replace(text, from, (int)(seed >> 10) % 12, changes[(seed >> 20) % TP_ARRAY_LEN(changes)].to[(seed >> 24) % 3]);
+			if (!changed) continue;
+			free(text);
+			text = changed;
+		}
+		for (int multi_host = 0; multi_host < 2; multi_host++) {
+			struct tp_topo_policy policy = helper_policy(multi_host);
+			struct tp_topo *topo = helper_topo(text, &policy), *whole = helper_machine(files[round % 5], NULL, NULL, multi_host);
+			for (int p = 0; p < 2; p++) {
+				enum tp_pattern pattern = p ? TP_PATTERN_TREE : TP_PATTERN_RING;
+				struct tp_channels *now = helper_channels(topo, pattern, multi_host), *before = helper_channels(whole, pattern, multi_host);
+				assert_true(helper_total(now) <= helper_total(before) * 1.01);
+				tp_channels_free(now);
+				tp_channels_free(before);
+			}
+			tp_topo_free(topo);
+			tp_topo_free(whole);
+		}
+		free(text);
+	}
+}
+
 static void a_gpu_that_nothing_reaches_is_said_and_never_passed_over(void **state)
 {
 	(void)state;
@@ -312,6 +356,7 @@ int main(void)
 		cmocka_unit_test(two_sockets_and_one_nic), cmocka_unit_test(a_lost_nvlink_of_a_mesh_costs_one_ring),
 		cmocka_unit_test(a_gpu_with_fewer_links_to_the_switch_is_named), cmocka_unit_test(islands_of_nvlink_are_named),
 		cmocka_unit_test(a_narrow_slot_of_a_nic_is_named), cmocka_unit_test(a_missing_nic_costs_its_rail),
+		cmocka_unit_test(random_degradations_are_never_oversubscribed),
 		cmocka_unit_test(a_gpu_that_nothing_reaches_is_said_and_never_passed_over), cmocka_unit_test(other_machines_without_a_nic_are_said),
 		cmocka_unit_test(a_check_finds_what_is_wrong), cmocka_unit_test(a_rack_is_one_domain),
 	};
