@@ -12,11 +12,13 @@
 #include "topo/doc.h"
 #include "topo/search_model.h"
 
-enum { P_FILE, P_DUMP };
+enum { P_FILE, P_DUMP, P_DUMP_RANK };
 static struct tp_param graph_params[] = {
 	[P_FILE] = { .name = "NCCL_GRAPH_FILE", .kind = TP_PARAM_STRING,
 		.doc = "channels to take instead of searching for them; those that it lacks are searched for (telpher topo)" },
 	[P_DUMP] = { .name = "NCCL_GRAPH_DUMP_FILE", .kind = TP_PARAM_STRING, .doc = "where to write the channels that were found (telpher topo)" },
+	[P_DUMP_RANK] = { .name = "NCCL_GRAPH_DUMP_FILE_RANK", .kind = TP_PARAM_INT, .fallback = "0", .max = INT_MAX,
+		.doc = "the rank that writes NCCL_GRAPH_DUMP_FILE (telpher topo)" },
 };
 TP_PARAM_TABLE("topo", graph_params)
 
@@ -90,11 +92,11 @@ ncclResult_t tp_channels_text(const struct tp_topo *topo, const struct tp_channe
 	return result;
 }
 
-ncclResult_t tp_channels_dump(const struct tp_topo *topo, const struct tp_channels *const *all, int count)
+ncclResult_t tp_channels_dump(const struct tp_topo *topo, const struct tp_channels *const *all, int count, int rank)
 {
 	struct tp_topo_doc *doc;
 	const char *path = tp_param_string(&graph_params[P_DUMP]);
-	if (!path || !*path) return ncclSuccess;
+	if (!path || !*path || rank != tp_param_int(&graph_params[P_DUMP_RANK])) return ncclSuccess;
 	TP_TRY(make_doc(topo, all, count, &doc));
 	ncclResult_t result = tp_topo_doc_write(doc, path);
 	tp_topo_doc_free(doc);

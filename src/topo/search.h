@@ -76,7 +76,8 @@ ncclResult_t tp_channels_parse(const struct tp_topo *topo, const char *text, siz
 /* Search, or NCCL_GRAPH_FILE where it has the pattern. */
 ncclResult_t tp_channels_load(const struct tp_topo *topo, const struct tp_topo_policy *policy, enum tp_pattern pattern,
 	struct tp_channels **out);
-ncclResult_t tp_channels_dump(const struct tp_topo *topo, const struct tp_channels *const *all, int count);      /* NCCL_GRAPH_DUMP_FILE */
+/* NCCL_GRAPH_DUMP_FILE, by the rank NCCL_GRAPH_DUMP_FILE_RANK. */
+ncclResult_t tp_channels_dump(const struct tp_topo *topo, const struct tp_channels *const *all, int count, int rank);
 
 /* The order of host ranks in a ring, in which neighbours share as much as can be: ranks[topo->nhost_ranks]. */
 ncclResult_t tp_channels_order_hosts(const struct tp_topo *topo, int32_t *ranks);

@@ -94,6 +94,16 @@ static void another_pattern_in_the_file_is_no_error(void **state)
 	tp_topo_free(topo);
 }
 
+static long size_of_file(const char *path)
+{
+	FILE *file = fopen(path, "re");
+	assert_non_null(file);
+	fseek(file, 0, SEEK_END);
+	long size = ftell(file);
+	fclose(file);
+	return size;
+}
+
 /* Parameters are read once in the life of a process: this test is the one that sets them. */
 static void the_users_file_wins_over_the_search(void **state)
 {
@@ -117,7 +127,9 @@ static void the_users_file_wins_over_the_search(void **state)
 	assert_int_equal(tp_channels_load(topo, &policy, TP_PATTERN_TREE, &trees), ncclSuccess);
 	assert_true(trees->nchannels >= 1 && trees->steps > 0);
 	const struct tp_channels *all[] = { rings, trees };
-	assert_int_equal(tp_channels_dump(topo, all, 2), ncclSuccess);
+	assert_int_equal(tp_channels_dump(topo, all, 2, 1), ncclSuccess);
+	assert_int_equal(size_of_file(dump), 0);
+	assert_int_equal(tp_channels_dump(topo, all, 2, 0), ncclSuccess);
 	char *written = helper_file(dump);
 	assert_non_null(strstr(written, "<graph id=\"0\" pattern=\"4\""));
 	assert_non_null(strstr(written, "<graph id=\"1\""));
