@@ -108,6 +108,29 @@ static ncclResult_t find_narrow(struct faults *f)
 	return ncclSuccess;
 }
 
+/* A port that is slower than most of those on cards of its kind: a cable or a switch port that agreed on less. */
+static ncclResult_t find_slow_ports(struct faults *f)
+{
+	const struct tp_topo *topo = f->topo;
+	for (int32_t i = 0; i < topo->count[TP_TOPO_NET]; i++) {
+		const struct tp_topo_node *port = tp_topo_node_of(topo, TP_TOPO_NET, i), *best = port;
+		const struct tp_topo_pci *card = &topo->nodes[port->parent].pci;
+		int alike = 0, faster = 0;
+		for (int32_t j = 0; j < topo->count[TP_TOPO_NET] && card->vendor; j++) {
+			const struct tp_topo_node *other = tp_topo_node_of(topo, TP_TOPO_NET, j);
+			const struct tp_topo_pci *its = &topo->nodes[other->parent].pci;
+			if (j == i || other->host != port->host || its->vendor != card->vendor || its->device != card->device) continue;
+			alike++;
+			faster += other->net.bw > port->net.bw;
+			if (other->net.bw > best->net.bw) best = other;
+		}
+		if (!faster || faster * 2 < alike) continue;
+		TP_TRY(add(f, TP_FAULT_NIC_RATE, port->index, best->index, "%s runs at %.4g Gb/s, %s on a card of its kind at %.4g: look at the cable, the switch's port and "
+			"its lanes (ibstat, ethtool)", port->name, port->net.bw * 8, best->name, best->net.bw * 8));
+	}
+	return ncclSuccess;
+}
+
 static ncclResult_t mark_bridges(const struct tp_topo *topo, const struct tp_topo_path *path, bool *marked)
 {
 	if (path->type != TP_PATH_PIX && path->type != TP_PATH_PXB) return ncclSuccess;
@@ -342,6 +365,7 @@ ncclResult_t tp_topo_find_faults(const struct tp_topo *topo, const struct tp_top
 {
 	struct faults f = { .topo = topo, .policy = policy };
 	ncclResult_t result = find_narrow(&f);
+	if (result == ncclSuccess) result = find_slow_ports(&f);
 	if (result == ncclSuccess) result = find_nvlink_missing(&f);
 	if (result == ncclSuccess) result = find_one_way(&f);
 	if (result == ncclSuccess) result = find_no_p2p(&f);

@@ -42,6 +42,7 @@ const char *tp_topo_fault_code(enum tp_topo_fault fault)
 {
 	static const char *const codes[TP_FAULT_COUNT] = {
 		"pci-width", "pci-speed", "acs", "no-gdr", "no-p2p", "nic-shared", "no-nic", "nvlink-missing", "uneven-nics", "link-one-way",
+		"nic-rate",
 	};
 	return (unsigned)fault < TP_FAULT_COUNT ? codes[fault] : "?";
 }

@@ -321,7 +321,7 @@ int32_t tp_topo_pxn_relay(const struct tp_topo *topo, const struct tp_topo_polic
 
 enum tp_topo_fault {
 	TP_FAULT_PCI_WIDTH, TP_FAULT_PCI_SPEED, TP_FAULT_ACS, TP_FAULT_NO_GDR, TP_FAULT_NO_P2P, TP_FAULT_NIC_SHARED, TP_FAULT_NO_NIC,
-	TP_FAULT_NVLINK_MISSING, TP_FAULT_UNEVEN_NICS, TP_FAULT_LINK_ONE_WAY, TP_FAULT_COUNT
+	TP_FAULT_NVLINK_MISSING, TP_FAULT_UNEVEN_NICS, TP_FAULT_LINK_ONE_WAY, TP_FAULT_NIC_RATE, TP_FAULT_COUNT
 };
 struct tp_topo_warning {
 	enum tp_topo_fault fault;

@@ -67,6 +67,30 @@ says "a lost NIC" "^- rdmap3 is missing$" "$out"
 says "what it does" "^~ GPU 0 to GPU 1: NVL 240 -> NVL 200 GB/s$" "$out"
 says "and what is wrong" "^  nvlink-missing: GPU 0 has 10 NVLinks" "$out"
 
+# Each thing that goes wrong on a whole machine is exactly one warning of its kind.
+topo model dgx-h100 -o "$where/h100.xml"
+planted() { # NAME WANTED PYTHON
+	python3 -c "
+import sys, xml.etree.ElementTree as ET
+t = ET.parse(sys.argv[1]); r = t.getroot()
+pci = {p.get('busid'): p for p in r.iter('pci')}
+parent = {c: p for p in r.iter() for c in p}
+$3
+t.write(sys.argv[2])" "$where/h100.xml" "$where/planted.xml"
+	expect "planted: $1" "$2" "$(topo show "$where/planted.xml" | sed -n '/^Worse/,$p' | sed -n 's/^  \([a-z0-9-]*\): \(GPU [0-9]\|mlx5_[0-9]\|ACS\|no\).*/\1 \2/p' | xargs)"
+}
+planted "nothing" "" "pass"
+planted "a GPU on 8 lanes" "pci-width GPU 3" "pci['0000:43:00.0'].set('link_width', '8')"
+planted "a NIC on 8 lanes" "pci-width mlx5_5" "pci['0000:a5:00.0'].set('link_width', '8')"
+planted "a NIC at half the PCIe speed" "pci-speed mlx5_5" "pci['0000:a5:00.0'].set('link_speed', '16.0 GT/s PCIe')"
+planted "a port at half its rate" "nic-rate mlx5_2" "next(pci['0000:a2:00.0'].iter('net')).set('speed', '200000')"
+planted "ACS" "acs ACS" "pci['0000:12:00.0'].set('acs', '1')"
+planted "a NIC that is missing" "no-nic no" "parent[pci['0000:a3:00.0']].remove(pci['0000:a3:00.0'])"
+planted "no peermem" "no-gdr no" "[g.set('gdr', '0') for g in r.iter('gpu')]"
+planted "a NIC without GPUDirect" "no-gdr no" "next(pci['0000:a6:00.0'].iter('net')).set('gdr', '0')"
+planted "NVLinks that are down" "nvlink-missing GPU 7" "next(pci['0000:47:00.0'].iter('nvlink')).set('count', '12')"
+says "P2P that is off" "^  no-p2p: NVLink joins GPU 0 and GPU 1 \(and others\), and direct access is off: NCCL_P2P_DISABLE=1$" "$(NCCL_P2P_DISABLE=1 topo show dgx-h100)"
+
 topo expect p4d -o "$where/good.txt"
 says "what is expected of a good day" "^p2p=nvlink " "$(cat "$where/good.txt")"
 expect "is met on that day" "As expected." "$(topo check "$where/good.txt" p4d)"
