@@ -236,9 +236,42 @@ static int registration(struct calc *c)
 	return 0;
 }
 
+static int rdma(struct calc *c)
+{
+	cJSON *table = calc_table(c, "Three ways of RDMA", CALC_OVERVIEW, "|InfiniBand, RC|RoCE v2, RC|EFA, SRD");
+	calc_row(c, table, "on the wire|its own link layer, addressed by LID|UDP port 4791 over IP, addressed by GID|AWS's own over Ethernet");
+	calc_row(c, table, "loss|none: credits a link|none if PFC, ECN and DCQCN are set up|is expected");
+	calc_row(c, table, "order|kept|kept|not kept, put right above");
+	calc_row(c, table, "a connection's paths|one (adaptive routing: several)|one, by the hash of its UDP source port|many, packet by packet");
+	calc_row(c, table, "sent again|from the lost packet on|from the lost packet on|what was lost");
+	calc_row(c, table, "slowed down by|IB CC|DCQCN|the card, by round trips");
+	calc_row(c, table, "run by|a subnet manager|IP routing|AWS");
+	table = calc_table(c, "Types of queue pairs", CALC_PATHS, "type|reliable|connected|operations");
+	calc_row(c, table, "RC|yes, in order|to one peer|SEND, RDMA WRITE, RDMA READ, atomics (NCCL's)");
+	calc_row(c, table, "UC|no, in order|to one peer|SEND, RDMA WRITE");
+	calc_row(c, table, "UD|no|no|SEND of one MTU at most");
+	table = calc_table(c, "What keeps RoCE from losing packets", CALC_OVERVIEW, "what|where|does");
+	calc_row(c, table, "PFC (802.1Qbb)|hop by hop|pauses one priority before a buffer runs over");
+	calc_row(c, table, "ECN|end to end|marks packets of a growing queue; the receiver answers with CNPs");
+	calc_row(c, table, "DCQCN|the sender's card|slows down on CNPs, recovers without; is to act before PFC must");
+	table = calc_table(c, "PCIe packets", CALC_OVERVIEW, "request|answered|so");
+	calc_row(c, table, "memory write|no (posted)|is sent and done with: fills the link");
+	calc_row(c, table, "memory read|by completions (non-posted)|waits a round trip: needs many in flight");
+	calc_row(c, table, "configuration|by a completion|");
+	calc_row(c, table, "message|no (posted)|interrupts (MSI), errors, power");
+	table = calc_table(c, "GPUDirect", CALC_PATHS, "kind|who reaches GPU memory|by");
+	calc_row(c, table, "P2P|another GPU|NVLink, or PCIe into its BAR1");
+	calc_row(c, table, "RDMA|a NIC|PCIe into BAR1: nvidia-peermem or DMA-BUF");
+	calc_row(c, table, "Storage|NVMe or a storage NIC|PCIe (cuFile)");
+	calc_row(c, table, "Async|the GPU rings the NIC|the NIC's doorbell mapped into the GPU");
+	calc_row(c, table, "(GDRCopy)|the CPU|BAR1 mapped into the process: less than 1 us");
+	return 0;
+}
+
 const struct calc_command calc_rdma[] = {
 	{ "nic", "[RATE]", "GB/s of a NIC, alone and behind a PCIe slot (--pcie, --lanes)", 0, 1, nic },
 	{ "path", "[RATE]", "TCP, RDMA staged, GPUDirect RDMA: copies, memory traffic, bounds", 0, 1, path },
+	{ "rdma", "", "InfiniBand, RoCE and EFA; queue pairs; loss; PCIe packets; GPUDirect: tables", 0, 0, rdma },
 	{ "qp-timeout", "[TIMEOUT [RETRY_CNT]]", "seconds until a queue pair gives up with status 12", 0, 2, qp_timeout },
 	{ "tc", "TC", "the DSCP of a traffic class (NCCL_IB_TC)", 1, 1, tc },
 	{ "dscp", "DSCP", "the traffic class of a DSCP", 1, 1, dscp },

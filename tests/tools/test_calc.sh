@@ -59,6 +59,8 @@ value "TCP: 1.6 TB/s of memory traffic" "1600 GB/s" "A: TCP, host memory traffic
 value "staged: 800" "800 GB/s" "B: RDMA, staged, host memory traffic" path
 value "GPUDirect: 400" "400 GB/s" "C: GPUDirect RDMA, all" path
 value "A100 and HDR" "25 GB/s" "C: GPUDirect RDMA, one stream" path HDR --pcie 4
+row "EFA keeps no order" 'order kept kept not kept, put right above' rdma
+row "RC is what NCCL uses" 'RC yes, in order to one peer SEND, RDMA WRITE, RDMA READ, atomics .NCCL.s.' rdma
 value "timeout 20" "4.295 s" "a try" qp-timeout 20
 value "8 tries" "34.36 s" "until status 12 (retries exceeded)" qp-timeout 20 7
 value "timeout 14" "0.06711 s" "a try" qp_timeout 14
@@ -92,7 +94,7 @@ out=$(calc s-star 2 50 --json | tr -d '\n\t')
 says "JSON" '"values":\[\{"name":"S\*","value":100,"unit":"KB","formula":"alpha x beta = 2 us x 50 GB/s \(1 KB = 1000 bytes\)","source":"' "$out"
 says "a range in JSON" '"value":[[:space:]]*\[14, 40\]' "$(calc cores 400 --json)"
 if command -v python3 >/dev/null; then
-	for command in pcie "pcie 5" nvlink "nvlink 4" nic path "qp-timeout" "level" "level PXB" terms busbw "cores 400" "register 1M" "mesh 8" "tc 104"; do
+	for command in pcie "pcie 5" nvlink "nvlink 4" nic path "qp-timeout" "level" "level PXB" terms busbw "cores 400" "register 1M" "mesh 8" "tc 104" rdma; do
 		# shellcheck disable=SC2086
 		expect "JSON of $command: values have names, tables sources and whole rows" True "$(calc $command --json | python3 -c '
 import json, sys
