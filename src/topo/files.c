@@ -49,8 +49,7 @@ static bool trim(struct tp_element *element)
 	}
 	const char *keep = tp_element_get(element, "keep");
 	if (keep && strcmp(keep, "1") == 0) return false;
-	if (strcmp(element->name, "gpu") == 0) return !tp_element_get(element, "rank");
-	if (strcmp(element->name, "net") == 0) return !tp_element_get(element, "dev");
+	if (strcmp(element->name, "gpu") == 0 || strcmp(element->name, "net") == 0) return true;
 	if (strcmp(element->name, "nic") == 0) return had_children && !element->first;
 	if (strcmp(element->name, "pci") == 0) return !element->first;
 	return false;
@@ -61,7 +60,11 @@ ncclResult_t tp_topo_doc_settle(const char *root, struct tp_topo_doc **found)
 	struct tp_topo_doc *base = NULL;
 	TP_TRY(tp_topo_doc_load_base(root, &base));
 	if (!base) return ncclSuccess;
-	ncclResult_t result = tp_doc_merge_found(base, *found);
+	ncclResult_t result = ncclSuccess;
+	/* NCCL's mark of what is there. */
+	for (struct tp_element *e = (*found)->root; e && result == ncclSuccess; e = tp_doc_walk(*found, e))
+		if (strcmp(e->name, "gpu") == 0 || strcmp(e->name, "net") == 0) result = tp_doc_set(*found, e, "keep", "1");
+	if (result == ncclSuccess) result = tp_doc_merge_found(base, *found);
 	if (result != ncclSuccess) {
 		tp_topo_doc_free(base);
 		return result;

@@ -378,6 +378,32 @@ static void a_file_is_right_and_what_it_has_too_much_is_cut(void **state)
 	tp_topo_doc_free(found);
 }
 
+static void ports_that_nobody_found_are_cut_and_found_gpus_without_a_rank_stay(void **state)
+{
+	(void)state;
+	char path[] = "/tmp/telpher_topo_XXXXXX";
+	int fd = mkstemp(path);
+	assert_true(fd >= 0 && write(fd, NVL_PAIR, strlen(NVL_PAIR)) == (ssize_t)strlen(NVL_PAIR));
+	close(fd);
+	struct tp_topo_doc *found = helper_doc("<system version=\"1\">" HELPER_CPU("0") "<pci busid=\"0000:21:00.0\" class=\"0x030200\"><gpu dev=\"1\" sm=\"90\" gdr=\"1\"/></pci>"
+		HELPER_NIC("0000:12:00.0", "0") "</cpu></system>");
+	struct tp_topo *topo;
+	setenv("NCCL_TOPO_FILE", path, 1);
+	tp_param_reload();
+	assert_int_equal(tp_topo_doc_settle("", &found), ncclSuccess);
+	unsetenv("NCCL_TOPO_FILE");
+	tp_param_reload();
+	unlink(path);
+	assert_int_equal(tp_topo_build(found, &topo), ncclSuccess);
+	assert_int_equal(topo->count[TP_TOPO_GPU], 1);
+	assert_int_equal(topo->count[TP_TOPO_NET], 1);
+	assert_true(tp_topo_find_name(topo, "gpu1") >= 0);
+	assert_true(tp_topo_find_name(topo, "mlx5_0") >= 0);
+	assert_int_equal(topo->nodes[helper_node(topo, "gpu1")].gpu.nvlinks, 18);
+	tp_topo_free(topo);
+	tp_topo_doc_free(found);
+}
+
 static void the_policy_is_read_from_the_environment(void **state)
 {
 	(void)state;
@@ -418,7 +444,8 @@ int main(void)
 		cmocka_unit_test(a_missing_nic_is_found), cmocka_unit_test(nvlinks_that_are_down_are_found),
 		cmocka_unit_test(p2p_that_is_off_between_nvlink_peers_is_a_fault), cmocka_unit_test(what_two_processes_found_becomes_one_machine),
 		cmocka_unit_test(what_both_found_is_there_once), cmocka_unit_test(processes_that_contradict_each_other_are_an_error),
-		cmocka_unit_test(a_file_is_right_and_what_it_has_too_much_is_cut), cmocka_unit_test(the_policy_is_read_from_the_environment),
+		cmocka_unit_test(a_file_is_right_and_what_it_has_too_much_is_cut),
+		cmocka_unit_test(ports_that_nobody_found_are_cut_and_found_gpus_without_a_rank_stay), cmocka_unit_test(the_policy_is_read_from_the_environment),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
