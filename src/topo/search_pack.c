@@ -43,6 +43,9 @@ void tp_pack_free(struct tp_pack *pack)
 	free(pack->keys);
 	free(pack->used);
 	free(pack->walk);
+	free(pack->net_keys);
+	free(pack->net_gpus);
+	free(pack->served);
 	free(pack);
 }
 
@@ -57,7 +60,10 @@ ncclResult_t tp_pack_create(const struct tp_problem *p, struct tp_pack **out)
 	pack->keys = tp_alloc(gpus, sizeof(*pack->keys), "channel search");
 	pack->used = tp_alloc(gpus, sizeof(*pack->used), "channel search");
 	pack->walk = tp_alloc(gpus, sizeof(*pack->walk), "channel search");
-	bool ok = pack->left && pack->candidates && pack->keys && pack->used && pack->walk;
+	pack->net_keys = tp_alloc((size_t)p->nnets + 1, sizeof(*pack->net_keys), "channel search");
+	pack->net_gpus = tp_alloc((size_t)p->nnets + 1, sizeof(*pack->net_gpus), "channel search");
+	pack->served = tp_alloc(gpus, sizeof(*pack->served), "channel search");
+	bool ok = pack->net_keys && pack->net_gpus && pack->served && pack->left && pack->candidates && pack->keys && pack->used && pack->walk;
 	if (ok && packed_alloc(&pack->now, gpus) && packed_alloc(&pack->best, gpus) && packed_alloc(&pack->kept, gpus)) {
 		*out = pack;
 		return ncclSuccess;
@@ -175,7 +181,7 @@ static void rank_in(struct ranked *list, int *n, int most, double key, int place
 	list[i] = (struct ranked){ key, (int16_t)place };
 }
 
-enum { MOST_NETS = 12, MOST_ENDS = 8 };
+enum { MOST_NETS = 16, MOST_ENDS = 8 };
 
 static double end_key(struct tp_pack *pack, int from, int to)
 {
@@ -187,18 +193,36 @@ static double end_key(struct tp_pack *pack, int from, int to)
 	return route->type * 1e3 + 99 - slack + noise;
 }
 
+/* The GPU that a NET serves best, and how well. */
+static double best_end(struct tp_pack *pack, int net, bool out, int *best_gpu)
+{
+	double best = 1e18;
+	int at = tp_net_place(pack->p, net);
+	for (int gpu = 0; gpu < pack->p->ngpus; gpu++) {
+		/* Farther than the best so far: not worth a look, chance aside. */
+		const struct tp_route *route = out ? tp_route_of(pack->p, gpu, at) : tp_route_of(pack->p, at, gpu);
+		if (pack->variant < TP_PACK_STEADY && route->type * 1e3 >= best) continue;
+		double key = end_key(pack, out ? gpu : at, out ? at : gpu);
+		if (key >= best) continue;
+		best = key;
+		*best_gpu = gpu;
+	}
+	return best;
+}
+
+/* Of NETs as good as each other those first whose GPU has most of them: pairs are made between the NETs of two GPUs, and who begins
+ * with the larger groups has the fewest left over. */
 static int rank_nets(struct tp_pack *pack, bool out, struct ranked list[MOST_NETS])
 {
-	int n = 0;
-	for (int net = 0; net < pack->p->nnets; net++) {
-		double best = 1e18;
-		for (int gpu = 0; gpu < pack->p->ngpus; gpu++) {
-			int at = tp_net_place(pack->p, net);
-			double key = end_key(pack, out ? gpu : at, out ? at : gpu);
-			if (key < best) best = key;
-		}
-		if (best < 1e17) rank_in(list, &n, MOST_NETS, best + net * 1e-6, net);
+	int n = 0, nnets = pack->p->nnets;
+	memset(pack->served, 0, (size_t)pack->p->ngpus * sizeof(*pack->served));
+	for (int net = 0; net < nnets; net++) {
+		pack->net_keys[net] = best_end(pack, net, out, &pack->net_gpus[net]);
+		if (pack->net_keys[net] < 1e17) pack->served[pack->net_gpus[net]]++;
 	}
+	for (int net = 0; net < nnets; net++)
+		if (pack->net_keys[net] < 1e17)
+			rank_in(list, &n, MOST_NETS, pack->net_keys[net] - 1e-3 * pack->served[pack->net_gpus[net]] + net * 1e-7, net);
 	return n;
 }
 

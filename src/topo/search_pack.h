@@ -18,6 +18,8 @@ struct tp_pack {
 	double *keys;                   /* [ngpus] */
 	bool *used;                     /* [ngpus] */
 	int16_t *walk;                  /* [ngpus] */
+	double *net_keys;               /* [nnets], with net_gpus and served [ngpus]: while NETs are ranked */
+	int *net_gpus, *served;
 	double forward, back;           /* what a hop of this walk takes, of the channel's bandwidth */
 	int last;                       /* where this walk must end; -1: anywhere */
 	int hops;                       /* left to this walk */
