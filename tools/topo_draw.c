@@ -88,7 +88,9 @@ static void draw_cpu_link(const struct picture *p, const struct tp_topo_link *li
 	double left = a->x + a->w, right = b->x, y = a->y + a->h / 2;
 	start_link(p, link, out);
 	if (right > left) fprintf(out, "<path d=\"M%.1f %.1f H%.1f\"/></g>\n", left, y, right);
-	else fprintf(out, "<path d=\"M%.1f %.1f C%.1f %.1f %.1f %.1f %.1f %.1f\"/></g>\n", a->x + a->w / 2, a->y, a->x + a->w / 2, a->y - 24, b->x + b->w / 2, b->y - 24, b->x + b->w / 2, b->y);
+	else
+		fprintf(out, "<path d=\"M%.1f %.1f C%.1f %.1f %.1f %.1f %.1f %.1f\"/></g>\n", a->x + a->w / 2, a->y, a->x + a->w / 2, a->y - 24,
+			b->x + b->w / 2, b->y - 24, b->x + b->w / 2, b->y);
 	snprintf(text, sizeof(text), "%.4g", link->bw);
 	draw_text(out, (left + right) / 2 - 8, a->y - 6, "bw", text);
 }
@@ -230,7 +232,8 @@ static void draw_channel(const struct picture *p, const struct tp_channels *all,
 	char colour[32];
 	double shift = (index - (all->nchannels - 1) / 2.0) * fmin(56.0 / (all->nchannels > 1 ? all->nchannels : 1), 8);
 	hue_of(index, all->nchannels, colour);
-	fprintf(out, "<g class=\"channel\" id=\"%s%d\" style=\"display:none;stroke:%s;color:%s\"><title>%s %d: %.4g GB/s</title>\n", what, index, colour, colour, what, index, all->bw_intra);
+	fprintf(out, "<g class=\"channel\" id=\"%s%d\" style=\"display:none;stroke:%s;color:%s\"><title>%s %d: %.4g GB/s</title>\n", what,
+		index, colour, colour, what, index, all->bw_intra);
 	const struct box *in = port_box(p, c->net_in), *from = port_box(p, c->net_out);
 	if (in) draw_arc(in, &p->boxes[c->gpus[0]], shift, true, out);
 	for (int g = 0; g + 1 < all->ngpus; g++) draw_arc(&p->boxes[c->gpus[g]], &p->boxes[c->gpus[g + 1]], shift, false, out);
@@ -359,7 +362,8 @@ static void draw_svg(const struct topo_machine *m, const struct picture *p, cons
 		topo->count[TP_TOPO_CPU], topo->nhosts);
 	draw_text(out, 40, 70, "sub", text);
 	for (int32_t h = 0; h < topo->nhosts && topo->nhosts > 1; h++) {
-		fprintf(out, "<rect class=\"tile\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" rx=\"10\"/>\n", p->tiles[h].x - 14, p->tiles[h].y - 4, p->tiles[h].w + 28, p->tiles[h].h);
+		fprintf(out, "<rect class=\"tile\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" rx=\"10\"/>\n", p->tiles[h].x - 14,
+			p->tiles[h].y - 4, p->tiles[h].w + 28, p->tiles[h].h);
 		snprintf(text, sizeof(text), "host %d", h);
 		draw_text(out, p->tiles[h].x, p->tiles[h].y + 16, "sub", text);
 	}

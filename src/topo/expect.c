@@ -301,11 +301,13 @@ static ncclResult_t read_item(const char *name, const char *item, size_t bytes, 
 	*w = (struct wanted){ .text = item, .text_bytes = (int)TP_MIN(bytes, (size_t)80) };
 	for (size_t k = 0; k < TP_ARRAY_LEN(keys); k++)
 		if (strlen(keys[k].name) == length && strncasecmp(keys[k].name, item, length) == 0) w->key = &keys[k];
-	if (!w->key) return TP_FAIL(ncclInvalidArgument, "%s: nothing can be expected of '%.*s'; telpher topo expect writes what can", name, (int)TP_MIN(length, (size_t)40), item);
+	if (!w->key) return TP_FAIL(ncclInvalidArgument, "%s: nothing can be expected of '%.*s'; telpher topo expect writes what can", name,
+		(int)TP_MIN(length, (size_t)40), item);
 	const char *value = item + length;
 	if (bytes - length >= 2 && strncmp(value, ">=", 2) == 0) w->relation = AT_LEAST;
 	else if (bytes - length >= 2 && strncmp(value, "<=", 2) == 0) w->relation = AT_MOST;
-	else if (bytes - length < 2 || *value != '=') return TP_FAIL(ncclInvalidArgument, "%s: '%.*s' should be %s=, >= or <= and a value", name, w->text_bytes, item, w->key->name);
+	else if (bytes - length < 2 || *value != '=')
+		return TP_FAIL(ncclInvalidArgument, "%s: '%.*s' should be %s=, >= or <= and a value", name, w->text_bytes, item, w->key->name);
 	w->value = value + (w->relation == EQUAL ? 1 : 2);
 	w->value_bytes = bytes - (size_t)(w->value - item);
 	if (!w->value_bytes) return TP_FAIL(ncclInvalidArgument, "%s: '%.*s' has no value", name, w->text_bytes, item);

@@ -97,13 +97,13 @@ static const struct model models[] = {
 	{ "mi300a", "4 MI300A, CPU and GPU in one package, joined by two xGMI each, a NIC of 200 Gb/s each", AMD, .family = 25, .cpu_model = 144, .hosts = 1, .cpus = 4,
 		.switches = 1, .gpus = 1, .nics = 1, .gpu_speed = GEN5, .up_speed = GEN5, .nic_speed = GEN4, CONNECTX, .nic_device = 0x101b, .nic_mbps = 200000,
 		.gpu_vendor = 0x1002, .gpu_device = 0x74a0, .sm = 228, .gcn = "gfx942", .joint = ALL_TO_ALL, .links = 2, .c2c_count = 1, .c2c_mbps = 256000 },
-	{ "pcie-box", "8 L40S on PCIe alone, a NIC of 200 Gb/s a socket", INTEL, .cpu_model = 143, .hosts = 1, .cpus = 2, .switches = 1, .gpus = 4, .nics = 1, .gpu_speed = GEN4,
-		.up_speed = GEN4, .nic_speed = GEN4, CONNECTX, .nic_device = 0x101b, .nic_mbps = 200000, .gpu_vendor = 0x10de, .gpu_device = 0x26b9, .sm = 89 },
+	{ "pcie-box", "8 L40S on PCIe alone, a NIC of 200 Gb/s a socket", INTEL, .cpu_model = 143, .hosts = 1, .cpus = 2, .switches = 1, .gpus = 4, .nics = 1,
+		.gpu_speed = GEN4, .up_speed = GEN4, .nic_speed = GEN4, CONNECTX, .nic_device = 0x101b, .nic_mbps = 200000, .gpu_vendor = 0x10de, .gpu_device = 0x26b9, .sm = 89 },
 	{ "two-sockets", "4 A100 on PCIe, two on each socket, and one NIC of 100 Gb/s", INTEL, .cpu_model = 106, .hosts = 1, .cpus = 2, .switches = 1, .gpus = 2, .nics = 1,
 		.far_nics = 1, .gpu_speed = GEN4, .up_speed = GEN4, .nic_speed = GEN4, CONNECTX, .nic_device = 0x101d, .nic_mbps = 100000, .gpu_vendor = 0x10de,
 		.gpu_device = 0x20b5, .sm = 80 },
-	{ "nvlink-pairs", "4 A100 on PCIe joined in pairs by NVLink bridges, 2 NICs of 100 Gb/s", INTEL, .cpu_model = 106, .hosts = 1, .cpus = 2, .switches = 1, .gpus = 2, .nics = 1,
-		.gpu_speed = GEN4, .up_speed = GEN4, .nic_speed = GEN4, CONNECTX, .nic_device = 0x101d, .nic_mbps = 100000, .gpu_vendor = 0x10de, .gpu_device = 0x20b5, .sm = 80,
+	{ "nvlink-pairs", "4 A100 on PCIe joined in pairs by NVLink bridges, 2 NICs of 100 Gb/s", INTEL, .cpu_model = 106, .hosts = 1, .cpus = 2, .switches = 1, .gpus = 2,
+		.nics = 1, .gpu_speed = GEN4, .up_speed = GEN4, .nic_speed = GEN4, CONNECTX, .nic_device = 0x101d, .nic_mbps = 100000, .gpu_vendor = 0x10de, .gpu_device = 0x20b5, .sm = 80,
 		.joint = PAIRS, .links = 12 },
 };
 

@@ -1,6 +1,6 @@
 /* What the wires allow: to each end (GPU, port, CPU, NVSwitch) the best way from every node, best being NCCL's order: nearer type,
- * then wider, then shorter; of equals, the first that is found from the end, widest links first. Types don't add up the way distances do (a way over NVLink may be longer than one over PCIe and better),
- * so labels are corrected until nothing improves. A label keeps the one it was made from: a way stays what it was when it was found. */
+ * then wider, then shorter; of equals, the first that is found from the end, widest links first. Types don't add up the way distances do (a
+ * way over NVLink may be longer than one over PCIe and better), so labels are corrected until nothing improves. A label keeps the one it was made from: a way stays what it was when it was found. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -385,7 +385,8 @@ static void ports_that_nobody_found_are_cut_and_found_gpus_without_a_rank_stay(v
 	int fd = mkstemp(path);
 	assert_true(fd >= 0 && write(fd, NVL_PAIR, strlen(NVL_PAIR)) == (ssize_t)strlen(NVL_PAIR));
 	close(fd);
-	struct tp_topo_doc *found = helper_doc("<system version=\"1\">" HELPER_CPU("0") "<pci busid=\"0000:21:00.0\" class=\"0x030200\"><gpu dev=\"1\" sm=\"90\" gdr=\"1\"/></pci>"
+	struct tp_topo_doc *found = helper_doc("<system version=\"1\">" HELPER_CPU("0")
+		"<pci busid=\"0000:21:00.0\" class=\"0x030200\"><gpu dev=\"1\" sm=\"90\" gdr=\"1\"/></pci>"
 		HELPER_NIC("0000:12:00.0", "0") "</cpu></system>");
 	struct tp_topo *topo;
 	setenv("NCCL_TOPO_FILE", path, 1);

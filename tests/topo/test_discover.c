@@ -330,7 +330,8 @@ static void a_guest_is_told_and_its_topology_file_is_used(void **state)
 	file("vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 1\nflags\t\t: fpu hypervisor vme\n", "/proc/cpuinfo");
 	file("Amazon EC2\n", "/sys/class/dmi/id/sys_vendor");
 	file("p5.48xlarge\n", "/sys/class/dmi/id/product_name");
-	file("<system version=\"1\"><cpu numaid=\"1\" arch=\"x86_64\" vendor=\"AuthenticAMD\" familyid=\"25\" modelid=\"1\"><pci busid=\"ffff:ff:01.0\" class=\"0x060400\" link_speed=\"32.0 GT/s PCIe\" link_width=\"16\">"
+	file("<system version=\"1\"><cpu numaid=\"1\" arch=\"x86_64\" vendor=\"AuthenticAMD\" familyid=\"25\" modelid=\"1\">"
+		"<pci busid=\"ffff:ff:01.0\" class=\"0x060400\" link_speed=\"32.0 GT/s PCIe\" link_width=\"16\">"
 		"<pci busid=\"0000:1a:00.0\" class=\"0x030200\" link_speed=\"32.0 GT/s PCIe\" link_width=\"16\"/></pci></cpu></system>",
 		"/var/run/nvidia-topologyd/virtualTopology.xml");
 	struct tp_topo_find find = { .root = root, .gpu_bus_id = "0000:1a:00.0", .rank = 2 };

@@ -100,7 +100,8 @@ static void numbers_that_are_none_are_refused_with_what_would_be_right(void **st
 	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"01:00\"/></cpu></system>");
 	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci/></cpu></system>");
 	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\"><gpu dev=\"0\"><nvlink target=\"x\" count=\"1\"/></gpu></pci></cpu></system>");
-	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\"><gpu dev=\"0\"><nvlink target=\"0000:02:00.0\" count=\"-1\"/></gpu></pci></cpu></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\"><gpu dev=\"0\">"
+		"<nvlink target=\"0000:02:00.0\" count=\"-1\"/></gpu></pci></cpu></system>");
 }
 
 static void one_identity_twice_is_refused_and_both_lines_are_named(void **state)
