@@ -19,12 +19,6 @@ out=$(topo show)
 expect "this machine is shown" 0 $?
 says "with a CPU" "^CPU [0-9]+" "$out"
 says "and its cores" "─ core 0  0" "$(topo show --cores)"
-expect "every model is complete" "" "$(for m in $(topo model | awk '{ print $1 }'); do
-	topo show "$m" >"$where/shown" || echo "$m fails"
-	grep -q 'Worse than' "$where/shown" && echo "$m has faults"
-	grep -q 'GPU 0 rank 0' "$where/shown" || grep -q 'h0/GPU 0 rank 0' "$where/shown" || echo "$m has no GPU"
-done)"
-
 out=$(topo show dgx-h100)
 says "what there is" "^dgx-h100: 1 host, 2 CPUs, 8 PCIe switches or bridges, 8 GPUs, 8 network ports$" "$out"
 says "a GPU with its links" "GPU 3 rank 3 sm90 .* PCIe 5.0 x16 48 GB/s; NVLink x18 to NVSwitch 370.8 GB/s" "$out"
@@ -67,28 +61,6 @@ says "a lost NIC" "^- rdmap3 is missing$" "$out"
 says "what it does" "^~ GPU 0 to GPU 1: NVL 240 -> NVL 200 GB/s$" "$out"
 says "and what is wrong" "^  nvlink-missing: GPU 0 has 10 NVLinks" "$out"
 
-# Each thing that goes wrong on a whole machine is exactly one warning of its kind.
-topo model dgx-h100 -o "$where/h100.xml"
-planted() { # NAME WANTED PYTHON
-	python3 -c "
-import sys, xml.etree.ElementTree as ET
-t = ET.parse(sys.argv[1]); r = t.getroot()
-pci = {p.get('busid'): p for p in r.iter('pci')}
-parent = {c: p for p in r.iter() for c in p}
-$3
-t.write(sys.argv[2])" "$where/h100.xml" "$where/planted.xml"
-	expect "planted: $1" "$2" "$(topo show "$where/planted.xml" | sed -n '/^Worse/,$p' | sed -n 's/^  \([a-z0-9-]*\): \(GPU [0-9]\|mlx5_[0-9]\|ACS\|no\).*/\1 \2/p' | xargs)"
-}
-planted "nothing" "" "pass"
-planted "a GPU on 8 lanes" "pci-width GPU 3" "pci['0000:43:00.0'].set('link_width', '8')"
-planted "a NIC on 8 lanes" "pci-width mlx5_5" "pci['0000:a5:00.0'].set('link_width', '8')"
-planted "a NIC at half the PCIe speed" "pci-speed mlx5_5" "pci['0000:a5:00.0'].set('link_speed', '16.0 GT/s PCIe')"
-planted "a port at half its rate" "nic-rate mlx5_2" "next(pci['0000:a2:00.0'].iter('net')).set('speed', '200000')"
-planted "ACS" "acs ACS" "pci['0000:12:00.0'].set('acs', '1')"
-planted "a NIC that is missing" "no-nic no" "parent[pci['0000:a3:00.0']].remove(pci['0000:a3:00.0'])"
-planted "no peermem" "no-gdr no" "[g.set('gdr', '0') for g in r.iter('gpu')]"
-planted "a NIC without GPUDirect" "no-gdr no" "next(pci['0000:a6:00.0'].iter('net')).set('gdr', '0')"
-planted "NVLinks that are down" "nvlink-missing GPU 7" "next(pci['0000:47:00.0'].iter('nvlink')).set('count', '12')"
 says "P2P that is off" "^  no-p2p: NVLink joins GPU 0 and GPU 1 \(and others\), and direct access is off: NCCL_P2P_DISABLE=1$" "$(NCCL_P2P_DISABLE=1 topo show dgx-h100)"
 
 topo expect p4d -o "$where/good.txt"
@@ -117,24 +89,7 @@ d = json.load(open(sys.argv[1]))
 p = [x for x in d["gpu_net"] if d["nodes"][x["from"]]["name"] == "GPU 0" and d["nodes"][x["to"]]["name"] == "mlx5_1"][0]
 print(sum(n["kind"] == "GPU" for n in d["nodes"]), len(d["gpu_gpu"]), p["type"])' "$where/json")"
 
-for m in dgx-h100 mi250x gb200-nvl72 two-sockets; do
-	topo svg "$m" -o "$where/$m.svg"
-	expect "the picture of $m is well-formed, in its frame, and needs nothing from elsewhere" "ok" "$(python3 - "$where/$m.svg" <<'P'
-import re, sys, xml.etree.ElementTree as ET
-text = open(sys.argv[1]).read()
-root = ET.fromstring(text)
-w, h = map(float, root.get("viewBox").split()[2:])
-ns = "{http://www.w3.org/2000/svg}"
-for r in root.iter(ns + "rect"):
-    x, y = float(r.get("x", 0)), float(r.get("y", 0))
-    if x < 0 or y < 0 or x + float(r.get("width")) > w or y + float(r.get("height")) > h: sys.exit("outside")
-for t in root.iter(ns + "text"):
-    if not (0 <= float(t.get("x")) <= w and 0 <= float(t.get("y")) <= h): sys.exit("text outside: " + t.text)
-if re.search(r"(href|src|url)\s*[=(]\s*[\"']?(?!#)", text): sys.exit("not self-contained")
-print("ok")
-P
-)"
-done
+for m in dgx-h100 gb200-nvl72; do topo svg "$m" -o "$where/$m.svg"; done
 expect "each channel is there, and its switch" "16 16" "$(grep -c 'class="channel" id="ring' "$where/dgx-h100.svg") $(grep -o 'data-channel="ring[0-9]*"' "$where/dgx-h100.svg" | wc -l)"
 expect "every GPU is drawn" 72 "$(grep -c 'class="node gpu' "$where/gb200-nvl72.svg")"
 expect "what is wrong is marked" 2 "$(topo svg "$where/sick.xml" -o "$where/sick.svg"; grep -c 'class="node gpu faulty"' "$where/sick.svg")"
@@ -158,5 +113,59 @@ says "that names file, line and element" "bad.xml:2: <pci nonsense>: busid=" "$o
 topo frobnicate >/dev/null
 expect "an unknown verb" 2 $?
 expect "a dump can be read again" 0 "$(NCCL_TOPO_DUMP_FILE=$where/dump.xml topo show >/dev/null && topo show "$where/dump.xml" >/dev/null; echo $?)"
+
+# What takes many runs: every model whole and without faults; pictures; and planted faults, each exactly one warning of its kind.
+python3 - "$telpher" "$where" <<'P' || fails=$((fails + 1))
+import copy, re, subprocess, sys, xml.etree.ElementTree as ET
+telpher, where = sys.argv[1:]
+failed = 0
+def topo(*args): return subprocess.run([telpher, "topo", *args], capture_output=True, text=True).stdout
+def expect(name, wanted, got):
+    global failed
+    print("ok  " if wanted == got else "FAIL", name, "" if wanted == got else f": wanted {wanted!r}, got {got!r}")
+    failed += wanted != got
+def faults(shown):
+    tail = shown.partition("Worse than it could be:\n")[2]
+    return [re.match(r"  ([a-z0-9-]+): (GPU \d|mlx5_\d|\w+)", line).groups() for line in tail.splitlines()]
+
+for model in [line.split()[0] for line in topo("model").splitlines()]:
+    shown = topo("show", model)
+    expect(f"{model} is whole, without faults", (True, []), (bool(re.search("GPU 0 rank 0", shown)), faults(shown)))
+
+machine = ET.fromstring(topo("model", "dgx-h100"))
+def planted(name, wanted, plant):
+    sick = copy.deepcopy(machine)
+    plant({p.get("busid"): p for p in sick.iter("pci")}, sick)
+    ET.ElementTree(sick).write(f"{where}/planted.xml")
+    expect(f"planted: {name}", wanted, faults(topo("show", f"{where}/planted.xml")))
+def without(bus):
+    def plant(pci, root):
+        for p in root.iter("pci"):
+            if pci[bus] in list(p): p.remove(pci[bus])
+    return plant
+planted("nothing", [], lambda pci, root: None)
+planted("a GPU on 8 lanes", [("pci-width", "GPU 3")], lambda pci, root: pci["0000:43:00.0"].set("link_width", "8"))
+planted("a NIC on 8 lanes", [("pci-width", "mlx5_5")], lambda pci, root: pci["0000:a5:00.0"].set("link_width", "8"))
+planted("a NIC at half the PCIe speed", [("pci-speed", "mlx5_5")], lambda pci, root: pci["0000:a5:00.0"].set("link_speed", "16.0 GT/s PCIe"))
+planted("a port at half its rate", [("nic-rate", "mlx5_2")], lambda pci, root: next(pci["0000:a2:00.0"].iter("net")).set("speed", "200000"))
+planted("ACS", [("acs", "ACS")], lambda pci, root: pci["0000:12:00.0"].set("acs", "1"))
+planted("a NIC that is missing", [("no-nic", "no")], without("0000:a3:00.0"))
+planted("no peermem", [("no-gdr", "no")], lambda pci, root: [g.set("gdr", "0") for g in root.iter("gpu")])
+planted("a NIC without GPUDirect", [("no-gdr", "no")], lambda pci, root: next(pci["0000:a6:00.0"].iter("net")).set("gdr", "0"))
+planted("NVLinks that are down", [("nvlink-missing", "GPU 7")], lambda pci, root: next(pci["0000:47:00.0"].iter("nvlink")).set("count", "12"))
+
+def picture(text):
+    root, ns = ET.fromstring(text), "{http://www.w3.org/2000/svg}"
+    w, h = map(float, root.get("viewBox").split()[2:])
+    for r in root.iter(ns + "rect"):
+        x, y = float(r.get("x", 0)), float(r.get("y", 0))
+        if x < 0 or y < 0 or x + float(r.get("width")) > w or y + float(r.get("height")) > h: return "a box outside"
+    for t in root.iter(ns + "text"):
+        if not (0 <= float(t.get("x")) <= w and 0 <= float(t.get("y")) <= h): return "outside: " + t.text
+    return "not self-contained" if re.search(r"(href|src|url)\s*[=(]\s*[\"']?(?!#)", text) else "whole"
+for model in "dgx-h100", "mi250x", "gb200-nvl72", "two-sockets":
+    expect(f"the picture of {model} is well-formed, in its frame, and needs nothing from elsewhere", "whole", picture(topo("svg", model)))
+sys.exit(failed > 0)
+P
 
 [ $fails -eq 0 ]
