@@ -20,7 +20,8 @@
 #define BETTER 1.0005                   /* times, or it isn't */
 #define FIRST_BUDGET 12000              /* hops looked at for one bandwidth; what is left of the whole goes to a second look */
 #define SECOND_BUDGET 60000
-#define WHOLE_BUDGET 600000
+#define WHOLE_BUDGET 1500000
+#define SWEEP_BUDGET 4000               /* one of NCCL's bandwidths */
 #define FIRST_LOOKS 3
 
 struct candidate { double bw, total; int bound; };
@@ -79,10 +80,11 @@ static int list_weights(const struct tp_problem *p, float weights[MAX_WEIGHTS])
 }
 
 /* Where a link holds a whole number of channels, of one weight or of two mixed: capacity / (weight x k). Chains come in halves. */
+static const double tried_by_nccl[] = { 90, 80, 72, 70, 60, 50, 48, 45, 42, 40, 30, 28, 24, 22, 20, 18, 15, 12, 11, 10, 9, 7, 6, 5, 4, 3, 2.4, 1.2,
+	0.24, 0.12 };
+
 static void list_candidates(struct search *s, const struct tp_bound *bound, const struct tp_wish *wish)
 {
-	static const double tried_by_nccl[] = { 90, 80, 72, 70, 60, 50, 48, 45, 42, 40, 30, 28, 24, 22, 20, 18, 15, 12, 11, 10, 9, 7, 6, 5, 4, 3,
-		2.4, 1.2, 0.24, 0.12 };
 	const struct tp_problem *p = s->p;
 	double share = tp_form_is_ring(wish->form) ? 1 : 0.5;
 	float weights[MAX_WEIGHTS];
@@ -190,6 +192,19 @@ static bool climb(struct search *s, struct tp_wish *wish, uint64_t budget)
 	return true;
 }
 
+/* NCCL's bandwidths once each, downwards: where bounds are loose this is what finds many channels early. */
+static void sweep(struct search *s, struct tp_wish *wish, const struct tp_bound *bound)
+{
+	bool had = false;
+	for (size_t i = 0; i < TP_ARRAY_LEN(tried_by_nccl) && may_spend(s); i++) {
+		double bw = tried_by_nccl[i];
+		int n = bw <= s->p->channel_max ? tp_bound_channels(bound, bw, wish->most) : 0;
+		/* Half of one that is had is rarely better. */
+		if (n < 1 || n * bw <= s->total * BETTER || (had && bw < 0.49 * s->bw_inter)) continue;
+		had |= attempt(s, wish, bw, n, SWEEP_BUDGET) > 0;
+	}
+}
+
 /* All bandwidths for one form and one limit of the paths' kinds. */
 static ncclResult_t look(struct search *s, struct tp_wish wish)
 {
@@ -199,13 +214,14 @@ static ncclResult_t look(struct search *s, struct tp_wish wish)
 	s->bound = TP_MAX(s->bound, most);
 	s->ncandidates = 0;
 	if (most > s->total * BETTER) list_candidates(s, bound, &wish);
-	tp_bound_free(bound);
 	/* A quarter of what is left: the others have their turn. */
 	uint64_t spent = tp_pack_steps(s->pack);
 	s->stop_at = spent + (spent < WHOLE_BUDGET ? (WHOLE_BUDGET - spent) / 4 : 0);
 	/* Where the bound can be reached it mostly is at once. */
 	for (int i = 0; i < s->ncandidates && i < FIRST_LOOKS && s->candidates[i].total > s->total * BETTER && may_spend(s); i++)
 		attempt(s, &wish, s->candidates[i].bw, s->candidates[i].bound, FIRST_BUDGET);
+	if (most > s->total * BETTER) sweep(s, &wish, bound);
+	tp_bound_free(bound);
 	if (most <= s->total * BETTER) return ncclSuccess;
 	if (climb(s, &wish, FIRST_BUDGET) && most > s->total * BETTER) climb(s, &wish, SECOND_BUDGET);
 	return ncclSuccess;
