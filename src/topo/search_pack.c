@@ -46,6 +46,7 @@ void tp_pack_free(struct tp_pack *pack)
 	free(pack->net_keys);
 	free(pack->net_gpus);
 	free(pack->served);
+	free(pack->nearest);
 	free(pack);
 }
 
@@ -63,7 +64,12 @@ ncclResult_t tp_pack_create(const struct tp_problem *p, struct tp_pack **out)
 	pack->net_keys = tp_alloc((size_t)p->nnets + 1, sizeof(*pack->net_keys), "channel search");
 	pack->net_gpus = tp_alloc((size_t)p->nnets + 1, sizeof(*pack->net_gpus), "channel search");
 	pack->served = tp_alloc(gpus, sizeof(*pack->served), "channel search");
-	bool ok = pack->net_keys && pack->net_gpus && pack->served && pack->left && pack->candidates && pack->keys && pack->used && pack->walk;
+	pack->nearest = tp_alloc(gpus, sizeof(*pack->nearest), "channel search");
+	for (int gpu = 0; gpu < p->ngpus && pack->nearest; gpu++) {
+		pack->nearest[gpu] = TP_PATH_DIS;
+		for (int other = 0; other < p->ngpus; other++) pack->nearest[gpu] = TP_MIN(pack->nearest[gpu], (int)tp_route_of(p, gpu, other)->type);
+	}
+	bool ok = pack->nearest && pack->net_keys && pack->net_gpus && pack->served && pack->left && pack->candidates && pack->keys && pack->used && pack->walk;
 	if (ok && packed_alloc(&pack->now, gpus) && packed_alloc(&pack->best, gpus) && packed_alloc(&pack->kept, gpus)) {
 		*out = pack;
 		return ncclSuccess;
@@ -181,6 +187,7 @@ static void rank_in(struct ranked *list, int *n, int most, double key, int place
 	list[i] = (struct ranked){ key, (int16_t)place };
 }
 
+enum { STEADY_WALKS = 64, DRAWN_WALKS = 16 };      /* for one channel */
 enum { MOST_NETS = 16, MOST_ENDS = 8 };
 
 static double end_key(struct tp_pack *pack, int from, int to)
@@ -210,8 +217,8 @@ static double best_end(struct tp_pack *pack, int net, bool out, int *best_gpu)
 	return best;
 }
 
-/* Of NETs as good as each other those first whose GPU has most of them: pairs are made between the NETs of two GPUs, and who begins
- * with the larger groups has the fewest left over. */
+/* Of NETs as good as each other those first whose GPU is farthest from the others: at the end of a channel it needs one way less. Then those
+ * whose GPU has most of them: pairs are made between the NETs of two GPUs, and who begins with the larger groups has the fewest left over. */
 static int rank_nets(struct tp_pack *pack, bool out, struct ranked list[MOST_NETS])
 {
 	int n = 0, nnets = pack->p->nnets;
@@ -221,8 +228,10 @@ static int rank_nets(struct tp_pack *pack, bool out, struct ranked list[MOST_NET
 		if (pack->net_keys[net] < 1e17) pack->served[pack->net_gpus[net]]++;
 	}
 	for (int net = 0; net < nnets; net++)
-		if (pack->net_keys[net] < 1e17)
-			rank_in(list, &n, MOST_NETS, pack->net_keys[net] - 1e-3 * pack->served[pack->net_gpus[net]] + net * 1e-7, net);
+		if (pack->net_keys[net] < 1e17) {
+			int gpu = pack->net_gpus[net];
+			rank_in(list, &n, MOST_NETS, pack->net_keys[net] - 0.5 * pack->nearest[gpu] - 1e-3 * pack->served[gpu] + net * 1e-7, net);
+		}
 	return n;
 }
 
@@ -329,6 +338,7 @@ static void fill_up(struct tp_pack *pack)
 {
 	while (pack->now.n < pack->target && pack->steps < pack->stop_at) {
 		if (add_again(pack)) continue;
+		pack->walks = pack->variant < TP_PACK_STEADY ? STEADY_WALKS : DRAWN_WALKS;
 		bool added = pack->wish->form == TP_FORM_RING_NETS ? add_ring_nets(pack)
 			: tp_form_has_nets(pack->wish->form) ? add_chain_nets(pack) : add_plain(pack);
 		if (!added) return;

@@ -20,9 +20,10 @@ struct tp_pack {
 	int16_t *walk;                  /* [ngpus] */
 	double *net_keys;               /* [nnets], with net_gpus and served [ngpus]: while NETs are ranked */
 	int *net_gpus, *served;
+	int *nearest;                   /* [ngpus]: kind of the nearest path to another GPU */
 	double forward, back;           /* what a hop of this walk takes, of the channel's bandwidth */
 	int last;                       /* where this walk must end; -1: anywhere */
-	int hops;                       /* left to this walk */
+	int hops, walks;                /* left to this walk, and walks to this channel: most that fail do so alike */
 	int target, variant;
 	uint64_t steps, stop_at, seed;
 };

@@ -213,6 +213,7 @@ static bool walk_on(struct tp_pack *pack, int at)
 bool tp_pack_walk(struct tp_pack *pack, int first, int second, int last)
 {
 	int gpus = pack->p->ngpus, at = 1;
+	if (--pack->walks < 0) return false;
 	memset(pack->used, 0, (size_t)gpus * sizeof(*pack->used));
 	pack->walk[0] = (int16_t)first;
 	pack->used[first] = true;
