@@ -17,6 +17,7 @@ need_command ninja ninja-build
 need_file sodium.h libsodium-dev
 need_file libsodium.a libsodium-dev
 need_file popt.h libpopt-dev
+need_file libexpat.a libexpat1-dev
 need_file cjson/cJSON.h libcjson-dev
 need_file infiniband/verbs.h libibverbs-dev
 need_file rdma/rdma_cma.h librdmacm-dev

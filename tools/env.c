@@ -23,6 +23,7 @@ static const struct { const char *component, *title; } sections[] = {
 	{ "exec", "GPU kernels" },
 	{ "plan", "Choice of algorithms" },
 	{ "link", "Links between ranks" },
+	{ "topo", "The machine (telpher topo)" },
 	{ "net", "Networks" },
 	{ "socket", "TCP sockets" },
 	{ "verbs", "The software card (libibverbs.so.1)" },

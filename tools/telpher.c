@@ -11,9 +11,11 @@ static const struct { const char *name; int (*main)(int argc, char **argv); cons
 	{ "run", tool_run, "start ranks on this machine, as one or several virtual hosts" },
 	{ "perf", tool_perf, "measure and check every collective, with nccl-tests' flags and columns" },
 	{ "explain", tool_explain, "say which plan a collective would run, what each candidate would cost, and why" },
+	{ "topo", tool_topo, "the machine as tree, matrix or picture; why a path is as it is; what differs from a healthy one" },
 #ifdef TELPHER_VERBS
 	{ "verbs", tool_verbs, "run RDMA programs on the software card, and show the card" },
 #endif
+	{ "calc", tool_calc, "the arithmetic of links, cards and collectives, each number with its formula and source" },
 	{ "env", tool_env, "list every parameter with its value and where it comes from" },
 };
 

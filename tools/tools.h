@@ -10,6 +10,8 @@ int tool_run(int argc, char **argv);
 int tool_perf(int argc, char **argv);
 int tool_env(int argc, char **argv);
 int tool_explain(int argc, char **argv);
+int tool_topo(int argc, char **argv);
+int tool_calc(int argc, char **argv);
 int tool_verbs(int argc, char **argv);      /* only where the software card is built */
 
 #define TOOL_USAGE 2        /* exit status for arguments that make no sense */

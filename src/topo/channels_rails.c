@@ -1,0 +1,172 @@
+/* Rails: which NICs are a GPU's own. GPUs are matched to NICs with as few GPUs a NIC as possible, nearest kinds first: a matching by
+ * augmenting paths, widened one kind of path at a time, so that a GPU gives way to one that has no other NIC as near. A GPU
+ * with several NICs as near that nobody else has got takes them all (p5: four a GPU). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "topo/search_model.h"
+
+struct matching {
+	const struct tp_topo *topo;
+	const struct tp_rails *rails;
+	int ngpus, nnets, share;        /* GPUs that a NIC may serve */
+	int limit;                      /* kinds of paths not farther than this */
+	int *net_of;                    /* [ngpus]; -1 */
+	int *gpu_of;                    /* [nnets][share_max] */
+	int *taken;                     /* [nnets] */
+	bool *seen;                     /* [nnets] */
+};
+
+static const struct tp_topo_path *path_between(const struct tp_topo *topo, int gpu, int net)
+{
+	return tp_topo_path(topo, tp_topo_node_of(topo, TP_TOPO_GPU, gpu)->index, tp_topo_node_of(topo, TP_TOPO_NET, net)->index);
+}
+
+void tp_rails_free(struct tp_rails *rails)
+{
+	if (!rails) return;
+	for (int i = 0; rails->rails && i < rails->nrails; i++) free(rails->rails[i].nets);
+	free(rails->rails);
+	free(rails->findings);
+	free(rails);
+}
+
+static bool usable(const struct matching *m, int gpu, int net)
+{
+	const struct tp_topo_path *path = path_between(m->topo, gpu, net);
+	return path->type < TP_PATH_NET && path->bw > 0 && (int)path->type <= m->limit;
+}
+
+static int nth_net(const struct matching *m, int gpu, int i)
+{
+	return (i + (int)((int64_t)gpu * m->nnets / m->ngpus)) % m->nnets;
+}
+
+/* One augmenting path. A NET with room is taken before anyone has to move; those nearest in number to the GPU's own are looked at
+ * first, so that GPU i has NIC i where all are alike. */
+static bool place(struct matching *m, int gpu)
+{
+	for (int i = 0; i < m->nnets; i++) {
+		int net = nth_net(m, gpu, i);
+		if (m->seen[net] || m->taken[net] >= m->share || !usable(m, gpu, net)) continue;
+		m->gpu_of[(size_t)net * (size_t)m->ngpus + (size_t)m->taken[net]++] = gpu;
+		m->net_of[gpu] = net;
+		return true;
+	}
+	for (int i = 0; i < m->nnets; i++) {
+		int net = nth_net(m, gpu, i), *served = m->gpu_of + (size_t)net * (size_t)m->ngpus;
+		if (m->seen[net] || !usable(m, gpu, net)) continue;
+		m->seen[net] = true;
+		for (int s = 0; s < m->taken[net]; s++) {
+			if (!place(m, served[s])) continue;
+			served[s] = gpu;
+			m->net_of[gpu] = net;
+			return true;
+		}
+	}
+	return false;
+}
+
+static void match(struct matching *m)
+{
+	for (int gpu = 0; gpu < m->ngpus; gpu++) m->net_of[gpu] = -1;
+	int placed = 0, fair = m->nnets ? (m->ngpus + m->nnets - 1) / m->nnets : 0;
+	/* Fair shares first by nearer kinds; then, where some NIC is out of reach of those that have none, larger shares. */
+	for (m->share = fair; m->share <= m->ngpus && placed < m->ngpus && m->nnets; m->share++)
+		for (m->limit = TP_PATH_LOC; m->limit <= TP_PATH_PXB && placed < m->ngpus; m->limit++)
+			for (int gpu = 0; gpu < m->ngpus; gpu++) {
+				memset(m->seen, 0, (size_t)m->nnets * sizeof(*m->seen));
+				placed += m->net_of[gpu] < 0 && place(m, gpu);
+			}
+	for (m->share = fair; m->share <= m->ngpus && placed < m->ngpus && m->nnets; m->share++)
+		for (m->limit = TP_PATH_P2C; m->limit < TP_PATH_NET && placed < m->ngpus; m->limit++)
+			for (int gpu = 0; gpu < m->ngpus; gpu++) {
+				memset(m->seen, 0, (size_t)m->nnets * sizeof(*m->seen));
+				placed += m->net_of[gpu] < 0 && place(m, gpu);
+			}
+}
+
+/* The matched NET, then free ones that are as near to no other GPU nearer, shared out in turns. */
+static ncclResult_t hand_out(struct matching *m, struct tp_rails *rails)
+{
+	for (int gpu = 0; gpu < m->ngpus; gpu++) {
+		struct tp_rail *rail = &rails->rails[gpu];
+		rail->gpu = tp_topo_node_of(m->topo, TP_TOPO_GPU, gpu)->index;
+		rail->nets = tp_alloc((size_t)m->nnets + 1, sizeof(*rail->nets), "rails");
+		if (!rail->nets) return ncclSystemError;
+		int net = m->net_of[gpu];
+		rail->type = TP_PATH_DIS;
+		if (net < 0) continue;
+		const struct tp_topo_path *path = path_between(m->topo, gpu, net);
+		rail->nets[rail->nnets++] = tp_topo_node_of(m->topo, TP_TOPO_NET, net)->index;
+		rail->type = path->type;
+		rail->share = m->taken[net];
+		rail->bw = path->bw / rail->share;
+	}
+	for (int net = 0; net < m->nnets; net++) {
+		int best = -1;
+		if (m->taken[net]) continue;
+		for (int gpu = 0; gpu < m->ngpus; gpu++) {
+			const struct tp_topo_path *path = path_between(m->topo, gpu, net);
+			if (m->net_of[gpu] < 0 || path->type > rails->rails[gpu].type || path->bw <= 0) continue;
+			if (best < 0 || rails->rails[gpu].nnets < rails->rails[best].nnets) best = gpu;
+		}
+		if (best < 0) continue;
+		rails->rails[best].nets[rails->rails[best].nnets++] = tp_topo_node_of(m->topo, TP_TOPO_NET, net)->index;
+		rails->rails[best].bw += path_between(m->topo, best, net)->bw;
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t explain(const struct matching *m, struct tp_rails *rails)
+{
+	int nearest = TP_PATH_DIS;
+	for (int gpu = 0; gpu < m->ngpus; gpu++) nearest = TP_MIN(nearest, (int)rails->rails[gpu].type);
+	if (!m->nnets) return tp_finding_add(&rails->findings, &rails->nfindings, TP_FOUND_NO_NIC, -1, -1, "the machine has no NIC");
+	for (int gpu = 0; gpu < m->ngpus; gpu++) {
+		const struct tp_rail *rail = &rails->rails[gpu];
+		const char *name = m->topo->nodes[rail->gpu].name;
+		if (!rail->nnets) {
+			TP_TRY(tp_finding_add(&rails->findings, &rails->nfindings, TP_FOUND_NO_NIC, rail->gpu, -1, "%s reaches no NIC", name));
+			continue;
+		}
+		const char *net = m->topo->nodes[rail->nets[0]].name;
+		if ((int)rail->type > TP_PATH_PXB && (int)rail->type > nearest)
+			TP_TRY(tp_finding_add(&rails->findings, &rails->nfindings, TP_FOUND_NIC_FAR, rail->gpu, rail->nets[0],
+				"%s has no NIC of its own near it: the nearest one free is %s, %s (%s), where others have %s", name, net,
+				tp_topo_path_name(rail->type), tp_topo_path_meaning(rail->type), tp_topo_path_name((enum tp_topo_path_type)nearest)));
+		if (rail->share > 1)
+			TP_TRY(tp_finding_add(&rails->findings, &rails->nfindings, TP_FOUND_NIC_SHARED, rail->gpu, rail->nets[0],
+				"%s shares %s with %d other GPU%s: %.4g GB/s for each", name, net, rail->share - 1, rail->share > 2 ? "s" : "", rail->bw));
+	}
+	return ncclSuccess;
+}
+
+ncclResult_t tp_rails_assign(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct tp_rails **out)
+{
+	(void)policy;
+	struct matching m = { .topo = topo, .ngpus = topo->count[TP_TOPO_GPU], .nnets = topo->count[TP_TOPO_NET] };
+	size_t gpus = (size_t)m.ngpus + 1, nets = (size_t)m.nnets + 1;
+	if (m.ngpus > TP_SEARCH_MAX_GPUS || m.nnets > TP_SEARCH_MAX_GPUS)
+		return TP_FAIL(ncclInvalidUsage, "rails of %d GPUs and %d NICs: one domain may have %d of each", m.ngpus, m.nnets, TP_SEARCH_MAX_GPUS);
+	struct tp_rails *rails = tp_alloc(1, sizeof(*rails), "rails");
+	if (rails) rails->rails = tp_alloc(gpus, sizeof(*rails->rails), "rails");
+	m.net_of = tp_alloc(gpus, sizeof(*m.net_of), "rails");
+	m.gpu_of = tp_alloc(nets * gpus, sizeof(*m.gpu_of), "rails");
+	m.taken = tp_alloc(nets, sizeof(*m.taken), "rails");
+	m.seen = tp_alloc(nets, sizeof(*m.seen), "rails");
+	ncclResult_t result = rails && rails->rails && m.net_of && m.gpu_of && m.taken && m.seen ? ncclSuccess : ncclSystemError;
+	if (result == ncclSuccess) {
+		rails->nrails = m.ngpus;
+		match(&m);
+		result = hand_out(&m, rails);
+	}
+	if (result == ncclSuccess) result = explain(&m, rails);
+	free(m.net_of);
+	free(m.gpu_of);
+	free(m.taken);
+	free(m.seen);
+	if (result == ncclSuccess) *out = rails;
+	else tp_rails_free(rails);
+	return result;
+}

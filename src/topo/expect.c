@@ -1,0 +1,356 @@
+/* Expectations of a machine: a list such as "net=ib gdr=on p2p=nvlink nics>=8", or a file that was written on a good day. A key names
+ * what is looked at; each look gives observations (one a GPU, a pair, a port), and all of them must be as expected. What isn't is
+ * named with what was found and why. */
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "topo/build.h"
+#include "topo/search.h"
+
+struct observation {
+	const char *word;               /* NULL: a number */
+	double number;
+	char subject[160];
+	const char *why;                /* may be NULL */
+};
+
+struct look {
+	const struct tp_topo *topo;
+	const struct tp_topo_policy *policy;
+	void (*see)(struct look *look, const struct observation *o);
+	void *arg;
+};
+
+enum unit { WORD, COUNT, LEAST };   /* LEAST: more is better: written with >= */
+struct key { const char *name; enum unit unit; const char *words, *doc; ncclResult_t (*look)(struct look *look); };
+
+__attribute__((format(printf, 5, 6)))
+static void see(struct look *look, const char *word, double number, const char *why, const char *format, ...)
+{
+	struct observation o = { .word = word, .number = number, .why = why };
+	va_list list;
+	va_start(list, format);
+	vsnprintf(o.subject, sizeof(o.subject), format, list);
+	va_end(list);
+	look->see(look, &o);
+}
+
+static ncclResult_t look_gpus(struct look *l)
+{
+	see(l, NULL, l->topo->count[TP_TOPO_GPU], NULL, "the machine");
+	return ncclSuccess;
+}
+
+static ncclResult_t look_nics(struct look *l)
+{
+	see(l, NULL, l->topo->count[TP_TOPO_NET], NULL, "the machine");
+	return ncclSuccess;
+}
+
+static ncclResult_t look_nvlinks(struct look *l)
+{
+	for (int32_t g = 0; g < l->topo->count[TP_TOPO_GPU]; g++) {
+		const struct tp_topo_node *gpu = tp_topo_node_of(l->topo, TP_TOPO_GPU, g);
+		see(l, NULL, gpu->gpu.nvlinks, NULL, "%s", gpu->name);
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t look_p2p(struct look *l)
+{
+	const struct tp_topo *topo = l->topo;
+	for (int32_t a = 0; a < topo->count[TP_TOPO_GPU]; a++) {
+		for (int32_t b = 0; b < topo->count[TP_TOPO_GPU]; b++) {
+			const struct tp_topo_node *x = tp_topo_node_of(topo, TP_TOPO_GPU, a), *y = tp_topo_node_of(topo, TP_TOPO_GPU, b);
+			struct tp_topo_p2p p;
+			if (a == b || x->host != y->host) continue;
+			TP_TRY(tp_topo_decide_p2p(topo, l->policy, x->index, y->index, &p));
+			const char *word = !p.use ? "none" : p.type == TP_PATH_NVL ? "nvlink" : p.type == TP_PATH_NVB ? "relay" : p.type == TP_PATH_C2C ? "c2c" :
+				p.type <= TP_PATH_PXB ? "pcie" : "cpu";
+			see(l, word, 0, p.why.text, "%s to %s", x->name, y->name);
+		}
+	}
+	return ncclSuccess;
+}
+
+/* Each GPU and the port that it uses on channel 0. */
+static ncclResult_t each_own_net(struct look *l, ncclResult_t (*one)(struct look *l, const struct tp_topo_node *gpu, const struct tp_topo_node *net))
+{
+	for (int32_t g = 0; g < l->topo->count[TP_TOPO_GPU]; g++) {
+		const struct tp_topo_node *gpu = tp_topo_node_of(l->topo, TP_TOPO_GPU, g);
+		int32_t net = tp_topo_local_net(l->topo, gpu->index, 0);
+		TP_TRY(one(l, gpu, net >= 0 ? &l->topo->nodes[net] : NULL));
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t see_net(struct look *l, const struct tp_topo_node *gpu, const struct tp_topo_node *net)
+{
+	static const char *const words[] = { "unknown", "ib", "roce", "ethernet", "efa" };
+	if (net) see(l, words[net->net.fabric], 0, NULL, "%s, the NIC of %s", net->name, gpu->name);
+	else see(l, "none", 0, "no NIC is there", "the NIC of %s", gpu->name);
+	return ncclSuccess;
+}
+
+static ncclResult_t see_gdr(struct look *l, const struct tp_topo_node *gpu, const struct tp_topo_node *net)
+{
+	struct tp_topo_gdr gdr;
+	if (!net) {
+		see(l, "off", 0, "no NIC is there", "%s", gpu->name);
+		return ncclSuccess;
+	}
+	TP_TRY(tp_topo_decide_gdr(l->topo, l->policy, gpu->index, net->index, false, &gdr));
+	see(l, gdr.mode != TP_GDR_OFF ? "on" : "off", 0, gdr.why.text, "%s with %s", gpu->name, net->name);
+	return ncclSuccess;
+}
+
+static ncclResult_t see_near(struct look *l, const struct tp_topo_node *gpu, const struct tp_topo_node *net)
+{
+	if (net) see(l, tp_topo_path_name(tp_topo_wire_path(l->topo, gpu->index, net->index)->type), 0, NULL, "%s to its NIC %s", gpu->name, net->name);
+	else see(l, "DIS", 0, "no NIC is there", "%s", gpu->name);
+	return ncclSuccess;
+}
+
+static ncclResult_t look_net(struct look *l) { return each_own_net(l, see_net); }
+static ncclResult_t look_gdr(struct look *l) { return each_own_net(l, see_gdr); }
+static ncclResult_t look_near(struct look *l) { return each_own_net(l, see_near); }
+
+static ncclResult_t look_rate(struct look *l)
+{
+	for (int32_t n = 0; n < l->topo->count[TP_TOPO_NET]; n++) {
+		const struct tp_topo_node *net = tp_topo_node_of(l->topo, TP_TOPO_NET, n);
+		see(l, NULL, net->net.bw * 8, NULL, "%s", net->name);
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t look_lanes(struct look *l, enum tp_topo_kind kind)
+{
+	for (int32_t i = 0; i < l->topo->count[kind]; i++) {
+		const struct tp_topo_node *node = tp_topo_node_of(l->topo, kind, i);
+		if (node->pci.width) see(l, NULL, node->pci.width, NULL, "%s (%s)", node->name, node->pci.bus_id);
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t look_speed(struct look *l, enum tp_topo_kind kind)
+{
+	for (int32_t i = 0; i < l->topo->count[kind]; i++) {
+		const struct tp_topo_node *node = tp_topo_node_of(l->topo, kind, i);
+		if (node->pci.speed > 0) see(l, NULL, node->pci.speed, NULL, "%s (%s)", node->name, node->pci.bus_id);
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t look_gpu_lanes(struct look *l) { return look_lanes(l, TP_TOPO_GPU); }
+static ncclResult_t look_nic_lanes(struct look *l) { return look_lanes(l, TP_TOPO_NIC); }
+static ncclResult_t look_gpu_speed(struct look *l) { return look_speed(l, TP_TOPO_GPU); }
+static ncclResult_t look_nic_speed(struct look *l) { return look_speed(l, TP_TOPO_NIC); }
+
+static ncclResult_t look_acs(struct look *l)
+{
+	for (int32_t i = 0; i < l->topo->count[TP_TOPO_PCI]; i++) {
+		const struct tp_topo_node *bridge = tp_topo_node_of(l->topo, TP_TOPO_PCI, i);
+		see(l, bridge->pci.acs == 1 ? "on" : bridge->pci.acs == 0 ? "off" : "unknown", 0, bridge->pci.acs < 0 ? "only root can read it" : NULL, "%s", bridge->name);
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t look_faults(struct look *l)
+{
+	struct tp_topo_warning *list;
+	int count;
+	TP_TRY(tp_topo_find_faults(l->topo, l->policy, &list, &count));
+	see(l, NULL, count, count ? list[0].text : NULL, "the machine");
+	free(list);
+	return ncclSuccess;
+}
+
+static ncclResult_t look_rings(struct look *l)
+{
+	struct tp_channels *rings;
+	if (l->topo->count[TP_TOPO_GPU] < 2) return ncclSuccess;
+	TP_TRY(tp_channels_search(l->topo, l->policy, TP_PATTERN_RING, &rings));
+	see(l, NULL, rings->nchannels * TP_MIN(rings->bw_intra, rings->bw_inter), rings->nfindings ? rings->findings[0].text : NULL, "all rings together");
+	tp_channels_free(rings);
+	return ncclSuccess;
+}
+
+static const struct key keys[] = {
+	{ "gpus", COUNT, NULL, "GPUs of the machine", look_gpus },
+	{ "nics", LEAST, NULL, "network ports of the machine", look_nics },
+	{ "net", WORD, "ib|roce|efa|ethernet|unknown|none", "what each GPU's own NIC is", look_net },
+	{ "gdr", WORD, "on|off", "GPUDirect RDMA between each GPU and its own NIC", look_gdr },
+	{ "near", WORD, "PIX|PXB|P2C|C2C|PHB|SYS|DIS", "where each GPU meets its own NIC", look_near },
+	{ "p2p", WORD, "nvlink|relay|c2c|pcie|cpu|none", "direct access between any two GPUs", look_p2p },
+	{ "nvlinks", LEAST, NULL, "NVLinks of each GPU", look_nvlinks },
+	{ "rings", LEAST, NULL, "GB/s that the rings carry together", look_rings },
+	{ "nic.gbps", LEAST, NULL, "Gb/s of each port", look_rate },
+	{ "nic.lanes", LEAST, NULL, "PCIe lanes of each NIC", look_nic_lanes },
+	{ "nic.gts", LEAST, NULL, "PCIe speed of each NIC, GT/s", look_nic_speed },
+	{ "gpu.lanes", LEAST, NULL, "PCIe lanes of each GPU", look_gpu_lanes },
+	{ "gpu.gts", LEAST, NULL, "PCIe speed of each GPU, GT/s", look_gpu_speed },
+	{ "acs", WORD, "on|off|unknown", "ACS at each PCIe switch", look_acs },
+	{ "faults", COUNT, NULL, "what is worse than it could be", look_faults },
+};
+
+const char *tp_topo_expect_key(int index, const char **words, const char **doc)
+{
+	if (index < 0 || index >= (int)TP_ARRAY_LEN(keys)) return NULL;
+	if (words) *words = keys[index].words;
+	if (doc) *doc = keys[index].doc;
+	return keys[index].name;
+}
+
+/* ---- Writing ---- */
+
+struct summary { char words[128]; double least; bool any; };
+
+static void sum_up(struct look *look, const struct observation *o)
+{
+	struct summary *s = look->arg;
+	if (o->word) {
+		size_t used = strlen(s->words), bytes = strlen(o->word);
+		for (const char *p = s->words; (p = strstr(p, o->word)); p += bytes)
+			if ((p == s->words || p[-1] == '|') && (p[bytes] == '|' || !p[bytes])) return;
+		if (used + bytes + 2 < sizeof(s->words)) sprintf(s->words + used, "%s%s", used ? "|" : "", o->word);
+	} else if (!s->any || o->number < s->least) {
+		s->least = o->number;
+	}
+	s->any = true;
+}
+
+ncclResult_t tp_topo_expect_write(const struct tp_topo *topo, const struct tp_topo_policy *policy, FILE *out)
+{
+	for (size_t k = 0; k < TP_ARRAY_LEN(keys); k++) {
+		struct summary s = { .any = false };
+		struct look look = { .topo = topo, .policy = policy, .see = sum_up, .arg = &s };
+		TP_TRY(keys[k].look(&look));
+		/* What can't be seen today may show tomorrow, to another user. */
+		if (!s.any || strcmp(s.words, "unknown") == 0) continue;
+		if (keys[k].unit == WORD) fprintf(out, "%s=%s", keys[k].name, s.words);
+		else fprintf(out, "%s%s%.6g", keys[k].name, keys[k].unit == LEAST ? ">=" : "=", s.least);
+		fprintf(out, "%*s# %s\n", 4, "", keys[k].doc);
+	}
+	return ncclSuccess;
+}
+
+/* ---- Checking ---- */
+
+enum relation { EQUAL, AT_LEAST, AT_MOST };
+struct wanted {
+	const struct key *key;
+	enum relation relation;
+	const char *text;               /* as it was written */
+	int text_bytes;
+	const char *value;
+	size_t value_bytes;
+	double number;
+	int seen, unmet;
+	char first[480];
+};
+
+static bool is_one_of(const char *alternatives, size_t bytes, const char *word)
+{
+	for (size_t at = 0; at <= bytes;) {
+		const char *bar = memchr(alternatives + at, '|', bytes - at);
+		size_t length = bar ? (size_t)(bar - alternatives) - at : bytes - at;
+		if (length == strlen(word) && strncasecmp(alternatives + at, word, length) == 0) return true;
+		at += length + 1;
+	}
+	return false;
+}
+
+static void compare(struct look *look, const struct observation *o)
+{
+	struct wanted *w = look->arg;
+	char found[32];
+	bool met = o->word ? is_one_of(w->value, w->value_bytes, o->word) : w->relation == AT_LEAST ? o->number >= w->number - 1e-6 * w->number :
+		w->relation == AT_MOST ? o->number <= w->number * (1 + 1e-6) : o->number == w->number;
+	w->seen++;
+	if (met || w->unmet++) return;
+	if (o->word) snprintf(found, sizeof(found), "%s", o->word);
+	else snprintf(found, sizeof(found), "%.6g", o->number);
+	snprintf(w->first, sizeof(w->first), "expected %.*s, found %s at %s%s%s", w->text_bytes, w->text, found, o->subject, o->why ? ": " : "", o->why ? o->why : "");
+}
+
+static ncclResult_t read_value(const char *name, struct wanted *w)
+{
+	char value[64], *end;
+	snprintf(value, sizeof(value), "%.*s", (int)w->value_bytes, w->value);
+	if (w->key->unit == WORD) {
+		if (w->relation != EQUAL)
+			return TP_FAIL(ncclInvalidArgument, "%s: '%.*s': %s is a word (%s), say %s=…", name, w->text_bytes, w->text, w->key->name, w->key->words, w->key->name);
+		for (char *rest = value, *word; (word = strsep(&rest, "|"));)
+			if (!is_one_of(w->key->words, strlen(w->key->words), word))
+				return TP_FAIL(ncclInvalidArgument, "%s: '%.*s': %s can't be '%s'; it can be %s", name, w->text_bytes, w->text, w->key->name, word, w->key->words);
+		return ncclSuccess;
+	}
+	w->number = strtod(value, &end);
+	if (end == value || *end) return TP_FAIL(ncclInvalidArgument, "%s: '%.*s': %s is a number", name, w->text_bytes, w->text, w->key->name);
+	return ncclSuccess;
+}
+
+/* One item: key, relation, value. */
+static ncclResult_t read_item(const char *name, const char *item, size_t bytes, struct wanted *w)
+{
+	size_t length = 0;
+	while (length < bytes && !strchr("=<>", item[length])) length++;
+	*w = (struct wanted){ .text = item, .text_bytes = (int)TP_MIN(bytes, (size_t)80) };
+	for (size_t k = 0; k < TP_ARRAY_LEN(keys); k++)
+		if (strlen(keys[k].name) == length && strncasecmp(keys[k].name, item, length) == 0) w->key = &keys[k];
+	if (!w->key) return TP_FAIL(ncclInvalidArgument, "%s: nothing can be expected of '%.*s'; telpher topo expect writes what can", name,
+		(int)TP_MIN(length, (size_t)40), item);
+	const char *value = item + length;
+	if (bytes - length >= 2 && strncmp(value, ">=", 2) == 0) w->relation = AT_LEAST;
+	else if (bytes - length >= 2 && strncmp(value, "<=", 2) == 0) w->relation = AT_MOST;
+	else if (bytes - length < 2 || *value != '=')
+		return TP_FAIL(ncclInvalidArgument, "%s: '%.*s' should be %s=, >= or <= and a value", name, w->text_bytes, item, w->key->name);
+	w->value = value + (w->relation == EQUAL ? 1 : 2);
+	w->value_bytes = bytes - (size_t)(w->value - item);
+	if (!w->value_bytes) return TP_FAIL(ncclInvalidArgument, "%s: '%.*s' has no value", name, w->text_bytes, item);
+	return read_value(name, w);
+}
+
+static ncclResult_t check_item(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct wanted *w, struct tp_topo_unmet **list, int *count)
+{
+	struct look look = { .topo = topo, .policy = policy, .see = compare, .arg = w };
+	TP_TRY(w->key->look(&look));
+	if (!w->unmet) return ncclSuccess;
+	struct tp_topo_unmet *more = realloc(*list, (size_t)(*count + 1) * sizeof(**list));
+	if (!more) return TP_FAIL(ncclSystemError, "no memory for %d expectations", *count + 1);
+	*list = more;
+	struct tp_topo_unmet *u = &more[(*count)++];
+	if (w->unmet > 1) snprintf(u->text, sizeof(u->text), "%.440s (and %d more of %d)", w->first, w->unmet - 1, w->seen);
+	else snprintf(u->text, sizeof(u->text), "%s", w->first);
+	return ncclSuccess;
+}
+
+ncclResult_t tp_topo_expect_check(const struct tp_topo *topo, const struct tp_topo_policy *policy, const char *text, const char *name,
+	struct tp_topo_unmet **out, int *count)
+{
+	static const char between[] = " \t\r\n,";
+	struct tp_topo_unmet *list = NULL;
+	int unmet = 0;
+	ncclResult_t result = ncclSuccess;
+	for (const char *p = text + strspn(text, between); *p && result == ncclSuccess; p += strspn(p, between)) {
+		struct wanted w;
+		if (*p == '#') {
+			p += strcspn(p, "\n");
+			continue;
+		}
+		size_t bytes = strcspn(p, " \t\r\n,#");
+		result = read_item(name, p, bytes, &w);
+		if (result == ncclSuccess) result = check_item(topo, policy, &w, &list, &unmet);
+		p += bytes;
+	}
+	if (result != ncclSuccess) {
+		free(list);
+		return result;
+	}
+	*out = list;
+	*count = unmet;
+	return ncclSuccess;
+}

@@ -1,0 +1,387 @@
+/* What is worse than the hardware allows. A machine is judged by what it says it could do, and by its like: a GPU with fewer
+ * NVLinks than the others, a NIC in a narrower slot than its twins. What is so by design (every NIC shared by two GPUs) is no fault.
+ * Faults with one cause are one warning. */
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "topo/build.h"
+#include "topo/paths.h"
+
+struct faults {
+	const struct tp_topo *topo;
+	const struct tp_topo_policy *policy;
+	struct tp_topo_warning *list;
+	int count, room;
+};
+
+__attribute__((format(printf, 5, 6)))
+static ncclResult_t add(struct faults *f, enum tp_topo_fault fault, int32_t node, int32_t peer, const char *format, ...)
+{
+	if (f->count == f->room) {
+		int room = f->room ? f->room * 2 : 16;
+		void *list = realloc(f->list, (size_t)room * sizeof(*f->list));
+		if (!list) return TP_FAIL(ncclSystemError, "no memory for %d warnings about the machine", room);
+		f->list = list;
+		f->room = room;
+	}
+	struct tp_topo_warning *w = &f->list[f->count++];
+	va_list list;
+	*w = (struct tp_topo_warning){ .fault = fault, .node = node, .peer = peer };
+	va_start(list, format);
+	vsnprintf(w->text, sizeof(w->text), format, list);
+	va_end(list);
+	return ncclSuccess;
+}
+
+/* The ports of a NIC, whose names users know. */
+static const char *device_name(const struct tp_topo *topo, const struct tp_topo_node *node)
+{
+	for (int32_t l = node->first_link; node->kind == TP_TOPO_NIC && l < node->first_link + node->nlinks; l++)
+		if (topo->nodes[topo->links[l].to].kind == TP_TOPO_NET) return topo->nodes[topo->links[l].to].name;
+	return node->name;
+}
+
+static double port_speed(const struct tp_topo *topo, const struct tp_topo_node *nic)
+{
+	double bw = 0;
+	for (int32_t l = nic->first_link; l < nic->first_link + nic->nlinks; l++)
+		if (topo->links[l].kind == TP_LINK_NET) bw += topo->links[l].bw;
+	return bw;
+}
+
+/* Devices of one model should have one kind of link. Without identities: GPUs of one generation, NICs of one speed. */
+static bool are_alike(const struct tp_topo *topo, const struct tp_topo_node *a, const struct tp_topo_node *b)
+{
+	if (a->kind != b->kind) return false;
+	if (a->pci.vendor && b->pci.vendor)
+		return a->pci.vendor == b->pci.vendor && a->pci.device == b->pci.device && a->pci.subsystem_device == b->pci.subsystem_device;
+	return a->kind == TP_TOPO_GPU ? a->gpu.sm == b->gpu.sm : port_speed(topo, a) == port_speed(topo, b);
+}
+
+/* What this device's link should be: as it says itself, or as most of its like have it. */
+static void expected_link(const struct tp_topo *topo, const struct tp_topo_node *node, int *width, float *speed, const struct tp_topo_node **twin)
+{
+	*width = TP_MAX(node->pci.width, node->pci.max_width);
+	*speed = TP_MAX(node->pci.speed, node->pci.max_speed);
+	*twin = NULL;
+	int alike = 0, wider = 0;
+	for (int32_t i = 0; i < topo->count[node->kind]; i++) {
+		const struct tp_topo_node *other = tp_topo_node_of(topo, node->kind, i);
+		if (other == node || !are_alike(topo, node, other)) continue;
+		bool better = other->pci.width > node->pci.width || other->pci.speed > node->pci.speed;
+		alike++;
+		if (!better) continue;
+		wider++;
+		*twin = other;
+	}
+	/* Of two that differ the worse one is in question; a lone better one among many is the odd one. */
+	if (wider * 2 < alike || !wider) {
+		*twin = NULL;
+		return;
+	}
+	*width = TP_MAX(*width, (*twin)->pci.width);
+	*speed = TP_MAX(*speed, (*twin)->pci.speed);
+}
+
+static ncclResult_t find_narrow(struct faults *f)
+{
+	static const enum tp_topo_kind kinds[] = { TP_TOPO_GPU, TP_TOPO_NIC };
+	for (size_t k = 0; k < TP_ARRAY_LEN(kinds); k++) {
+		for (int32_t i = 0; i < f->topo->count[kinds[k]]; i++) {
+			const struct tp_topo_node *node = tp_topo_node_of(f->topo, kinds[k], i), *twin;
+			int width;
+			float speed;
+			if (!node->pci.width) continue;
+			expected_link(f->topo, node, &width, &speed, &twin);
+			const char *name = device_name(f->topo, node), *like = twin ? ", as others of its kind do" : "";
+			if (node->pci.width < width)
+				TP_TRY(add(f, TP_FAULT_PCI_WIDTH, node->index, twin ? twin->index : -1, "%s (%s) has %d PCIe lanes, it could have %d%s: %.4g of %.4g GB/s. "
+					"Reseat the card or the riser; look at the slot", name, node->pci.bus_id, node->pci.width, width, like,
+					tp_topo_pcie_bw(node->pci.speed, node->pci.width), tp_topo_pcie_bw(node->pci.speed, width)));
+			if (node->pci.speed > 0 && node->pci.speed < speed)
+				TP_TRY(add(f, TP_FAULT_PCI_SPEED, node->index, twin ? twin->index : -1, "%s (%s) runs its PCIe link at %g GT/s, it could run at %g%s: %.4g of "
+					"%.4g GB/s. Look for link errors (AER) and at the firmware's speed setting", name, node->pci.bus_id, node->pci.speed, speed, like,
+					tp_topo_pcie_bw(node->pci.speed, node->pci.width), tp_topo_pcie_bw(speed, node->pci.width)));
+		}
+	}
+	return ncclSuccess;
+}
+
+/* A port that is slower than most of those on cards of its kind: a cable or a switch port that agreed on less. */
+static ncclResult_t find_slow_ports(struct faults *f)
+{
+	const struct tp_topo *topo = f->topo;
+	for (int32_t i = 0; i < topo->count[TP_TOPO_NET]; i++) {
+		const struct tp_topo_node *port = tp_topo_node_of(topo, TP_TOPO_NET, i), *best = port;
+		const struct tp_topo_pci *card = &topo->nodes[port->parent].pci;
+		int alike = 0, faster = 0;
+		for (int32_t j = 0; j < topo->count[TP_TOPO_NET] && card->vendor; j++) {
+			const struct tp_topo_node *other = tp_topo_node_of(topo, TP_TOPO_NET, j);
+			const struct tp_topo_pci *its = &topo->nodes[other->parent].pci;
+			if (j == i || other->host != port->host || its->vendor != card->vendor || its->device != card->device) continue;
+			alike++;
+			faster += other->net.bw > port->net.bw;
+			if (other->net.bw > best->net.bw) best = other;
+		}
+		if (!faster || faster * 2 < alike) continue;
+		TP_TRY(add(f, TP_FAULT_NIC_RATE, port->index, best->index, "%s runs at %.4g Gb/s, %s on a card of its kind at %.4g: look at the cable, the switch's port and "
+			"its lanes (ibstat, ethtool)", port->name, port->net.bw * 8, best->name, best->net.bw * 8));
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t mark_bridges(const struct tp_topo *topo, const struct tp_topo_path *path, bool *marked)
+{
+	if (path->type != TP_PATH_PIX && path->type != TP_PATH_PXB) return ncclSuccess;
+	for (int32_t i = 0; i < path->nhops; i++) {
+		const struct tp_topo_node *to = &topo->nodes[topo->links[path->links[i]].to];
+		if (to->kind == TP_TOPO_PCI && to->pci.acs == 1) marked[to->index] = true;
+	}
+	return ncclSuccess;
+}
+
+/* Only bridges that peer traffic would pass; all of them are one fault. */
+static ncclResult_t find_acs(struct faults *f)
+{
+	const struct tp_topo *topo = f->topo;
+	bool *marked = tp_alloc((size_t)topo->nnodes, sizeof(*marked), "warnings about the machine");
+	if (!marked) return ncclSystemError;
+	for (int32_t a = 0; a < topo->count[TP_TOPO_GPU]; a++) {
+		int32_t gpu = topo->of_kind[TP_TOPO_GPU][a];
+		for (int32_t b = 0; b < topo->count[TP_TOPO_GPU]; b++) mark_bridges(topo, tp_topo_wire_path(topo, gpu, topo->of_kind[TP_TOPO_GPU][b]), marked);
+		for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) mark_bridges(topo, tp_topo_wire_path(topo, gpu, topo->of_kind[TP_TOPO_NET][n]), marked);
+	}
+	int count = 0;
+	int32_t first = -1;
+	for (int32_t i = 0; i < topo->nnodes; i++) {
+		if (!marked[i]) continue;
+		if (first < 0) first = i;
+		count++;
+	}
+	free(marked);
+	if (!count) return ncclSuccess;
+	return add(f, TP_FAULT_ACS, first, -1, "ACS is on at %d bridge%s that peer traffic passes (%s%s): it goes up to the CPU and back instead of through the "
+		"switch, at half the speed or less. Switch it off (setpci, or the firmware) unless a virtual machine needs it", count, count == 1 ? "" : "s",
+		topo->nodes[first].pci.bus_id, count == 1 ? "" : " and others");
+}
+
+/* "GPU 1, GPU 2 and 3 others". */
+struct names { char text[120]; int count; };
+
+static void add_name(struct names *names, const char *name)
+{
+	size_t used = strlen(names->text);
+	if (names->count++ < 4) snprintf(names->text + used, sizeof(names->text) - used, "%s%.24s", used ? ", " : "", name);
+}
+
+static const char *names_text(struct names *names)
+{
+	size_t used = strlen(names->text);
+	if (names->count > 4) snprintf(names->text + used, sizeof(names->text) - used, " and %d others", names->count - 4);
+	return names->text;
+}
+
+static bool share_a_switch(const struct tp_topo *topo, int32_t gpu, int32_t net)
+{
+	enum tp_topo_path_type type = tp_topo_wire_path(topo, gpu, net)->type;
+	return type == TP_PATH_PIX || type == TP_PATH_PXB;
+}
+
+/* A GPU and a NIC under one switch between which GPUDirect is off. */
+static ncclResult_t find_no_gdr(struct faults *f, int32_t host)
+{
+	const struct tp_topo *topo = f->topo;
+	struct { struct names gpus; int32_t gpu, net; struct tp_topo_why why; } by_reason[TP_WHY_COUNT];
+	memset(by_reason, 0, sizeof(by_reason));
+	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++) {
+		const struct tp_topo_node *gpu = tp_topo_node_of(topo, TP_TOPO_GPU, g);
+		for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) {
+			int32_t net = topo->of_kind[TP_TOPO_NET][n];
+			struct tp_topo_gdr gdr;
+			if (gpu->host != host || !share_a_switch(topo, gpu->index, net)) continue;
+			TP_TRY(tp_topo_decide_gdr(topo, f->policy, gpu->index, net, false, &gdr));
+			if (gdr.mode != TP_GDR_OFF) continue;
+			/* Diverted for want of it: the distance is a result, not the reason. */
+			by_reason[gdr.why.reason].why = gdr.why;
+			by_reason[gdr.why.reason].net = net;
+			by_reason[gdr.why.reason].gpu = gpu->index;
+			add_name(&by_reason[gdr.why.reason].gpus, gpu->name);
+			break;
+		}
+	}
+	for (int r = 0; r < TP_WHY_COUNT; r++)
+		if (by_reason[r].gpus.count)
+			TP_TRY(add(f, TP_FAULT_NO_GDR, by_reason[r].gpu, by_reason[r].net, "no GPUDirect RDMA for %s, although a NIC shares the switch: %s",
+				names_text(&by_reason[r].gpus), by_reason[r].why.text));
+	return ncclSuccess;
+}
+
+static ncclResult_t find_no_p2p(struct faults *f)
+{
+	const struct tp_topo *topo = f->topo;
+	int32_t first = -1, second = -1;
+	struct tp_topo_p2p p2p, why = { 0 };
+	int count = 0;
+	for (int32_t a = 0; a < topo->count[TP_TOPO_GPU]; a++) {
+		for (int32_t b = a + 1; b < topo->count[TP_TOPO_GPU]; b++) {
+			int32_t x = topo->of_kind[TP_TOPO_GPU][a], y = topo->of_kind[TP_TOPO_GPU][b];
+			TP_TRY(tp_topo_decide_p2p(topo, f->policy, x, y, &p2p));
+			if (p2p.use || p2p.type != TP_PATH_NVL) continue;
+			if (count++) continue;
+			first = x;
+			second = y;
+			why = p2p;
+		}
+	}
+	if (!count) return ncclSuccess;
+	return add(f, TP_FAULT_NO_P2P, first, second, "NVLink joins %s and %s%s, and direct access is off: %s", topo->nodes[first].name, topo->nodes[second].name,
+		count > 1 ? " (and others)" : "", why.why.text);
+}
+
+static bool has_near_net(const struct tp_topo *topo, int32_t gpu)
+{
+	for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++)
+		if (share_a_switch(topo, gpu, topo->of_kind[TP_TOPO_NET][n])) return true;
+	return false;
+}
+
+/* GPUs without a NIC under their switch where most of the host's have one. */
+static ncclResult_t find_no_nic(struct faults *f, int32_t host, bool *found)
+{
+	const struct tp_topo *topo = f->topo;
+	struct names without = { .count = 0 };
+	int with = 0;
+	int32_t first = -1;
+	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++) {
+		const struct tp_topo_node *gpu = tp_topo_node_of(topo, TP_TOPO_GPU, g);
+		if (gpu->host != host) continue;
+		if (has_near_net(topo, gpu->index)) {
+			with++;
+			continue;
+		}
+		if (first < 0) first = gpu->index;
+		add_name(&without, gpu->name);
+	}
+	*found = without.count && with > without.count;
+	if (!*found) return ncclSuccess;
+	int32_t net = tp_topo_local_net(topo, first, 0);
+	return add(f, TP_FAULT_NO_NIC, first, net, "no NIC shares a switch with %s, while %d other GPUs have one: %s will use %s, which is another's. Is a NIC "
+		"missing, down, or left out (NCCL_IB_HCA)?", names_text(&without), with, topo->nodes[first].name, net >= 0 ? topo->nodes[net].name : "none");
+}
+
+/* More GPUs at one NIC than at another of its speed. */
+static ncclResult_t find_shared(struct faults *f, int32_t host)
+{
+	const struct tp_topo *topo = f->topo;
+	int32_t most = -1, least = -1;
+	int most_users = 0, least_users = INT32_MAX;
+	for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) {
+		const struct tp_topo_node *net = tp_topo_node_of(topo, TP_TOPO_NET, n);
+		int users = 0;
+		for (int32_t g = 0; g < topo->count[TP_TOPO_GPU] && net->host == host; g++)
+			users += tp_paths_first_channel(topo, topo->of_kind[TP_TOPO_GPU][g], net->index) >= 0;
+		if (users > most_users) {
+			most_users = users;
+			most = net->index;
+		}
+		if (users && users < least_users) {
+			least_users = users;
+			least = net->index;
+		}
+	}
+	if (most < 0 || most_users == least_users || topo->nodes[most].net.bw != topo->nodes[least].net.bw) return ncclSuccess;
+	return add(f, TP_FAULT_NIC_SHARED, most, least, "%s serves %d GPUs while %s serves %d: its users get less of the network. Is a NIC missing or down?",
+		topo->nodes[most].name, most_users, topo->nodes[least].name, least_users);
+}
+
+static bool hangs_on_switch(const struct tp_topo *topo, const struct tp_topo_node *gpu)
+{
+	for (int32_t l = gpu->first_link; l < gpu->first_link + gpu->nlinks; l++)
+		if (topo->nodes[topo->links[l].to].kind == TP_TOPO_NVS) return true;
+	return false;
+}
+
+static ncclResult_t find_nvlink_missing(struct faults *f)
+{
+	const struct tp_topo *topo = f->topo;
+	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++) {
+		const struct tp_topo_node *gpu = tp_topo_node_of(topo, TP_TOPO_GPU, g), *best = gpu;
+		int alike = 0, better = 0;
+		for (int32_t p = 0; p < topo->count[TP_TOPO_GPU]; p++) {
+			const struct tp_topo_node *peer = tp_topo_node_of(topo, TP_TOPO_GPU, p);
+			if (peer == gpu || peer->host != gpu->host || peer->gpu.sm != gpu->gpu.sm) continue;
+			alike++;
+			better += peer->gpu.nvlinks > gpu->gpu.nvlinks;
+			if (peer->gpu.nvlinks > best->gpu.nvlinks) best = peer;
+		}
+		/* Behind switches all have the same; meshes may give some GPUs more links than others, never only one fewer. */
+		if (!better || (!hangs_on_switch(topo, best) && better * 4 <= alike * 3)) continue;
+		TP_TRY(add(f, TP_FAULT_NVLINK_MISSING, gpu->index, best->index, "%s has %d NVLink%s, %s has %d: the others are down (nvidia-smi nvlink -s; then the "
+			"fabric manager, then the hardware)", gpu->name, gpu->gpu.nvlinks, gpu->gpu.nvlinks == 1 ? "" : "s", best->name, best->gpu.nvlinks));
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t find_one_way(struct faults *f)
+{
+	const struct tp_topo *topo = f->topo;
+	for (int32_t i = 0; i < topo->nlinks; i++) {
+		const struct tp_topo_link *link = &topo->links[i];
+		int back = link->reverse >= 0 ? topo->links[link->reverse].count : 0;
+		if (link->kind != TP_LINK_NVL || back >= link->count) continue;
+		TP_TRY(add(f, TP_FAULT_LINK_ONE_WAY, link->from, link->to, "%s says %d NVLinks lead to %s, which says %d lead back: the description contradicts itself, or links "
+			"are down at one end", topo->nodes[link->from].name, link->count, topo->nodes[link->to].name, back));
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t find_uneven_hosts(struct faults *f)
+{
+	const struct tp_topo *topo = f->topo;
+	int32_t first = -1, other = -1;
+	int counts[2] = { 0, 0 };
+	for (int32_t h = 0; h < topo->nhosts; h++) {
+		int nets = 0, gpus = 0;
+		for (int32_t i = 0; i < topo->nnodes; i++) {
+			nets += topo->nodes[i].kind == TP_TOPO_NET && topo->nodes[i].host == h;
+			gpus += topo->nodes[i].kind == TP_TOPO_GPU && topo->nodes[i].host == h;
+		}
+		if (!gpus) continue;
+		if (first < 0) {
+			first = h;
+			counts[0] = nets;
+		} else if (nets != counts[0] && other < 0) {
+			other = h;
+			counts[1] = nets;
+		}
+	}
+	if (other < 0) return ncclSuccess;
+	return add(f, TP_FAULT_UNEVEN_NICS, -1, -1, "host %d has %d network ports, host %d has %d: channels are as many as the poorest host can serve", first, counts[0],
+		other, counts[1]);
+}
+
+ncclResult_t tp_topo_find_faults(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct tp_topo_warning **out, int *count)
+{
+	struct faults f = { .topo = topo, .policy = policy };
+	ncclResult_t result = find_narrow(&f);
+	if (result == ncclSuccess) result = find_slow_ports(&f);
+	if (result == ncclSuccess) result = find_nvlink_missing(&f);
+	if (result == ncclSuccess) result = find_one_way(&f);
+	if (result == ncclSuccess) result = find_no_p2p(&f);
+	if (result == ncclSuccess) result = find_acs(&f);
+	for (int32_t h = 0; h < topo->nhosts && result == ncclSuccess; h++) {
+		bool missing = false;
+		result = find_no_gdr(&f, h);
+		if (result == ncclSuccess) result = find_no_nic(&f, h, &missing);
+		if (result == ncclSuccess && !missing) result = find_shared(&f, h);
+	}
+	if (result == ncclSuccess) result = find_uneven_hosts(&f);
+	if (result != ncclSuccess) {
+		free(f.list);
+		return result;
+	}
+	*out = f.list;
+	*count = f.count;
+	return ncclSuccess;
+}

@@ -1,0 +1,51 @@
+/* What a user calls a node: by kind and number, by device name, by bus id, by rank. */
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "topo/doc.h"
+
+/* "gpu0", "GPU 0", "gpu-0": the number; -1: not of this kind. */
+static long number_after(const char *text, const char *kind)
+{
+	size_t bytes = strlen(kind);
+	char *end;
+	if (strncasecmp(text, kind, bytes) != 0) return -1;
+	text += bytes;
+	while (*text == ' ' || *text == '-' || *text == '_' || *text == ':') text++;
+	if (!isdigit((unsigned char)*text)) return -1;
+	long value = strtol(text, &end, 10);
+	return *end ? -1 : value;
+}
+
+static bool is_called(const struct tp_topo_node *node, const char *name)
+{
+	int64_t bus;
+	const char *bare = strchr(node->name, '/');
+	if (strcasecmp(node->name, name) == 0 || (bare && strcasecmp(bare + 1, name) == 0)) return true;
+	if (node->pci.bus_id[0] && tp_bus_id_parse(name, &bus)) return node->pci.bus == bus;
+	switch (node->kind) {
+	case TP_TOPO_GPU: return node->gpu.dev >= 0 && number_after(name, "gpu") == node->gpu.dev;
+	case TP_TOPO_NET: return number_after(name, "net") == node->net.dev || number_after(name, "nic") == node->net.dev;
+	case TP_TOPO_CPU: return number_after(name, "cpu") == node->cpu.numa || number_after(name, "numa") == node->cpu.numa;
+	case TP_TOPO_NVS: return strcasecmp(name, "nvs") == 0;
+	default: return false;
+	}
+}
+
+int32_t tp_topo_find_name(const struct tp_topo *topo, const char *name)
+{
+	static const enum tp_topo_kind order[] = { TP_TOPO_GPU, TP_TOPO_NET, TP_TOPO_CPU, TP_TOPO_NVS, TP_TOPO_NIC, TP_TOPO_PCI, TP_TOPO_CACHE, TP_TOPO_CORE };
+	long rank = number_after(name, "rank");
+	int host = -1, bytes = 0;
+	/* "h3/gpu2": of one host. */
+	if (sscanf(name, "h%d/%n", &host, &bytes) == 1 && bytes > 0 && host >= 0) name += bytes;
+	else host = -1;
+	if (rank >= 0) return tp_topo_find_rank(topo, (int)TP_MIN(rank, INT32_MAX));
+	for (size_t k = 0; k < TP_ARRAY_LEN(order); k++)
+		for (int32_t i = 0; i < topo->count[order[k]]; i++)
+			if (is_called(tp_topo_node_of(topo, order[k], i), name) && (host < 0 || tp_topo_node_of(topo, order[k], i)->host == host))
+				return topo->of_kind[order[k]][i];
+	return -1;
+}

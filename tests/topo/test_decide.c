@@ -1,0 +1,452 @@
+/* Yes or no, and the reason; what is worse than it could be; descriptions of several processes made one. */
+#include "topo/helper_topo.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct tp_topo_p2p p2p_of(const struct tp_topo *topo, const struct tp_topo_policy *policy, const char *a, const char *b)
+{
+	struct tp_topo_p2p out;
+	assert_int_equal(tp_topo_decide_p2p(topo, policy, helper_node(topo, a), helper_node(topo, b), &out), ncclSuccess);
+	return out;
+}
+
+static struct tp_topo_gdr gdr_of(const struct tp_topo *topo, const struct tp_topo_policy *policy, const char *gpu, const char *net, bool read)
+{
+	struct tp_topo_gdr out;
+	assert_int_equal(tp_topo_decide_gdr(topo, policy, helper_node(topo, gpu), helper_node(topo, net), read, &out), ncclSuccess);
+	return out;
+}
+
+/* text with the first `from` replaced by `to`; the caller frees it. */
+static char *with(const char *text, const char *from, const char *to)
+{
+	const char *at = strstr(text, from);
+	char *made = malloc(strlen(text) + strlen(to) + 1);
+	assert_non_null(at);
+	sprintf(made, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+	return made;
+}
+
+static void gpus_behind_a_cpu_use_no_p2p_and_the_way_through_it(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	struct tp_topo *topo = helper_topo(HELPER_PAIR, &policy);
+	struct tp_topo_p2p p = p2p_of(topo, &policy, "gpu0", "gpu1");
+	assert_false(p.use);
+	assert_int_equal(p.why.reason, TP_WHY_CPU_BRIDGE);
+	assert_non_null(strstr(p.why.text, "NCCL_P2P_LEVEL=PHB would use it"));
+	tp_topo_free(topo);
+}
+
+static void a_level_allows_and_forbids(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	policy.p2p_level = TP_PATH_SYS;
+	policy.p2p_by = "NCCL_P2P_LEVEL";
+	struct tp_topo *topo = helper_topo(HELPER_PAIR, &policy);
+	struct tp_topo_p2p p = p2p_of(topo, &policy, "gpu0", "gpu1");
+	assert_true(p.use);
+	assert_int_equal(p.why.reason, TP_WHY_FORCED);
+	policy.p2p_level = TP_PATH_PIX;
+	p = p2p_of(topo, &policy, "gpu0", "gpu1");
+	assert_false(p.use);
+	assert_int_equal(p.why.reason, TP_WHY_LEVEL);
+	policy.p2p_level = TP_PATH_LOC;
+	policy.p2p_by = "NCCL_P2P_DISABLE";
+	p = p2p_of(topo, &policy, "gpu0", "gpu1");
+	assert_int_equal(p.why.reason, TP_WHY_DISABLED);
+	assert_true(p2p_of(topo, &policy, "gpu0", "gpu0").use);
+	tp_topo_free(topo);
+}
+
+static void a_guest_that_hides_bridges_is_told(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	struct tp_topo *topo = helper_topo("<system version=\"1\" virtual=\"Cloud 9\">" HELPER_CPU("0") HELPER_GPU("0000:01:00.0", "0", "")
+		HELPER_GPU("0000:02:00.0", "1", "") "</cpu></system>", &policy);
+	struct tp_topo_p2p p = p2p_of(topo, &policy, "gpu0", "gpu1");
+	assert_int_equal(p.why.reason, TP_WHY_VIRTUAL);
+	assert_non_null(strstr(p.why.text, "virtual machine (Cloud 9)"));
+	tp_topo_free(topo);
+}
+
+static void two_gpus_on_an_amd_cpu_use_p2p(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	char *text = with(HELPER_PAIR, "GenuineIntel", "AuthenticAMD");
+	struct tp_topo *topo = helper_topo(text, &policy);
+	assert_true(p2p_of(topo, &policy, "gpu0", "gpu1").use);
+	tp_topo_free(topo);
+	free(text);
+}
+
+static void gpudirect_follows_the_distance(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	struct tp_topo *topo = helper_topo(HELPER_PAIR, &policy);
+	struct tp_topo_gdr near = gdr_of(topo, &policy, "gpu0", "mlx5_0", false), far = gdr_of(topo, &policy, "gpu0", "mlx5_1", false);
+	assert_int_equal(near.mode, TP_GDR_ON);
+	assert_false(near.flush);
+	assert_int_equal(far.mode, TP_GDR_OFF);
+	assert_int_equal(far.why.reason, TP_WHY_DISTANCE);
+	policy.gdr_level = TP_PATH_SYS;
+	far = gdr_of(topo, &policy, "gpu0", "mlx5_1", false);
+	assert_int_equal(far.mode, TP_GDR_ON);
+	assert_int_equal(far.why.reason, TP_WHY_FORCED);
+	policy.gdr_level = TP_PATH_LOC;
+	near = gdr_of(topo, &policy, "gpu0", "mlx5_0", false);
+	assert_int_equal(near.mode, TP_GDR_OFF);
+	assert_int_equal(near.why.reason, TP_WHY_LEVEL);
+	tp_topo_free(topo);
+}
+
+static void gpudirect_needs_both_ends(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	char *text = with(HELPER_PAIR, "rank=\"0\" gdr=\"1\"", "rank=\"0\" gdr=\"0\"");
+	struct tp_topo *topo = helper_topo(text, &policy);
+	struct tp_topo_gdr gdr = gdr_of(topo, &policy, "gpu0", "mlx5_0", false);
+	assert_int_equal(gdr.mode, TP_GDR_OFF);
+	assert_int_equal(gdr.why.reason, TP_WHY_GPU_UNABLE);
+	assert_non_null(strstr(gdr.why.text, "nvidia_peermem"));
+	assert_int_equal(tp_topo_path(topo, helper_node(topo, "gpu0"), helper_node(topo, "mlx5_0"))->type, TP_PATH_PHB);
+	tp_topo_free(topo);
+	free(text);
+	text = with(HELPER_PAIR, "port=\"1\" gdr=\"1\"", "port=\"1\" gdr=\"0\"");
+	topo = helper_topo(text, &policy);
+	assert_int_equal(gdr_of(topo, &policy, "gpu0", "mlx5_0", false).why.reason, TP_WHY_NIC_UNABLE);
+	tp_topo_free(topo);
+	free(text);
+}
+
+static void old_gpus_flush_and_read_only_with_nvlink(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	char *once = with(HELPER_PAIR, "sm=\"90\"", "sm=\"70\""), *text = with(once, "sm=\"90\"", "sm=\"70\"");
+	struct tp_topo *topo = helper_topo(text, &policy);
+	struct tp_topo_gdr write = gdr_of(topo, &policy, "gpu0", "mlx5_0", false), read = gdr_of(topo, &policy, "gpu0", "mlx5_0", true);
+	assert_int_equal(write.mode, TP_GDR_ON);
+	assert_true(write.flush);
+	assert_int_equal(read.mode, TP_GDR_OFF);
+	assert_int_equal(read.why.reason, TP_WHY_OLD_GPU);
+	policy.gdr_read = TP_ON;
+	assert_int_equal(gdr_of(topo, &policy, "gpu0", "mlx5_0", true).mode, TP_GDR_ON);
+	policy.flush = TP_OFF;
+	assert_false(gdr_of(topo, &policy, "gpu0", "mlx5_0", false).flush);
+	tp_topo_free(topo);
+	free(once);
+	free(text);
+}
+
+#define NVL_PAIR "<system version=\"1\">" HELPER_CPU("0") HELPER_BRIDGE("0000:10:00.0", "") HELPER_GPU("0000:11:00.0", "0", HELPER_NV18) \
+	HELPER_NIC("0000:12:00.0", "0") "</pci>" HELPER_BRIDGE("0000:20:00.0", "") HELPER_GPU("0000:21:00.0", "1", HELPER_NV18) \
+	HELPER_NIC("0000:22:00.0", "1") "</pci></cpu></system>"
+
+static void the_nic_of_another_gpu_is_reached_through_that_gpu(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	struct tp_topo_why why;
+	tp_topo_policy_default(&policy);
+	struct tp_topo *topo = helper_topo(NVL_PAIR, &policy);
+	int32_t gpu = helper_node(topo, "gpu0"), net = helper_node(topo, "mlx5_1");
+	assert_int_equal(tp_topo_path(topo, gpu, net)->type, TP_PATH_PXN);
+	assert_int_equal(tp_topo_wire_path(topo, gpu, net)->type, TP_PATH_PHB);
+	assert_int_equal(tp_topo_pxn_relay(topo, &policy, gpu, net, &why), helper_node(topo, "gpu1"));
+	struct tp_topo_gdr gdr = gdr_of(topo, &policy, "gpu0", "mlx5_1", false);
+	assert_int_equal(gdr.mode, TP_GDR_ON);
+	assert_int_equal(gdr.type, TP_PATH_PIX);
+	tp_topo_free(topo);
+	policy.pxn = false;
+	topo = helper_topo(NVL_PAIR, &policy);
+	assert_int_equal(tp_topo_path(topo, helper_node(topo, "gpu0"), helper_node(topo, "mlx5_1"))->type, TP_PATH_PHB);
+	assert_int_equal(tp_topo_pxn_relay(topo, &policy, helper_node(topo, "gpu0"), helper_node(topo, "mlx5_1"), &why), -1);
+	assert_int_equal(why.reason, TP_WHY_DISABLED);
+	tp_topo_free(topo);
+}
+
+static void each_gpu_has_its_nic_and_each_nic_its_gpu(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_topo(NVL_PAIR, NULL);
+	double bw;
+	int32_t nets[4];
+	assert_int_equal(tp_topo_local_net(topo, helper_node(topo, "gpu1"), 0), helper_node(topo, "mlx5_1"));
+	assert_int_equal(tp_topo_local_net(topo, helper_node(topo, "gpu1"), 5), helper_node(topo, "mlx5_1"));
+	assert_int_equal(tp_topo_local_gpu(topo, helper_node(topo, "mlx5_0")), helper_node(topo, "gpu0"));
+	assert_int_equal(tp_topo_local_nets(topo, helper_node(topo, "gpu0"), nets, 4, &bw), 1);
+	assert_float_equal(bw, 48, 1e-9);
+	tp_topo_free(topo);
+}
+
+static void shared_memory_is_for_one_machine(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	struct tp_topo_why why;
+	tp_topo_policy_default(&policy);
+	struct tp_topo *topo = helper_topo(HELPER_PAIR, &policy);
+	assert_true(tp_topo_decide_shm(topo, &policy, helper_node(topo, "gpu0"), helper_node(topo, "gpu1"), &why));
+	policy.shm = false;
+	assert_false(tp_topo_decide_shm(topo, &policy, helper_node(topo, "gpu0"), helper_node(topo, "gpu1"), &why));
+	assert_int_equal(why.reason, TP_WHY_DISABLED);
+	tp_topo_free(topo);
+}
+
+/* ---- What is worse than it could be ---- */
+
+/* The codes of all warnings, in order, blanks between. */
+static const char *faults_of(const char *text, const struct tp_topo_policy *policy)
+{
+	static char codes[256];
+	struct tp_topo_policy usual;
+	struct tp_topo *topo = helper_topo(text, policy);
+	struct tp_topo_warning *list = NULL;
+	int count;
+	tp_topo_policy_default(&usual);
+	assert_int_equal(tp_topo_find_faults(topo, policy ? policy : &usual, &list, &count), ncclSuccess);
+	codes[0] = 0;
+	for (int i = 0; i < count; i++) snprintf(codes + strlen(codes), sizeof(codes) - strlen(codes), "%s%s", i ? " " : "", tp_topo_fault_code(list[i].fault));
+	free(list);
+	tp_topo_free(topo);
+	return codes;
+}
+
+static void a_healthy_machine_has_no_faults(void **state)
+{
+	(void)state;
+	assert_string_equal(faults_of(HELPER_PAIR, NULL), "");
+	assert_string_equal(faults_of(NVL_PAIR, NULL), "");
+}
+
+static void a_narrow_link_is_found_by_what_it_could_be_and_by_its_like(void **state)
+{
+	(void)state;
+	char *text = with(NVL_PAIR, "\"0000:21:00.0\" class=\"0x030200\" link_speed=\"32.0 GT/s PCIe\" link_width=\"16\"",
+		"\"0000:21:00.0\" class=\"0x030200\" link_speed=\"32.0 GT/s PCIe\" link_width=\"8\" max_link_width=\"16\"");
+	assert_string_equal(faults_of(text, NULL), "pci-width");
+	free(text);
+	text = with(NVL_PAIR, "\"0000:22:00.0\" class=\"0x020700\" link_speed=\"32.0 GT/s PCIe\"", "\"0000:22:00.0\" class=\"0x020700\" link_speed=\"16.0 GT/s PCIe\"");
+	assert_string_equal(faults_of(text, NULL), "pci-speed");
+	free(text);
+}
+
+static void acs_is_a_fault_only_where_peers_pass(void **state)
+{
+	(void)state;
+	char *text = with(NVL_PAIR, "<pci busid=\"0000:10:00.0\" class=\"0x060400\"", "<pci busid=\"0000:10:00.0\" class=\"0x060400\" acs=\"1\"");
+	assert_string_equal(faults_of(text, NULL), "acs");
+	free(text);
+	text = with(NVL_PAIR, "</cpu>", "<pci busid=\"0000:30:00.0\" class=\"0x060400\" acs=\"1\"/></cpu>");
+	assert_string_equal(faults_of(text, NULL), "");
+	free(text);
+}
+
+static void missing_peermem_is_one_fault_for_all_gpus(void **state)
+{
+	(void)state;
+	char *once = with(NVL_PAIR, "rank=\"0\" gdr=\"1\"", "rank=\"0\" gdr=\"0\""), *text = with(once, "rank=\"1\" gdr=\"1\"", "rank=\"1\" gdr=\"0\"");
+	assert_string_equal(faults_of(text, NULL), "no-gdr");
+	free(once);
+	free(text);
+}
+
+static void a_missing_nic_is_found(void **state)
+{
+	(void)state;
+	static const char three[] = "<system version=\"1\">" HELPER_CPU("0") HELPER_BRIDGE("0000:10:00.0", "") HELPER_GPU("0000:11:00.0", "0", HELPER_NV18)
+		HELPER_NIC("0000:12:00.0", "0") "</pci>" HELPER_BRIDGE("0000:20:00.0", "") HELPER_GPU("0000:21:00.0", "1", HELPER_NV18)
+		HELPER_NIC("0000:22:00.0", "1") "</pci>" HELPER_BRIDGE("0000:30:00.0", "") HELPER_GPU("0000:31:00.0", "2", HELPER_NV18) "</pci></cpu></system>";
+	assert_string_equal(faults_of(three, NULL), "no-nic");
+}
+
+static void nvlinks_that_are_down_are_found(void **state)
+{
+	(void)state;
+	char *text = with(NVL_PAIR, "count=\"18\"", "count=\"10\"");
+	assert_string_equal(faults_of(text, NULL), "nvlink-missing");
+	free(text);
+}
+
+static void p2p_that_is_off_between_nvlink_peers_is_a_fault(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	policy.p2p_level = TP_PATH_LOC;
+	policy.p2p_by = "NCCL_P2P_DISABLE";
+	assert_string_equal(faults_of(NVL_PAIR, &policy), "no-p2p");
+}
+
+/* ---- Several processes ---- */
+
+#define HALF(gpu, nic, bus) "<system version=\"1\">" HELPER_CPU("0") HELPER_BRIDGE("0000:" bus "0:00.0", "") gpu nic "</pci></cpu></system>"
+
+static void what_two_processes_found_becomes_one_machine(void **state)
+{
+	(void)state;
+	struct tp_topo_doc *a = helper_doc(HALF(HELPER_GPU("0000:11:00.0", "0", HELPER_NV18), HELPER_NIC("0000:12:00.0", "0"), "1"));
+	struct tp_topo_doc *b = helper_doc(HALF(HELPER_GPU("0000:21:00.0", "1", HELPER_NV18), HELPER_NIC("0000:22:00.0", "1"), "2"));
+	struct tp_topo *topo;
+	assert_int_equal(tp_topo_doc_merge(a, b), ncclSuccess);
+	assert_int_equal(tp_topo_doc_merge(a, b), ncclSuccess);
+	assert_int_equal(tp_topo_build(a, &topo), ncclSuccess);
+	assert_int_equal(topo->count[TP_TOPO_GPU], 2);
+	assert_int_equal(topo->count[TP_TOPO_NET], 2);
+	assert_int_equal(topo->count[TP_TOPO_CPU], 1);
+	tp_topo_free(topo);
+	tp_topo_doc_free(a);
+	tp_topo_doc_free(b);
+}
+
+static void what_both_found_is_there_once(void **state)
+{
+	(void)state;
+	struct tp_topo_doc *a = helper_doc(NVL_PAIR), *b = helper_doc(NVL_PAIR);
+	char *before, *after;
+	size_t bytes;
+	assert_int_equal(tp_topo_doc_text(a, &before, &bytes), ncclSuccess);
+	assert_int_equal(tp_topo_doc_merge(a, b), ncclSuccess);
+	assert_int_equal(tp_topo_doc_text(a, &after, &bytes), ncclSuccess);
+	assert_string_equal(before, after);
+	free(before);
+	free(after);
+	tp_topo_doc_free(a);
+	tp_topo_doc_free(b);
+}
+
+static void processes_that_contradict_each_other_are_an_error(void **state)
+{
+	(void)state;
+	char *other = with(NVL_PAIR, "speed=\"400000\"", "speed=\"200000\"");
+	struct tp_topo_doc *a = helper_doc(NVL_PAIR), *b = helper_doc(other);
+	assert_int_not_equal(tp_topo_doc_merge(a, b), ncclSuccess);
+	assert_non_null(strstr(tp_log_last_error(), "speed=\"400000\""));
+	tp_topo_doc_free(a);
+	tp_topo_doc_free(b);
+	free(other);
+	other = with(NVL_PAIR, "0000:10:00.0", "0000:40:00.0");
+	a = helper_doc(NVL_PAIR);
+	b = helper_doc(other);
+	assert_int_not_equal(tp_topo_doc_merge(a, b), ncclSuccess);
+	assert_non_null(strstr(tp_log_last_error(), "at different places"));
+	tp_topo_doc_free(a);
+	tp_topo_doc_free(b);
+	free(other);
+}
+
+static void a_file_is_right_and_what_it_has_too_much_is_cut(void **state)
+{
+	(void)state;
+	char path[] = "/tmp/telpher_topo_XXXXXX";
+	int fd = mkstemp(path);
+	static const char file[] = "<system version=\"1\">" HELPER_CPU("0") HELPER_BRIDGE("0000:10:00.0", "")
+		"<pci busid=\"0000:11:00.0\" class=\"0x030200\" " HELPER_X16 "/><pci busid=\"0000:13:00.0\" class=\"0x030200\" " HELPER_X16 "/></pci></cpu></system>";
+	assert_true(fd >= 0 && write(fd, file, strlen(file)) == (ssize_t)strlen(file));
+	close(fd);
+	/* A guest sees no bridge. */
+	struct tp_topo_doc *found = helper_doc("<system version=\"1\">" HELPER_CPU("0") HELPER_GPU("0000:11:00.0", "0", HELPER_NV18) "</cpu></system>");
+	struct tp_topo *topo;
+	setenv("NCCL_TOPO_FILE", path, 1);
+	tp_param_reload();
+	assert_int_equal(tp_topo_doc_settle("", &found), ncclSuccess);
+	unsetenv("NCCL_TOPO_FILE");
+	tp_param_reload();
+	unlink(path);
+	assert_int_equal(tp_topo_build(found, &topo), ncclSuccess);
+	assert_int_equal(topo->count[TP_TOPO_GPU], 1);
+	assert_int_equal(topo->nodes[topo->nodes[helper_node(topo, "gpu0")].parent].kind, TP_TOPO_PCI);
+	assert_int_equal(tp_topo_find_name(topo, "0000:13:00.0"), -1);
+	tp_topo_free(topo);
+	tp_topo_doc_free(found);
+}
+
+static void ports_that_nobody_found_are_cut_and_found_gpus_without_a_rank_stay(void **state)
+{
+	(void)state;
+	char path[] = "/tmp/telpher_topo_XXXXXX";
+	int fd = mkstemp(path);
+	assert_true(fd >= 0 && write(fd, NVL_PAIR, strlen(NVL_PAIR)) == (ssize_t)strlen(NVL_PAIR));
+	close(fd);
+	struct tp_topo_doc *found = helper_doc("<system version=\"1\">" HELPER_CPU("0")
+		"<pci busid=\"0000:21:00.0\" class=\"0x030200\"><gpu dev=\"1\" sm=\"90\" gdr=\"1\"/></pci>"
+		HELPER_NIC("0000:12:00.0", "0") "</cpu></system>");
+	struct tp_topo *topo;
+	setenv("NCCL_TOPO_FILE", path, 1);
+	tp_param_reload();
+	assert_int_equal(tp_topo_doc_settle("", &found), ncclSuccess);
+	unsetenv("NCCL_TOPO_FILE");
+	tp_param_reload();
+	unlink(path);
+	assert_int_equal(tp_topo_build(found, &topo), ncclSuccess);
+	assert_int_equal(topo->count[TP_TOPO_GPU], 1);
+	assert_int_equal(topo->count[TP_TOPO_NET], 1);
+	assert_true(tp_topo_find_name(topo, "gpu1") >= 0);
+	assert_true(tp_topo_find_name(topo, "mlx5_0") >= 0);
+	assert_int_equal(topo->nodes[helper_node(topo, "gpu1")].gpu.nvlinks, 18);
+	tp_topo_free(topo);
+	tp_topo_doc_free(found);
+}
+
+static void the_policy_is_read_from_the_environment(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	setenv("NCCL_NET_GDR_LEVEL", "PHB", 1);
+	setenv("NCCL_PXN_DISABLE", "1", 1);
+	setenv("NCCL_NETDEVS_POLICY", "MAX:3", 1);
+	tp_param_reload();
+	assert_int_equal(tp_topo_policy_load(&policy), ncclSuccess);
+	assert_int_equal(policy.gdr_level, TP_PATH_PHB);
+	assert_false(policy.pxn);
+	assert_int_equal(policy.nets_per_gpu, 3);
+	setenv("NCCL_NET_GDR_LEVEL", "5", 1);
+	tp_param_reload();
+	assert_int_equal(tp_topo_policy_load(&policy), ncclSuccess);
+	assert_int_equal(policy.gdr_level, TP_PATH_SYS);
+	setenv("NCCL_NET_GDR_LEVEL", "far", 1);
+	tp_param_reload();
+	assert_int_equal(tp_topo_policy_load(&policy), ncclSuccess);
+	assert_int_equal(policy.gdr_level, -1);
+	assert_non_null(strstr(tp_log_last_error(), "NCCL_NET_GDR_LEVEL=far is no level"));
+	unsetenv("NCCL_NET_GDR_LEVEL");
+	unsetenv("NCCL_PXN_DISABLE");
+	unsetenv("NCCL_NETDEVS_POLICY");
+	tp_param_reload();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(gpus_behind_a_cpu_use_no_p2p_and_the_way_through_it), cmocka_unit_test(a_level_allows_and_forbids),
+		cmocka_unit_test(a_guest_that_hides_bridges_is_told),
+		cmocka_unit_test(two_gpus_on_an_amd_cpu_use_p2p), cmocka_unit_test(gpudirect_follows_the_distance), cmocka_unit_test(gpudirect_needs_both_ends),
+		cmocka_unit_test(old_gpus_flush_and_read_only_with_nvlink), cmocka_unit_test(the_nic_of_another_gpu_is_reached_through_that_gpu),
+		cmocka_unit_test(each_gpu_has_its_nic_and_each_nic_its_gpu), cmocka_unit_test(shared_memory_is_for_one_machine),
+		cmocka_unit_test(a_healthy_machine_has_no_faults), cmocka_unit_test(a_narrow_link_is_found_by_what_it_could_be_and_by_its_like),
+		cmocka_unit_test(acs_is_a_fault_only_where_peers_pass), cmocka_unit_test(missing_peermem_is_one_fault_for_all_gpus),
+		cmocka_unit_test(a_missing_nic_is_found), cmocka_unit_test(nvlinks_that_are_down_are_found),
+		cmocka_unit_test(p2p_that_is_off_between_nvlink_peers_is_a_fault), cmocka_unit_test(what_two_processes_found_becomes_one_machine),
+		cmocka_unit_test(what_both_found_is_there_once), cmocka_unit_test(processes_that_contradict_each_other_are_an_error),
+		cmocka_unit_test(a_file_is_right_and_what_it_has_too_much_is_cut),
+		cmocka_unit_test(ports_that_nobody_found_are_cut_and_found_gpus_without_a_rank_stay), cmocka_unit_test(the_policy_is_read_from_the_environment),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

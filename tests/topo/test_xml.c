@@ -1,0 +1,183 @@
+/* Descriptions as text: what is read, what is written, what is refused and with which words. */
+#include "topo/helper_topo.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "topo/doc.h"
+
+static char *text_of(const struct tp_topo_doc *doc)
+{
+	char *text;
+	size_t bytes;
+	assert_int_equal(tp_topo_doc_text(doc, &text, &bytes), ncclSuccess);
+	assert_int_equal(strlen(text), bytes);
+	return text;
+}
+
+static void what_is_written_reads_back_the_same(void **state)
+{
+	(void)state;
+	struct tp_topo_doc *doc = helper_doc("<system version=\"1\"><cpu numaid=\"0\" affinity=\"1\"><odd a=\"&lt;&amp;&quot;&#10;\"/></cpu></system>");
+	char *first = text_of(doc);
+	struct tp_topo_doc *again = helper_doc(first);
+	char *second = text_of(again);
+	assert_string_equal(first, second);
+	assert_string_equal(tp_element_get(tp_element_child(tp_element_child(again->root, "cpu"), "odd"), "a"), "<&\"\n");
+	free(first);
+	free(second);
+	tp_topo_doc_free(doc);
+	tp_topo_doc_free(again);
+}
+
+static void unknown_elements_and_attributes_are_kept(void **state)
+{
+	(void)state;
+	struct tp_topo_doc *doc = helper_doc("<system version=\"1\"><cpu numaid=\"0\" new=\"7\"><future x=\"1\"><deep/></future></cpu></system>");
+	char *text = text_of(doc);
+	assert_non_null(strstr(text, "new=\"7\""));
+	assert_non_null(strstr(text, "<future x=\"1\">"));
+	assert_non_null(strstr(text, "<deep/>"));
+	free(text);
+	tp_topo_doc_free(doc);
+}
+
+static void broken_xml_is_refused_with_file_line_and_element(void **state)
+{
+	(void)state;
+	const char *said = helper_refusal("<system version=\"1\">\n<cpu numaid=\"0\">\n</system>");
+	assert_non_null(strstr(said, "test.xml:3"));
+	assert_non_null(strstr(said, "<cpu>"));
+	helper_refusal("");
+	helper_refusal("no xml at all");
+	helper_refusal("<system version=\"1\">");
+}
+
+static void a_document_type_is_refused(void **state)
+{
+	(void)state;
+	const char *said = helper_refusal("<!DOCTYPE system [<!ENTITY a \"aaaa\"><!ENTITY b \"&a;&a;&a;&a;\">]><system version=\"1\"><cpu numaid=\"&b;\"/></system>");
+	assert_non_null(strstr(said, "DOCTYPE"));
+}
+
+static void another_root_is_refused(void **state)
+{
+	(void)state;
+	assert_non_null(strstr(helper_refusal("<html/>"), "<html> is no description of a machine"));
+}
+
+static void nesting_has_a_limit(void **state)
+{
+	(void)state;
+	char *text = calloc(1, 100000);
+	strcpy(text, "<system version=\"1\">");
+	for (int i = 0; i < 500; i++) strcat(text, "<x>");
+	assert_non_null(strstr(helper_refusal(text), "deeper than 64"));
+	free(text);
+}
+
+static void too_many_elements_are_refused(void **state)
+{
+	(void)state;
+	size_t room = (1 << 17) * 4 + 1000;
+	char *text = malloc(room), *at = text;
+	at += sprintf(at, "<system version=\"1\">");
+	for (int i = 0; i < 1 << 17; i++, at += 4) memcpy(at, "<x/>", 4);
+	strcpy(at, "</system>");
+	assert_non_null(strstr(helper_refusal(text), "more than"));
+	free(text);
+}
+
+static void numbers_that_are_none_are_refused_with_what_would_be_right(void **state)
+{
+	(void)state;
+	const char *said = helper_refusal("<system version=\"1\"><cpu numaid=\"0\">\n<pci busid=\"0000:01:00.0\" link_width=\"wide\"/></cpu></system>");
+	assert_non_null(strstr(said, "test.xml:2: <pci 0000:01:00.0>: link_width=\"wide\" should be a number from -1 to 255"));
+	helper_refusal("<system version=\"1\"><cpu numaid=\"99999999999999999999\"/></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\" affinity=\"xyz\"/></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\" affinity=\",1\"/></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\" host_hash=\"0x12345678901234567890\"/></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"01:00\"/></cpu></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci/></cpu></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\"><gpu dev=\"0\"><nvlink target=\"x\" count=\"1\"/></gpu></pci></cpu></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\"><gpu dev=\"0\">"
+		"<nvlink target=\"0000:02:00.0\" count=\"-1\"/></gpu></pci></cpu></system>");
+}
+
+static void one_identity_twice_is_refused_and_both_lines_are_named(void **state)
+{
+	(void)state;
+	const char *said = helper_refusal("<system version=\"1\">\n<cpu numaid=\"0\">\n<pci busid=\"0000:01:00.0\"/>\n<pci busid=\"0000:01:00.0\"/>\n</cpu></system>");
+	assert_non_null(strstr(said, "test.xml:3"));
+	assert_non_null(strstr(said, "test.xml:4"));
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"/><cpu numaid=\"0\"/></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\"><gpu dev=\"0\" rank=\"3\"/></pci>"
+		"<pci busid=\"0000:02:00.0\"><gpu dev=\"1\" rank=\"3\"/></pci></cpu></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><nic><net name=\"a\" dev=\"0\"/><net name=\"b\" dev=\"0\"/></nic></cpu></system>");
+}
+
+static void a_bus_id_may_be_on_two_hosts(void **state)
+{
+	(void)state;
+	struct tp_topo_doc *doc = helper_doc("<system version=\"1\"><cpu host_hash=\"0x1\" numaid=\"0\"><pci busid=\"0000:01:00.0\"/></cpu>"
+		"<cpu host_hash=\"0x2\" numaid=\"0\"><pci busid=\"0000:01:00.0\"/></cpu></system>");
+	tp_topo_doc_free(doc);
+}
+
+static void an_element_at_a_wrong_place_is_refused(void **state)
+{
+	(void)state;
+	assert_non_null(strstr(helper_refusal("<system version=\"1\"><gpu dev=\"0\"/></system>"), "its place is in <pci>"));
+}
+
+static void cores_are_read_from_the_right(void **state)
+{
+	(void)state;
+	struct tp_topo_doc *doc = helper_doc("<system version=\"1\"><cpu numaid=\"0\" affinity=\"1,00000000,80000001\"/></system>");
+	uint64_t mask[TP_CPU_WORDS];
+	assert_int_equal(tp_element_mask(doc, doc->root->first, "affinity", mask), ncclSuccess);
+	assert_int_equal(mask[0], 0x80000001);
+	assert_int_equal(mask[1], 1);
+	tp_topo_doc_free(doc);
+}
+
+static void bus_ids_are_numbers_and_back(void **state)
+{
+	(void)state;
+	int64_t bus;
+	char text[20];
+	assert_true(tp_bus_id_parse("0000:1B:00.0", &bus));
+	assert_int_equal(bus, 0x1b000);
+	tp_bus_id_text(bus, text);
+	assert_string_equal(text, "0000:1b:00.0");
+	assert_true(tp_bus_id_parse("00010001:a2:1f.7", &bus));
+	tp_bus_id_text(bus, text);
+	assert_string_equal(text, "10001:a2:1f.7");
+	assert_false(tp_bus_id_parse("1b:00.0", &bus));
+	assert_false(tp_bus_id_parse("0000:1b:0g.0", &bus));
+	assert_false(tp_bus_id_parse("0000:1b:00.0.0", &bus));
+	assert_false(tp_bus_id_parse("", &bus));
+	assert_false(tp_bus_id_parse("0000000000000000:1b:00.0", &bus));
+}
+
+static void a_missing_file_is_named(void **state)
+{
+	(void)state;
+	struct tp_topo_doc *doc = NULL;
+	assert_int_not_equal(tp_topo_doc_read("/nonexistent/machine.xml", &doc), ncclSuccess);
+	assert_non_null(strstr(tp_log_last_error(), "/nonexistent/machine.xml can't be opened: No such file"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(what_is_written_reads_back_the_same), cmocka_unit_test(unknown_elements_and_attributes_are_kept),
+		cmocka_unit_test(broken_xml_is_refused_with_file_line_and_element), cmocka_unit_test(a_document_type_is_refused),
+		cmocka_unit_test(another_root_is_refused), cmocka_unit_test(nesting_has_a_limit), cmocka_unit_test(too_many_elements_are_refused),
+		cmocka_unit_test(numbers_that_are_none_are_refused_with_what_would_be_right),
+		cmocka_unit_test(one_identity_twice_is_refused_and_both_lines_are_named), cmocka_unit_test(a_bus_id_may_be_on_two_hosts),
+		cmocka_unit_test(an_element_at_a_wrong_place_is_refused), cmocka_unit_test(cores_are_read_from_the_right),
+		cmocka_unit_test(bus_ids_are_numbers_and_back), cmocka_unit_test(a_missing_file_is_named),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,29 @@
+/* Between the files of `telpher topo`. */
+#ifndef TELPHER_TOPO_H
+#define TELPHER_TOPO_H
+
+#include "tools.h"
+#include "topo/topo.h"
+
+struct topo_machine {
+	struct tp_topo_doc *doc;
+	struct tp_topo *topo;
+	struct tp_topo_policy policy;
+	const char *name;
+};
+int topo_show(const struct topo_machine *machine, FILE *out);
+int topo_json(const struct topo_machine *machine, FILE *out);
+int topo_matrix(const struct topo_machine *machine, FILE *out);
+int topo_channels(const struct topo_machine *machine, FILE *out);
+int topo_explain(const struct topo_machine *machine, const char *from, const char *to, FILE *out);
+int topo_diff(const struct topo_machine *a, const struct topo_machine *b, FILE *out);    /* 1: they differ */
+int topo_record(const char *path, const char *from, const char *to, const char *const *values, int nvalues);
+int topo_export(const struct topo_machine *machine, FILE *out);
+void topo_print_measured(const struct topo_machine *machine, int32_t a, int32_t b, FILE *out);
+int topo_draw(const struct topo_machine *machine, bool html, FILE *out);
+
+/* "PCIe 5.0 x16", "NVLink x18", "xGMI x4", "C2C", … */
+void topo_link_text(const struct tp_topo *topo, const struct tp_topo_link *link, char *text, size_t bytes);
+const char *topo_fabric_name(enum tp_net_kind kind);
+
+#endif
