@@ -33,6 +33,8 @@ struct tp_net_hello {
 
 struct tp_net_ops {
 	const char *name;                   /* "Socket", "IB": as in "Using network …" and NCCL_NET */
+	/* Is there anything for it here? Says nothing; why gets the reason. asked: by its name. NULL: always. */
+	bool (*present)(bool asked, char *why, size_t bytes);
 	ncclResult_t (*init)(void);         /* ncclSuccess with devices() > 0, or an error whose reason is in tp_net_why_not */
 	ncclResult_t (*devices)(int *count);
 	ncclResult_t (*properties)(int dev, struct tp_net_properties *out);
@@ -69,6 +71,7 @@ struct tp_net_ops {
 
 /* close_*: safe with requests outstanding; what wasn't sent by then is lost. */
 extern const struct tp_net_ops tp_net_socket;
+extern const struct tp_net_ops tp_net_ib;                   /* where it is built (TELPHER_IB) */
 /* By NCCL_NET (an unknown or unusable name is an error that lists what there is and why each isn't usable), a
  * communicator's netName, or the best one. */
 ncclResult_t tp_net_choose(const char *name, const struct tp_net_ops **out);
