@@ -25,6 +25,7 @@ static const struct { const char *component, *title; } sections[] = {
 	{ "link", "Links between ranks" },
 	{ "net", "Networks" },
 	{ "socket", "TCP sockets" },
+	{ "ib", "InfiniBand and RoCE" },
 	{ "verbs", "The software card (libibverbs.so.1)" },
 	{ "watch", "Guarantees and diagnosis" },
 };

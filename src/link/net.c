@@ -52,15 +52,21 @@ static ncclResult_t gather_cards(struct tp_net_links *nets, const unsigned char 
 	return result;
 }
 
-/* Ranks of one host share out the interfaces where the user names several; unasked, the first is the one that all can reach. */
+/* Ranks of one host share out the devices; interfaces only where the user names several: unasked, the first is the one that all
+ * can reach. */
 static ncclResult_t choose_device(struct tp_net_links *nets)
 {
 	struct tp_param *names = tp_param_find("NCCL_SOCKET_IFNAME");
-	int count;
 
-	TP_TRY(nets->ops->devices(&count));
-	nets->dev = names && tp_param_is_set(names) ? nets->boot->local % count : 0;
+	TP_TRY(nets->ops->devices(&nets->ndevs));
+	nets->dev = nets->ops->spreads || (names && tp_param_is_set(names)) ? nets->boot->local % nets->ndevs : 0;
 	return ncclSuccess;
+}
+
+/* A link's: channels take turns where all devices lead to all peers. */
+static int device_of(const struct tp_net_links *nets, const struct tp_link_net *end)
+{
+	return nets->ops->spreads ? (nets->dev + end->channel) % nets->ndevs : nets->dev;
 }
 
 ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle, struct tp_net_links **out)
@@ -189,7 +195,7 @@ static ncclResult_t connect_end(struct tp_link_net *end, bool *moved)
 	void *comm = NULL;
 
 	fill_hello(nets, end, &hello);
-	TP_TRY(nets->ops->connect(nets->dev, nets->handles + (size_t)end->to * TP_NET_HANDLE_BYTES, &hello, &end->connecting, &comm));
+	TP_TRY(nets->ops->connect(device_of(nets, end), nets->handles + (size_t)end->to * TP_NET_HANDLE_BYTES, &hello, &end->connecting, &comm));
 	if (!comm) return ncclSuccess;
 	*moved = true;
 	return end_ready(end, comm);
@@ -240,8 +246,8 @@ ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_
 	if (result != ncclSuccess) goto unmap;
 	link->net = end;
 	if (!end->sending) nets->nexpected++;
-	TP_INFO(TP_INIT | TP_NET, "Channel %02d/0 : %d[%d] -> %d[%d] [%s] via %s", channel, from, (int)boot->peers[from].device, to,
-		(int)boot->peers[to].device, end->sending ? "send" : "receive", nets->via);
+	TP_INFO(TP_INIT | TP_NET, "Channel %02d/0 : %d[%d] -> %d[%d] [%s] via NET/%s/%d", channel, from, (int)boot->peers[from].device, to,
+		(int)boot->peers[to].device, end->sending ? "send" : "receive", nets->ops->name, device_of(nets, end));
 	result = end->sending ? connect_end(end, &moved) : take_early(end);
 	if (result != ncclSuccess) tp_net_links_close(nets, link);
 	return result;

@@ -47,7 +47,7 @@ struct tp_net_links {
 	const struct tp_gpu *gpu;   /* NULL: host ranks */
 	struct tp_net_pool *pool;
 	const struct tp_net_ops *ops;
-	int dev, nchannels;
+	int dev, ndevs, nchannels;
 	char via[48];
 	size_t capacity, stride;
 	uint32_t nslots;

@@ -33,6 +33,7 @@ struct tp_net_hello {
 
 struct tp_net_ops {
 	const char *name;                   /* "Socket", "IB": as in "Using network …" and NCCL_NET */
+	bool spreads;                       /* every device leads to every peer: links take turns with them */
 	/* Is there anything for it here? Says nothing; why gets the reason. asked: by its name. NULL: always. */
 	bool (*present)(bool asked, char *why, size_t bytes);
 	ncclResult_t (*init)(void);         /* ncclSuccess with devices() > 0, or an error whose reason is in tp_net_why_not */
@@ -64,6 +65,8 @@ struct tp_net_ops {
 	/* The same for a connect under way and for a listener; NULL where a transport can't. */
 	int (*poll_connect_fds)(void *state, int *fds, uint32_t *events, int max);
 	int (*poll_listen_fds)(void *listener, int *fds, uint32_t *events, int max);
+	/* The end is near: from now on a peer that has gone is no news (no WARN). NULL where a transport has no need of it. */
+	void (*leaving)(void *send_comm);
 	ncclResult_t (*close_send)(void *send_comm);
 	ncclResult_t (*close_recv)(void *recv_comm);
 	ncclResult_t (*close_listen)(void *listener);

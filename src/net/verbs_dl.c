@@ -147,9 +147,8 @@ static const struct { const char *name, *advice; } statuses[] = {
 	[IBV_WC_REM_ACCESS_ERR] = { "IBV_WC_REM_ACCESS_ERR", "the other side refuses access to its memory: it was given back or unmapped there while in use, or its key is of another connection" },
 	[IBV_WC_REM_OP_ERR] = { "IBV_WC_REM_OP_ERR", "the other side's card could not carry out the request: look at that host's kernel log (dmesg); with GPU memory, PCIe ACS or an IOMMU "
 		"between its card and GPU" },
-	[IBV_WC_RETRY_EXC_ERR] = { "IBV_WC_RETRY_EXC_ERR", "the other side does not answer: a cable or port is down, its process has ended, or packets are lost on the way. On RoCE: can the two GIDs "
-		"reach each other (NCCL_IB_GID_INDEX; ping from one address to the other), is the MTU right along the way, do switches and both ends agree on the lossless priority (NCCL_IB_TC, PFC, ECN)? "
-		"On a fabric that recovers slowly raise NCCL_IB_TIMEOUT" },
+	[IBV_WC_RETRY_EXC_ERR] = { "IBV_WC_RETRY_EXC_ERR", "the other side does not answer: a cable or port is down, its process has ended, or packets are lost. On RoCE: do the two GIDs reach "
+		"each other (ping; NCCL_IB_GID_INDEX), is the MTU right all the way, is the priority lossless at both ends and switches (NCCL_IB_TC, PFC)? NCCL_IB_TIMEOUT gives a slow fabric more time" },
 	[IBV_WC_RNR_RETRY_EXC_ERR] = { "IBV_WC_RNR_RETRY_EXC_ERR", "the other side had no receive posted" },
 	[IBV_WC_LOC_RDD_VIOL_ERR] = { "IBV_WC_LOC_RDD_VIOL_ERR", "an error of reliable datagrams, which aren't used" },
 	[IBV_WC_REM_INV_RD_REQ_ERR] = { "IBV_WC_REM_INV_RD_REQ_ERR", "an error of reliable datagrams, which aren't used" },

@@ -64,6 +64,8 @@ void *ib_send(struct ib_pair *pair, size_t offset, size_t bytes, int tag)
 
 	while (!request) {
 		if (tp_net_ib.isend(pair->send_comm, pair->from + offset, bytes, tag, pair->send_memory, &request) != ncclSuccess) return NULL;
+		/* The other end moves too, as it would in a thread of its own. */
+		if (!request && pair->recv_comm && tp_ib_progress(pair->recv_comm) != ncclSuccess) return NULL;
 		if (!request) sched_yield();
 	}
 	return request;
@@ -82,6 +84,9 @@ ncclResult_t ib_wait_both(void *a, void *b, size_t *bytes_of_b)
 	bool a_done = false, b_done = false;
 
 	while (!a_done || !b_done) {
+		/* An end that is through moves on too, as it does inside a communicator that has other work. */
+		if (a_done) tp_ib_progress(((struct tp_ib_request *)a)->comm);
+		if (b_done) tp_ib_progress(((struct tp_ib_request *)b)->comm);
 		if (!a_done) TP_TRY(tp_net_ib.test(a, &a_done, NULL));
 		if (!b_done) TP_TRY(tp_net_ib.test(b, &b_done, bytes_of_b));
 		if (!a_done || !b_done) sched_yield();

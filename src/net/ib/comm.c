@@ -109,6 +109,7 @@ void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out)
 		w->rkey = path->mr->rkey;
 		w->psn = path->psn;
 		for (int q = 0; q < comm->nqps; q++) w->qpns[q] = path->qps[q].ibv->qp_num;
+		w->index = (uint8_t)(path->port - tp_ib_port(0));
 		w->live = path->state == TP_IB_PATH_LIVE;
 		snprintf(w->device, sizeof(w->device), "%.31s", path->port->context->name);
 	}
@@ -122,7 +123,7 @@ static void warn_unreachable(struct tp_ib_comm *comm, struct tp_ib_path *path)
 
 	if (why)
 		TP_WARN("NET/IB : %s : the two addresses can't reach each other: %s. Set NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY or NCCL_IB_ADDR_RANGE, or choose devices of one "
-			"network by NCCL_IB_HCA", tp_ib_path_text(comm, path, 0, names, sizeof(names)), why);
+			"network by NCCL_IB_HCA", tp_ib_name(comm, path, 0, names, sizeof(names)), why);
 }
 
 ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
@@ -150,7 +151,7 @@ ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_m
 		if (result == ncclSuccess && live++ == 0) comm->active = p;
 		if (result != ncclSuccess) path->next_ms = tp_clock_ms() + 1000;
 		if (result == ncclSuccess && !comm->sending) tp_ib_expect(comm, path);
-		TP_INFO(TP_NET, "NET/IB : %s %s%s%s", tp_ib_path_text(comm, path, 0, names, sizeof(names)), result == ncclSuccess ? "connected" : "can't be connected: ",
+		TP_INFO(TP_NET, "NET/IB : %s %s%s%s", tp_ib_name(comm, path, 0, names, sizeof(names)), result == ncclSuccess ? "connected" : "can't be connected: ",
 			result == ncclSuccess ? "" : path->why, result == ncclSuccess && comm->active != p ? ", stands by" : "");
 	}
 	if (live > 0) return ncclSuccess;

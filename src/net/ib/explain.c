@@ -10,10 +10,17 @@ const char *tp_ib_path_text(const struct tp_ib_comm *comm, const struct tp_ib_pa
 	const struct tp_ib_qp *qp = path->qps ? &path->qps[q] : NULL;
 
 	tp_ib_gid_format(path->remote.gid, remote);
-	snprintf(text, bytes, "rank %d %s rank %d, %s (%s, GID %d %s %s, QP %u, lid %u) %s %s (%s:%u, GID %u %s %s, QP %u, lid %u), MTU %d", comm->sending ? comm->from : comm->to,
-		comm->sending ? "->" : "<-", comm->sending ? comm->to : comm->from, tp_host_name(), path->port->text, path->gid.index, path->gid.text, tp_ib_gid_type_name(path->gid.type),
+	snprintf(text, bytes, "%s (%s, GID %d %s %s, QP %u, lid %u) %s %s (%s:%u, GID %u %s %s, QP %u, lid %u), MTU %d", tp_host_name(), path->port->text, path->gid.index, path->gid.text, tp_ib_gid_type_name(path->gid.type),
 		qp && qp->ibv ? qp->ibv->qp_num : 0, path->port->attr.lid, comm->sending ? "->" : "<-", comm->peer_host, path->remote.device, path->remote.port, path->remote.gid_index,
 		remote, tp_ib_gid_type_name(path->remote.gid_type), path->remote.qpns[q], path->remote.lid, tp_verbs_mtu_bytes(path->mtu));
+	return text;
+}
+
+const char *tp_ib_name(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, char *text, size_t bytes)
+{
+	int used = snprintf(text, bytes, "rank %d %s rank %d, ", comm->sending ? comm->from : comm->to, comm->sending ? "->" : "<-", comm->sending ? comm->to : comm->from);
+
+	tp_ib_path_text(comm, path, q, text + used, bytes - (size_t)used);
 	return text;
 }
 
@@ -22,10 +29,10 @@ void tp_ib_explain(struct tp_ib_comm *comm, struct tp_ib_path *path, const struc
 {
 	static const char *const kinds[] = { "?", "RDMA_WRITE of data", "RDMA_WRITE into the sender's FIFO", "RECV", "RDMA_WRITE of no bytes, to try the path" };
 	unsigned kind = (unsigned)(wc->wr_id >> 56);
-	char names[512];
+	int q = (int)(wc->wr_id >> 48 & 0xff);
 
-	snprintf(text, bytes, "Got completion from peer %s with status=%s(%d) opcode=%s vendor_err=%u (%s): %s", comm->peer, tp_verbs_status_name((int)wc->status), (int)wc->status,
-		kind < TP_ARRAY_LEN(kinds) ? kinds[kind] : "?", wc->vendor_err, tp_ib_path_text(comm, path, (int)(wc->wr_id >> 48 & 0xff), names, sizeof(names)),
+	snprintf(text, bytes, "Got completion from peer %s with status=%s(%d) opcode=%s vendor_err=%u, queue pair %u: %s", comm->peer, tp_verbs_status_name((int)wc->status), (int)wc->status,
+		kind < TP_ARRAY_LEN(kinds) ? kinds[kind] : "?", wc->vendor_err, path->qps[q].ibv->qp_num,
 		tp_verbs_status_advice((int)wc->status));
 }
 
@@ -40,6 +47,10 @@ ncclResult_t tp_ib_fail(struct tp_ib_comm *comm, ncclResult_t result, const char
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
 	comm->error = result;
+	if (comm->leaving && result == ncclRemoteError) {
+		TP_INFO(TP_NET, "NET/IB : rank %d -> rank %d, at the end : %s", comm->from, comm->to, text);
+		return result;
+	}
 	(void)TP_FAIL(result, "NET/IB : rank %d %s rank %d (%s, %s) : %s", comm->sending ? comm->from : comm->to, comm->sending ? "->" : "<-",
 		comm->sending ? comm->to : comm->from, comm->peer_host, comm->peer, text);
 	tp_ib_record_start(&goodbye, TP_IB_GOODBYE);

@@ -75,8 +75,16 @@ static ncclResult_t ib_iflush(void *comm, int n, void *const *data, const size_t
 	return ncclSuccess;
 }
 
+static void ib_leaving(void *handle)
+{
+	struct tp_ib_comm *comm = handle;
+
+	comm->leaving = true;
+}
+
 const struct tp_net_ops tp_net_ib = {
 	.name = "IB",
+	.spreads = true,
 	.present = tp_ib_present,
 	.init = tp_ib_init,
 	.devices = ib_devices,
@@ -95,6 +103,7 @@ const struct tp_net_ops tp_net_ib = {
 	.poll_fds = tp_ib_poll_fds,
 	.poll_connect_fds = tp_ib_poll_connect_fds,
 	.poll_listen_fds = tp_ib_poll_listen_fds,
+	.leaving = ib_leaving,
 	.close_send = tp_ib_close,
 	.close_recv = tp_ib_close,
 	.close_listen = tp_ib_close_listen,

@@ -42,6 +42,7 @@ _Static_assert(TP_IB_RING >= 2 * TP_NET_MAX_REQUESTS, "a FIFO place must be free
 
 struct tp_ib_params {
 	int disable, gid_index, roce_version, timeout, retry_cnt, sl, tc, fifo_tc, pkey, qps, split, adaptive, relaxed, use_inline, flid_gid_index, return_async;
+	int subnet_bits;
 	int failover, recovery, modify_retry_all, modify_retries, modify_retry_ms, max_paths, path_timeout_ms;
 	int64_t ar_threshold;
 	int addr_family;                        /* AF_INET, AF_INET6; 0: whichever there is, IPv4 first */
@@ -188,7 +189,7 @@ struct tp_ib_path {
 	uint32_t failures;                      /* since it last proved itself for long */
 	uint64_t next_ms, since_ms;             /* when to try again; since when it is in its state */
 	uint32_t unacked_events;
-	char why[512];                          /* DEAD: the reason */
+	char why[800];                          /* DEAD: the reason */
 };
 
 struct tp_ib_request {
@@ -239,10 +240,10 @@ struct tp_ib_comm {
 	struct tp_ib_request requests[TP_NET_MAX_REQUESTS];
 	ncclResult_t error;                     /* the first; it stays */
 	/* stalls */
-	uint32_t idle;                          /* looks since something completed */
+	uint32_t looks;
 	uint64_t moved_ms, ping_ms, probe_ms, care_ms;
 	uint32_t pongs_at_probe;
-	bool probing, failing;
+	bool probing, leaving;
 	uint64_t failing_ms;                    /* since when no path is left: the peer may turn out to have ended */
 	/* leaving a path */
 	uint32_t epoch;
@@ -303,7 +304,8 @@ void tp_ib_path_failed(struct tp_ib_comm *comm, struct tp_ib_path *path, const c
 ncclResult_t tp_ib_care(struct tp_ib_comm *comm);
 
 /* ---- words ---- */
-/* "rank 1 (host, mlx5_0:1, QP 17, GID …) -> rank 2 (…)" */
+/* "rank 1 -> rank 2, host (mlx5_0:1, GID …, QP 17) -> other (…)"; path_text: without the ranks. */
+const char *tp_ib_name(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, char *text, size_t bytes);
 const char *tp_ib_path_text(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, char *text, size_t bytes);
 void tp_ib_explain(struct tp_ib_comm *comm, struct tp_ib_path *path, const struct ibv_wc *wc, char *text, size_t bytes);
 ncclResult_t tp_ib_fail(struct tp_ib_comm *comm, ncclResult_t result, const char *format, ...) __attribute__((format(printf, 3, 4)));

@@ -48,17 +48,19 @@ static ncclResult_t own_paths(struct tp_ib_comm *comm, int dev)
 	return ncclSuccess;
 }
 
-/* Of the ports that are still free the one nearest to the peer's: the same kind of link, then the most leading bits in common. */
-static int nearest_port(const struct tp_ib_wire_path *peer, uint32_t taken, int dev)
+/* Of the ports that are still free the one nearest to the peer's: the same kind of link, then the same network, as far as leading
+ * bits tell, then the same place in both hosts' lists (rails). */
+static int nearest_port(const struct tp_ib_params *params, const struct tp_ib_wire_path *peer, uint32_t taken, int dev)
 {
 	int count = tp_ib_port_count(), best = -1, best_bits = -1;
+	int enough = peer->gid[10] == 0xff && peer->gid[11] == 0xff ? 96 + params->subnet_bits : 64;
 
 	for (int i = 0; i < count; i++) {
 		int at = (dev + i) % count, bits;
 		struct tp_ib_gid_choice gid;
 		struct tp_ib_port *port = tp_ib_port(at);
 		if ((taken >> at & 1) || port->attr.link_layer != peer->link_layer || tp_ib_port_gid(port, &gid) != ncclSuccess) continue;
-		bits = tp_ib_gid_common_bits(gid.raw, peer->gid);
+		bits = 2 * TP_MIN(tp_ib_gid_common_bits(gid.raw, peer->gid), enough) + (at == peer->index);
 		if (bits > best_bits) best = at, best_bits = bits;
 	}
 	return best;
@@ -69,7 +71,7 @@ static ncclResult_t matching_paths(struct tp_ib_comm *comm, const struct tp_ib_w
 	uint32_t taken = 0;
 
 	for (uint32_t p = 0; p < peer->npaths; p++) {
-		int at = peer->paths[p].port ? nearest_port(&peer->paths[p], taken, dev) : -1;
+		int at = peer->paths[p].port ? nearest_port(&comm->params, &peer->paths[p], taken, dev) : -1;
 		if (at < 0) {
 			comm->npaths++;
 			continue;

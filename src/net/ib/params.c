@@ -4,7 +4,7 @@
 #include "net/ib/ib.h"
 
 enum { P_DISABLE, P_HCA, P_GID_INDEX, P_FAMILY, P_RANGE, P_ROCE_VERSION, P_TIMEOUT, P_RETRY, P_SL, P_TC, P_FIFO_TC, P_PKEY, P_QPS, P_SPLIT, P_AR,
-	P_AR_THRESHOLD, P_RELAXED, P_INLINE, P_FLID, P_ASYNC, P_FAILOVER, P_RECOVERY, P_MQP_ALL, P_MQP_CNT, P_MQP_SLEEP, P_PATHS, P_PATH_TIMEOUT };
+	P_AR_THRESHOLD, P_RELAXED, P_INLINE, P_FLID, P_ASYNC, P_FAILOVER, P_RECOVERY, P_MQP_ALL, P_MQP_CNT, P_MQP_SLEEP, P_SUBNET, P_PATHS, P_PATH_TIMEOUT };
 static struct tp_param ib_params[] = {
 	[P_DISABLE] = { .name = "NCCL_IB_DISABLE", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1, .doc = "1: InfiniBand and RoCE are not used" },
 	[P_HCA] = { .name = "NCCL_IB_HCA", .kind = TP_PARAM_STRING,
@@ -43,6 +43,8 @@ static struct tp_param ib_params[] = {
 		.doc = "1: ibv_modify_qp is tried again after any error; 0: after a timeout" },
 	[P_MQP_CNT] = { .name = "NCCL_IB_MQP_RETRY_CNT", .kind = TP_PARAM_INT, .fallback = "34", .min = 0, .max = 100000, .doc = "how often" },
 	[P_MQP_SLEEP] = { .name = "NCCL_IB_MQP_RETRY_SLEEP_MSEC", .kind = TP_PARAM_INT, .fallback = "100", .min = 0, .max = 60000, .doc = "ms in between" },
+	[P_SUBNET] = { .name = "NCCL_IB_SUBNET_PREFIX_LEN", .kind = TP_PARAM_INT, .fallback = "24", .min = 0, .max = 32,
+		.doc = "ports whose IPv4 addresses agree in so many bits belong to one network, and are paired first" },
 	[P_PATHS] = { .name = "TELPHER_IB_PATHS", .kind = TP_PARAM_INT, .fallback = "2", .min = 1, .max = TP_IB_MAX_PATHS,
 		.doc = "ports that a connection may use, one of them at a time" },
 	[P_PATH_TIMEOUT] = { .name = "TELPHER_IB_PATH_TIMEOUT", .kind = TP_PARAM_INT, .fallback = "1500", .min = 100, .max = 600000,
@@ -62,7 +64,7 @@ void tp_ib_params_read(struct tp_ib_params *out)
 		.qps = number(P_QPS), .split = number(P_SPLIT), .adaptive = number(P_AR), .relaxed = number(P_RELAXED), .use_inline = number(P_INLINE),
 		.flid_gid_index = number(P_FLID), .return_async = number(P_ASYNC), .failover = number(P_FAILOVER), .recovery = number(P_RECOVERY),
 		.modify_retry_all = number(P_MQP_ALL), .modify_retries = number(P_MQP_CNT), .modify_retry_ms = number(P_MQP_SLEEP), .max_paths = number(P_PATHS),
-		.path_timeout_ms = number(P_PATH_TIMEOUT), .ar_threshold = tp_param_int(&ib_params[P_AR_THRESHOLD]), .addr_family = families[number(P_FAMILY)],
+		.subnet_bits = number(P_SUBNET), .path_timeout_ms = number(P_PATH_TIMEOUT), .ar_threshold = tp_param_int(&ib_params[P_AR_THRESHOLD]), .addr_family = families[number(P_FAMILY)],
 		.hca = tp_param_string(&ib_params[P_HCA]), .addr_range = tp_param_string(&ib_params[P_RANGE]),
 	};
 	if (out->fifo_tc < 0) out->fifo_tc = out->tc;

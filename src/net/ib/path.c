@@ -9,7 +9,7 @@
 #define STALL_MS 300                /* without a completion: life signs and a write of no bytes */
 #define PORT_LOOK_MS 200            /* while stalled: the port is asked, for drivers whose events don't come */
 #define FAIL_GRACE_MS 300           /* a path that fails because the peer has ended is the peer's end, not the path's */
-#define SWITCH_MS 10000             /* a peer that doesn't answer is told by its life signs */
+#define SWITCH_MS 3000              /* without any sign of the peer's host while a path is left */
 #define REVIVE_MS 500               /* first look at a dead path; doubled with each failure */
 #define REVIVE_MAX_MS 16000
 #define ATTEMPT_MS 3000             /* for one attempt to revive */
@@ -69,10 +69,12 @@ static ncclResult_t leave(struct tp_ib_comm *comm, bool willingly)
 	snprintf(record.as.change.why, sizeof(record.as.change.why), "%.255s", path->why);
 	comm->switching = true;
 	comm->switch_ms = tp_clock_ms();
+	comm->pongs_at_probe = atomic_load_explicit(&comm->control.pongs, memory_order_relaxed);
 	comm->probing = false;
-	tp_ib_qps_close(comm, path);
+	/* Before it is closed: what is flushed then is no news. */
 	path->state = TP_IB_PATH_DEAD;
 	path->since_ms = tp_clock_ms();
+	tp_ib_qps_close(comm, path);
 	if (willingly) path->next_ms = path->since_ms;
 	record.as.change.below = comm->below;
 	for (uint64_t n = comm->below; n < comm->head; n++)
@@ -123,6 +125,7 @@ static ncclResult_t arrive(struct tp_ib_comm *comm)
 	if (next == comm->npaths)
 		return tp_ib_fail(comm, ncclRemoteError, "no path is left. The last one, %s: %s%s%s", from, old->why[0] ? old->why : "", old->why[0] ? "" : comm->peer_host,
 			old->why[0] ? "" : comm->peer_switch.why);
+	tp_ib_name(comm, old, 0, from, sizeof(from));
 	comm->epoch++;
 	comm->switches++;
 	comm->active = next;
@@ -145,10 +148,28 @@ static ncclResult_t peer_left(struct tp_ib_comm *comm, struct tp_ib_wire_switch 
 	comm->peer_says = true;
 	if (!comm->switching) {
 		struct tp_ib_path *path = &comm->paths[comm->active];
-		if (path->state == TP_IB_PATH_LIVE) snprintf(path->why, sizeof(path->why), "%.64s says: %.255s", comm->peer_host, change->why[0] ? change->why : "a better path lives again");
+		if (path->state == TP_IB_PATH_LIVE && change->why[0]) snprintf(path->why, sizeof(path->why), "%.64s says: %.255s", comm->peer_host, change->why);
 		TP_TRY(leave(comm, !(change->dead >> comm->active & 1) || path->state == TP_IB_PATH_LIVE));
 	}
 	return arrive(comm);
+}
+
+/* The peer answers when its program comes by, which may take any time: only one whose host is silent too is given up. */
+static ncclResult_t wait_for_peer(struct tp_ib_comm *comm)
+{
+	uint64_t now = tp_clock_ms();
+	uint32_t pongs = atomic_load_explicit(&comm->control.pongs, memory_order_relaxed);
+
+	if (now - comm->ping_ms >= STALL_MS) {
+		struct tp_ib_record ping;
+		tp_ib_record_start(&ping, TP_IB_PING);
+		comm->ping_ms = now;
+		tp_ib_control_send(&comm->control, &ping);
+	}
+	if (pongs != comm->pongs_at_probe) comm->switch_ms = now;
+	comm->pongs_at_probe = pongs;
+	if (now - comm->switch_ms < SWITCH_MS || tp_ib_control_unacknowledged(&comm->control) == 0) return ncclSuccess;
+	return tp_ib_fail(comm, ncclRemoteError, "a path has failed (%s), and the peer's host has not answered over TCP for %d ms", comm->paths[comm->active].why, SWITCH_MS);
 }
 
 /* ---- reviving ---- */
@@ -374,11 +395,7 @@ ncclResult_t tp_ib_care(struct tp_ib_comm *comm)
 
 	TP_TRY(comm->error);
 	if (atomic_load_explicit(&comm->control.waiting, memory_order_acquire)) TP_TRY(take_records(comm));
-	if (comm->switching) {
-		if (now - comm->switch_ms > SWITCH_MS)
-			return tp_ib_fail(comm, ncclRemoteError, "the peer hasn't left the failed path (%s) for %d ms", comm->paths[comm->active].why, SWITCH_MS);
-		return ncclSuccess;
-	}
+	if (comm->switching) return wait_for_peer(comm);
 	path = &comm->paths[comm->active];
 	if (path->state == TP_IB_PATH_LIVE) judge_ports(comm);
 	if (path->state == TP_IB_PATH_LIVE) judge_stall(comm, path);

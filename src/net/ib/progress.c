@@ -5,7 +5,7 @@
 #include <sys/epoll.h>
 #include "net/ib/ib.h"
 
-enum { POLL_BATCH = 16, IDLE_LOOKS = 256 };
+enum { POLL_BATCH = 16, CARE_LOOKS = 64 };
 
 struct tp_ib_request *tp_ib_new_request(struct tp_ib_comm *comm)
 {
@@ -96,18 +96,14 @@ static bool wants_care(struct tp_ib_comm *comm)
 	if (comm->switching || path->state != TP_IB_PATH_LIVE) return true;
 	if (atomic_load_explicit(&path->port->state, memory_order_relaxed) != IBV_PORT_ACTIVE) return true;
 	if (atomic_load_explicit(&comm->control.waiting, memory_order_acquire)) return true;   /* pairs with the watch thread's */
-	return comm->idle % IDLE_LOOKS == IDLE_LOOKS - 1;
+	return comm->looks % CARE_LOOKS == 0;
 }
 
 ncclResult_t tp_ib_progress(struct tp_ib_comm *comm)
 {
 	TP_TRY(comm->error);
-	if (tp_ib_poll_path(comm, &comm->paths[comm->active]) > 0) {
-		comm->idle = 0;
-		comm->moved_ms = 0;
-	} else {
-		comm->idle++;
-	}
+	comm->looks++;
+	if (tp_ib_poll_path(comm, &comm->paths[comm->active]) > 0) comm->moved_ms = 0;
 	if (wants_care(comm)) TP_TRY(tp_ib_care(comm));
 	return comm->error;
 }
@@ -162,7 +158,6 @@ int tp_ib_poll_fds(void *handle, int *fds, uint32_t *events, int max)
 	events[0] = EPOLLIN;
 	/* What completes between the last look and now would ring no bell any more; it is found by this one. */
 	if (ibv_req_notify_cq(path->cq, 0) == 0 && tp_ib_poll_path(comm, path) > 0) {
-		comm->idle = 0;
 		comm->moved_ms = 0;
 		fds[0] = tp_ib_ready_fd();
 	}

@@ -149,7 +149,7 @@ static ncclResult_t connect_failed(struct tp_ib_comm *comm, struct tp_ib_path *p
 		strerror(error), path->port->text, to, path->gid.index, path->gid.text, remote, error == ETIMEDOUT
 		? ": the kernel could not resolve the remote address; do the two belong together, and are they routed to each other (NCCL_IB_GID_INDEX, NCCL_IB_HCA)?" : "");
 	if (quiet) return ncclSystemError;
-	return TP_FAIL(ncclSystemError, "NET/IB : %s : %s", tp_ib_path_text(comm, path, q, text, sizeof(text)), path->why);
+	return TP_FAIL(ncclSystemError, "NET/IB : %s : %s", tp_ib_name(comm, path, q, text, sizeof(text)), path->why);
 }
 
 ncclResult_t tp_ib_qps_connect(struct tp_ib_comm *comm, struct tp_ib_path *path, bool quiet)

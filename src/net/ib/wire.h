@@ -35,6 +35,8 @@ struct tp_ib_wire_path {
 	uint8_t port;                           /* 0: this path is not there */
 	uint8_t mtu;                            /* enum ibv_mtu */
 	uint8_t live;                           /* in the acceptor's answer: its queue pairs are connected */
+	uint8_t index;                          /* of the port among this side's */
+	uint8_t zero;
 	uint16_t lid, flid;                     /* flid: of the routable GID; 0: none */
 	uint32_t rkey;                          /* of the block */
 	uint32_t psn;                           /* of queue pair 0; the next has the next */
