@@ -1,0 +1,74 @@
+#!/bin/bash
+# Whole jobs over RDMA: ranks as processes on virtual hosts and in two network namespaces, on the software card that NCCL_IB_HCA
+# names (opened from its folder, nothing preloaded); every collective, one and two ports, with and without loss.
+set -u
+telpher=$BUILD_DIR/bin/telpher
+[ -e "$BUILD_DIR/lib/telpher-verbs/libibverbs.so.1" ] || { echo "the software card isn't built"; exit 77; }
+work=$(mktemp -d)
+spaces=()
+cleanup() { for s in "${spaces[@]}"; do ip netns del "$s" 2>/dev/null; done; rm -rf "$work"; }
+trap cleanup EXIT
+fail() { echo "FAILED: $*"; tail -30 "$work/out"; exit 1; }
+export NCCL_IB_HCA=telpher TELPHER_VERBS_HIDE_REAL=1 NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET
+all="all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv"
+
+job() { # RANKS HOSTS COLLECTIVE OPTIONS…
+	local ranks=$1 hosts=$2 what=$3
+	shift 3
+	timeout 100 "$telpher" run -n $ranks --hosts $hosts -- "$telpher" perf $what -b 8 -e 64K -f 64 -n 3 -w 1 -c 1 "$@" >"$work/out" 2>&1 || fail "$what, $ranks ranks on $hosts hosts"
+	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$what: wrong results"
+	grep -q 'Using network IB' "$work/out" || fail "$what: not over RDMA"
+	grep -q 'NCCL WARN' "$work/out" && fail "$what: a warning"
+	true
+}
+for what in $all; do job 2 2 $what; done
+echo "ok   every collective, 2 ranks"
+grep -q "NET/IB : Using \[0\]telpher0:1/RoCE (Telpher's software card)" "$work/out" || fail "the card isn't named"
+for ranks in 3 5 8; do job $ranks 2 all_reduce -d bfloat16; done
+job 4 4 alltoall
+echo "ok   3 to 8 ranks"
+TELPHER_VERBS_DEVICES=2 job 4 2 all_reduce -e 1M
+grep -q 'via NET/IB/1' "$work/out" || fail "the second device isn't used"
+NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=1 job 2 2 all_gather -e 1M
+echo "ok   two devices, four queue pairs"
+TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 job 2 2 all_reduce -e 1M
+echo "ok   with 1 % loss"
+
+[ "$(id -u)" = 0 ] && command -v ip >/dev/null || exit 0
+a=tpa$$ b=tpb$$
+ip netns add $a 2>/dev/null && ip netns add $b && ip netns exec $a true 2>/dev/null || exit 0
+spaces=($a $b)
+for i in 0 1; do
+	ip link add v$i netns $a type veth peer name v$i netns $b || exit 0
+	for side in "$a 1" "$b 2"; do
+		set -- $side
+		ip -n $1 addr add 10.97.$i.$2/24 dev v$i && ip -n $1 link set v$i up && ip -n $1 link set lo up
+	done
+done
+for side in $a $b; do
+	for _ in $(seq 100); do
+		[ "$(ip -n $side link show | grep -c 'v[01]@.*state UP')" = 2 ] && break
+		sleep 0.05
+	done
+done
+between() { # COLLECTIVE OPTIONS…: two ranks, one in each namespace
+	local result=0 rank=0
+	for space in $a $b; do
+		TELPHER_RANK=$rank TELPHER_NRANKS=2 TELPHER_LOCAL_RANK=0 TELPHER_LOCAL_NRANKS=1 RANK=$rank WORLD_SIZE=2 TELPHER_JOB_SECRET="of this test" NCCL_COMM_ID=10.97.0.1:2${$: -4:4} \
+			timeout 100 ip netns exec $space "$telpher" perf "$@" -b 8 -e 1M -f 64 -n 3 -w 1 >"$work/$rank" 2>&1 &
+		pids[rank]=$!
+		rank=$((rank + 1))
+	done
+	wait ${pids[0]} || result=1
+	wait ${pids[1]} || result=1
+	cat "$work/0" "$work/1" >"$work/out"
+	[ $result = 0 ] || fail "$1 between namespaces"
+	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$1 between namespaces: wrong results"
+	grep -q 'Using network IB' "$work/out" || fail "$1 between namespaces: not over RDMA"
+	grep -q 'NCCL WARN' "$work/out" && fail "$1 between namespaces: a warning"
+	true
+}
+export TELPHER_VERBS_DEVICES=2 TELPHER_VERBS_IFNAME=v0,v1
+between all_reduce
+between all_gather
+echo "ok   between network namespaces"
