@@ -48,6 +48,7 @@ struct tp_net_links {
 	struct tp_net_pool *pool;
 	const struct tp_net_ops *ops;
 	int dev, ndevs, nchannels;
+	bool forced;                /* the user names the network: no other will do */
 	char via[48];
 	size_t capacity, stride;
 	uint32_t nslots;

@@ -34,6 +34,19 @@ const char *tp_net_why_not(const struct tp_net_ops *ops)
 	return why;
 }
 
+const char *tp_net_why_not_named(const char *name)
+{
+	for (size_t i = 0; i < TP_ARRAY_LEN(networks); i++)
+		if (strcasecmp(name, networks[i]->name) == 0) return tp_net_why_not(networks[i]);
+	return "this library was built without it";
+}
+
+bool tp_net_is_forced(void)
+{
+	const char *forced = tp_param_string(&net_params[0]);
+	return forced && *forced;
+}
+
 static ncclResult_t try_network(size_t i, bool asked)
 {
 	const struct tp_net_ops *ops = networks[i];

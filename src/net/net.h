@@ -80,6 +80,8 @@ extern const struct tp_net_ops tp_net_ib;                   /* where it is built
 ncclResult_t tp_net_choose(const char *name, const struct tp_net_ops **out);
 /* "Using network Socket": once a communicator, at its init. */
 void tp_net_log_using(const struct tp_net_ops *ops);
+bool tp_net_is_forced(void);                                /* by NCCL_NET */
+const char *tp_net_why_not_named(const char *name);
 const char *tp_net_why_not(const struct tp_net_ops *ops);   /* why init failed; NULL where it didn't */
 
 #endif

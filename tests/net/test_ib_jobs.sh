@@ -34,6 +34,16 @@ echo "ok   two devices, four queue pairs"
 TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 job 2 2 all_reduce -e 1M
 echo "ok   with 1 % loss"
 
+# One host has no port: all go over sockets, and it is said why.
+timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c '[ $RANK = 0 ] || export TELPHER_VERBS_STATE=down; exec "$0" perf all_reduce -b 8 -e 64K -f 64 -n 2' "$telpher" \
+	>"$work/out" 2>&1 || fail "one host without a port"
+grep -q 'Using network Socket' "$work/out" || fail "one host without a port: not over sockets"
+grep -q "NCCL WARN rank 1 (.*) can't use network IB, which others have (no port can be used: telpher0:1 is DOWN, not ACTIVE)" "$work/out" || fail "the reason isn't told"
+NCCL_NET=IB timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c '[ $RANK = 0 ] || export TELPHER_VERBS_STATE=down; exec "$0" perf all_reduce -b 8 -e 64K -f 64 -n 2' "$telpher" \
+	>"$work/out" 2>&1 && fail "NCCL_NET=IB falls back"
+grep -q 'NCCL_NET=IB: that network can.t be used here.*telpher0:1 is DOWN' "$work/out" || fail "NCCL_NET=IB: the reason isn't told"
+echo "ok   one host without a port"
+
 [ "$(id -u)" = 0 ] && command -v ip >/dev/null || exit 0
 a=tpa$$ b=tpb$$
 ip netns add $a 2>/dev/null && ip netns add $b && ip netns exec $a true 2>/dev/null || exit 0
