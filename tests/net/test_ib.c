@@ -174,6 +174,7 @@ static void what_was_sent_before_leaving_still_arrives(void **state)
 	ib_pair_open(&pair, BYTES);
 	receive = ib_recv(&pair, 0, BYTES, 5);
 	assert_non_null(ib_send(&pair, 0, BYTES, 5));
+	tp_net_ib.leaving(pair.send_comm);
 	tp_net_ib.close_send(pair.send_comm);
 	tp_net_ib.dereg_memory(pair.recv_comm, pair.send_memory);
 	pair.send_comm = NULL;

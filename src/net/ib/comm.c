@@ -172,7 +172,7 @@ ncclResult_t tp_ib_comm_settle(struct tp_ib_comm *comm, const struct tp_ib_wire_
 	return ncclSuccess;
 }
 
-/* What was posted must be through before the queue pairs go: the peer may still wait for it. */
+/* A good end: what was posted must be through before the queue pairs go, for the peer may still wait for it. */
 static void finish_sending(struct tp_ib_comm *comm)
 {
 	uint64_t until = tp_clock_ms() + CLOSE_MS;
@@ -187,7 +187,7 @@ ncclResult_t tp_ib_close(void *handle)
 {
 	struct tp_ib_comm *comm = handle;
 
-	if (comm && comm->sending) finish_sending(comm);
+	if (comm && comm->sending && comm->leaving) finish_sending(comm);
 	tp_ib_comm_destroy(comm);
 	return ncclSuccess;
 }

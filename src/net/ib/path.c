@@ -123,8 +123,7 @@ static ncclResult_t arrive(struct tp_ib_comm *comm)
 	while (next < comm->npaths && (dead >> next & 1)) next++;
 	tp_ib_path_text(comm, old, 0, from, sizeof(from));
 	if (next == comm->npaths)
-		return tp_ib_fail(comm, ncclRemoteError, "no path is left. The last one, %s: %s%s%s", from, old->why[0] ? old->why : "", old->why[0] ? "" : comm->peer_host,
-			old->why[0] ? "" : comm->peer_switch.why);
+		return tp_ib_fail(comm, ncclRemoteError, "no path is left. The last one, over %s: %s. It is %s", old->port->text, old->why[0] ? old->why : comm->peer_switch.why, from);
 	tp_ib_name(comm, old, 0, from, sizeof(from));
 	comm->epoch++;
 	comm->switches++;
@@ -370,8 +369,10 @@ static ncclResult_t no_path(struct tp_ib_comm *comm)
 
 	if (atomic_load_explicit(&comm->control.closed, memory_order_acquire)) return ncclSuccess;
 	if (now - comm->failing_ms < FAIL_GRACE_MS) return ncclSuccess;
-	return tp_ib_fail(comm, ncclRemoteError, "%s has failed%s: %s", tp_ib_path_text(comm, path, 0, text, sizeof(text)), comm->npaths > 1 && !comm->params.failover
-		? " (and NCCL_IB_RESILIENCY_PORT_FAILOVER=0)" : ", and there is no other path", path->why);
+	/* The cause first: texts are cut on their way to other ranks. */
+	return tp_ib_fail(comm, ncclRemoteError, "%s %s %.31s:%u has failed%s: %s. It is %s", path->port->text, comm->sending ? "->" : "<-", path->remote.device, path->remote.port,
+		comm->npaths > 1 && !comm->params.failover ? " (and NCCL_IB_RESILIENCY_PORT_FAILOVER=0)" : ", and there is no other path", path->why,
+		tp_ib_path_text(comm, path, 0, text, sizeof(text)));
 }
 
 static ncclResult_t take_back(struct tp_ib_comm *comm)
