@@ -44,6 +44,14 @@ NCCL_NET=IB timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c '[ $RANK = 0 ] |
 grep -q 'NCCL_NET=IB: that network can.t be used here.*telpher0:1 is DOWN' "$work/out" || fail "NCCL_NET=IB: the reason isn't told"
 echo "ok   one host without a port"
 
+# Hosts that differ: what both have is used.
+timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c 'export TELPHER_VERBS_DEVICES=$((RANK + 1)) TELPHER_VERBS_MTU=$((1024 * (RANK + 1))); exec "$0" perf all_reduce -b 8 -e 1M -f 64 -n 2' \
+	"$telpher" >"$work/out" 2>&1 || fail "hosts with different ports"
+grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "hosts with different ports: wrong results"
+grep -q 'NCCL WARN NET/IB : rank . (.*) has . ports (.*), rank . (.*) has . (.*telpher0:1.*): what both have is used' "$work/out" || fail "that the hosts differ isn't told"
+grep 'connected' "$work/out" | grep 'GID' | grep -qv 'MTU 1024' && fail "not the lesser MTU"
+echo "ok   hosts with different ports and MTUs"
+
 [ "$(id -u)" = 0 ] && command -v ip >/dev/null || exit 0
 a=tpa$$ b=tpb$$
 ip netns add $a 2>/dev/null && ip netns add $b && ip netns exec $a true 2>/dev/null || exit 0
