@@ -37,7 +37,7 @@ static int two_ports(void **state)
 {
 	(void)state;
 	ib_use_card(NULL);
-	net_set_environment("NCCL_IB_TIMEOUT=14", "TELPHER_IB_PATH_TIMEOUT=500", NULL);
+	net_set_environment("NCCL_IB_TIMEOUT=14", "TELPHER_IB_PATH_TIMEOUT=1000", NULL);
 	assert_int_equal(tp_net_ib.init(), ncclSuccess);
 	assert_int_equal(tp_ib_port_count(), 2);
 	return 0;

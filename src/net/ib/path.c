@@ -311,15 +311,20 @@ static ncclResult_t take_records(struct tp_ib_comm *comm)
 static void judge_stall(struct tp_ib_comm *comm, struct tp_ib_path *path)
 {
 	uint64_t now = now_or(&comm->moved_ms), timeout = (uint64_t)comm->params.path_timeout_ms;
-	uint32_t pongs;
+	uint64_t every = TP_MIN(TP_MAX(timeout / 8, 20u), STALL_MS), waited, answered;
 
 	if (comm->below == comm->head || now - comm->moved_ms < STALL_MS) {
 		comm->probing = false;
 		return;
 	}
-	if (now - comm->ping_ms >= STALL_MS) {
+	if (now - comm->ping_ms >= every) {
 		struct tp_ib_record ping;
 		tp_ib_record_start(&ping, TP_IB_PING);
+		/* Whoever was elsewhere meanwhile begins anew. */
+		if (comm->probing && now - comm->ping_ms > 4 * every) {
+			comm->probe_ms = now;
+			comm->pongs_at_probe = atomic_load_explicit(&comm->control.pongs, memory_order_relaxed);
+		}
 		comm->ping_ms = now;
 		if (!comm->probing) {
 			comm->probing = true;
@@ -337,12 +342,15 @@ static void judge_stall(struct tp_ib_comm *comm, struct tp_ib_path *path)
 		comm->moved_ms = now;
 		return;
 	}
-	pongs = atomic_load_explicit(&comm->control.pongs, memory_order_relaxed) - comm->pongs_at_probe;
-	if (pongs >= 2 && now - comm->probe_ms >= timeout)
+	/* Where even life signs are late it is the machines that are busy. */
+	waited = now - comm->probe_ms;
+	answered = every * (atomic_load_explicit(&comm->control.pongs, memory_order_relaxed) - comm->pongs_at_probe);
+	if (waited >= timeout && 4 * answered >= 3 * waited)
 		tp_ib_path_failed(comm, path, "nothing got through for %llu ms, not even a write of no bytes, although the peer answers over TCP: is a cable or port down, do packets get lost, "
 			"can the two addresses reach each other (NCCL_IB_GID_INDEX), is the MTU right along the way?", (unsigned long long)(now - comm->moved_ms));
-	else if (pongs == 0 && now - comm->probe_ms >= timeout + timeout / 2 && tp_ib_control_unacknowledged(&comm->control) > 0)
-		tp_ib_path_failed(comm, path, "nothing got through for %llu ms, and the peer's host doesn't answer over TCP either: it is down, or its network is", (unsigned long long)(now - comm->moved_ms));
+	else if (waited >= timeout + timeout / 2 && answered == 0 && tp_ib_control_unacknowledged(&comm->control) > 0)
+		tp_ib_path_failed(comm, path, "nothing got through for %llu ms, and the peer's host doesn't answer over TCP either: it is down, or its network is",
+			(unsigned long long)(now - comm->moved_ms));
 }
 
 static void judge_ports(struct tp_ib_comm *comm)
