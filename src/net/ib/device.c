@@ -263,6 +263,14 @@ void tp_ib_forget_devices(void)
 	pthread_mutex_unlock(&ib.lock);
 }
 
+void tp_ib_forget_after_fork(void)
+{
+	/* Not closed: the devices are the parent's, and their library's locks may be held by a thread that this process doesn't have. */
+	pthread_mutex_init(&ib.lock, NULL);
+	ib.ncontexts = ib.nports = 0;
+	ib.tried = false;
+}
+
 bool tp_ib_port_is_active(struct tp_ib_port *port)
 {
 	struct ibv_port_attr attr;

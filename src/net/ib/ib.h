@@ -99,6 +99,7 @@ int tp_ib_port_count(void);
 struct tp_ib_port *tp_ib_port(int index);
 bool tp_ib_on_software(void);
 void tp_ib_forget_devices(void);            /* tests: closes all; no connection may be open */
+void tp_ib_forget_after_fork(void);         /* in the child: devices are opened anew at the next use */
 /* Asks the device; keeps state up to date where events don't come. */
 bool tp_ib_port_is_active(struct tp_ib_port *port);
 

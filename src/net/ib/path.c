@@ -47,6 +47,12 @@ static uint64_t now_or(uint64_t *since)
 	return now;
 }
 
+static void enter(struct tp_ib_path *path, enum tp_ib_path_state state)
+{
+	path->state = state;
+	path->since_ms = tp_clock_ms();
+}
+
 /* ---- leaving ---- */
 
 static uint32_t dead_mask(const struct tp_ib_comm *comm, bool without_active)
@@ -145,6 +151,9 @@ static ncclResult_t peer_left(struct tp_ib_comm *comm, struct tp_ib_wire_switch 
 		return tp_ib_fail(comm, ncclInternalError, "the peer left a path in a way that makes no sense (%s; epoch %u after %u)", wrong ? wrong : "epoch", change->epoch, comm->epoch);
 	comm->peer_switch = *change;
 	comm->peer_says = true;
+	/* Paths that both have tried are there, also where this side hasn't come by since. */
+	for (int p = 0; p < comm->npaths; p++)
+		if (comm->paths[p].state == TP_IB_PATH_PROVEN && comm->paths[p].peer_proven) enter(&comm->paths[p], TP_IB_PATH_LIVE);
 	if (!comm->switching) {
 		struct tp_ib_path *path = &comm->paths[comm->active];
 		if (path->state == TP_IB_PATH_LIVE && change->why[0]) snprintf(path->why, sizeof(path->why), "%.64s says: %.255s", comm->peer_host, change->why);
@@ -181,12 +190,6 @@ static ncclResult_t tell(struct tp_ib_comm *comm, enum tp_ib_record_type type, c
 	record.as.revive = (struct tp_ib_wire_revive){ (uint32_t)(path - comm->paths), path->attempt, path->psn };
 	tp_ib_control_send(&comm->control, &record);
 	return ncclSuccess;
-}
-
-static void enter(struct tp_ib_path *path, enum tp_ib_path_state state)
-{
-	path->state = state;
-	path->since_ms = tp_clock_ms();
 }
 
 static ncclResult_t start_attempt(struct tp_ib_comm *comm, struct tp_ib_path *path, uint32_t attempt)

@@ -136,6 +136,7 @@ static void fill_address(const struct tp_ib_comm *comm, const struct tp_ib_path 
 	memcpy(ah->grh.dgid.raw, path->remote.gid, 16);
 	ah->grh.sgid_index = (uint8_t)path->gid.index;
 	ah->grh.hop_limit = 255;
+	/* Flow label 0: the kernel makes the UDP source port from both queue pairs' numbers, so that each takes its own way through the fabric. */
 	/* The receiving side sends nothing but control messages. */
 	ah->grh.traffic_class = (uint8_t)(comm->sending ? comm->params.tc : comm->params.fifo_tc);
 }

@@ -93,8 +93,17 @@ static bool sort(struct tp_ib_control *control, const struct tp_ib_record *recor
 		return true;
 	}
 	pthread_mutex_lock(&control->lock);
-	bool room = control->count < TP_IB_INBOX;
-	if (room) {
+	bool room = control->count < TP_IB_INBOX, known = false;
+	/* Attempts to revive a path go on while the owner is elsewhere: the last one is enough. */
+	for (uint32_t i = 0; i < control->count && record->head.type == TP_IB_REVIVE; i++) {
+		struct tp_ib_record *old = &control->inbox[(control->first + i) % TP_IB_INBOX];
+		if (old->head.type != TP_IB_REVIVE || old->as.revive.path != record->as.revive.path) continue;
+		old->as.revive = record->as.revive;
+		known = true;
+	}
+	if (known) {
+		room = true;
+	} else if (room) {
 		memcpy(&control->inbox[(control->first + control->count++) % TP_IB_INBOX], record, record->head.bytes);
 		atomic_store_explicit(&control->waiting, control->count, memory_order_release);    /* pairs with tp_ib_wants_care */
 	}
@@ -163,12 +172,33 @@ static void *run(void *arg)
 	}
 }
 
+/* A forked child has none of it: neither the thread nor a use for its parent's connections. */
+static void before_fork(void) { pthread_mutex_lock(&watch.lock); }
+static void after_fork_parent(void) { pthread_mutex_unlock(&watch.lock); }
+static void after_fork_child(void)
+{
+	pthread_mutex_unlock(&watch.lock);
+	if (watch.running) {
+		close(watch.epoll);
+		close(watch.wake);
+		close(watch.ready);
+	}
+	watch.running = false;
+	watch.controls = NULL;
+	watch.ncontexts = 0;
+	tp_ib_forget_after_fork();
+}
+
 static ncclResult_t start_locked(void)
 {
+	static bool hooked;
+
 	struct epoll_event event = { .events = EPOLLIN, .data.u64 = WAKE_BIT };
 	sigset_t all, old;
 	int error;
 
+	if (!hooked && pthread_atfork(before_fork, after_fork_parent, after_fork_child) != 0) return TP_FAIL(ncclSystemError, "NET/IB : no memory to watch for forks");
+	hooked = true;
 	watch.epoll = epoll_create1(EPOLL_CLOEXEC);
 	if (watch.epoll < 0) return TP_FAIL(ncclSystemError, "NET/IB : no descriptor to watch devices: %s", strerror(errno));
 	watch.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -275,6 +305,8 @@ void tp_ib_control_remove(struct tp_ib_control *control)
 		}
 	epoll_ctl(watch.epoll, EPOLL_CTL_DEL, control->fd, NULL);
 	pthread_mutex_unlock(&watch.lock);
+	/* The peer must hear of it now, also where a forked child has the descriptor too. */
+	shutdown(control->fd, SHUT_RDWR);
 	close(control->fd);
 	control->fd = -1;
 }
