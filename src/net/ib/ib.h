@@ -17,13 +17,13 @@
  * TELPHER_IB_PATH_TIMEOUT although a write of no bytes was posted and the peer has answered life signs meanwhile (the queue
  * pair's own time is half a minute). Where no other path is left, that is the error, which names it.
  *
- *   ib_params   NCCL_IB_* and our own            ib_hca      NCCL_IB_HCA's syntax
- *   ib_device   contexts, ports, properties      ib_gid      which address of a port is used
- *   ib_reg      the registration cache           ib_watch    the thread: async events, life signs
- *   ib_wire     records of the control           ib_control  sending and taking them
- *   ib_meet     listen, connect, accept          ib_comm     a connection's memory, paths, end
- *   ib_qp       queue pairs and their states     ib_send, ib_recv, ib_progress   data
- *   ib_path     judging, leaving, reviving paths ib_explain  what is said when something fails
+ *   params      NCCL_IB_* and our own            hca         NCCL_IB_HCA's syntax
+ *   device      contexts, ports, properties      gid         which address of a port is used
+ *   reg         the registration cache           watch       the thread: async events, life signs
+ *   wire        records of the control           control     sending and taking them
+ *   meet        listen, connect, accept          comm        a connection's memory, paths, end
+ *   qp          queue pairs and their states     send, recv, progress   data
+ *   path        judging, leaving, reviving paths explain     what is said when something fails
  *
  * A connection belongs to one thread at a time (the holder of the run lock); the watch thread touches only struct
  * tp_ib_control (under its lock) and the atomic fields of contexts and ports. */
