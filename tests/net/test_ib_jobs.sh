@@ -69,10 +69,11 @@ for side in $a $b; do
 		sleep 0.05
 	done
 done
+root=10.97.0.1
 between() { # COLLECTIVE OPTIONS…: two ranks, one in each namespace
 	local result=0 rank=0
 	for space in $a $b; do
-		TELPHER_RANK=$rank TELPHER_NRANKS=2 TELPHER_LOCAL_RANK=0 TELPHER_LOCAL_NRANKS=1 RANK=$rank WORLD_SIZE=2 TELPHER_JOB_SECRET="of this test" NCCL_COMM_ID=10.97.0.1:2${$: -4:4} \
+		TELPHER_RANK=$rank TELPHER_NRANKS=2 TELPHER_LOCAL_RANK=0 TELPHER_LOCAL_NRANKS=1 RANK=$rank WORLD_SIZE=2 TELPHER_JOB_SECRET="of this test" NCCL_COMM_ID=$root:2${$: -4:4} \
 			timeout 100 ip netns exec $space "$telpher" perf "$@" -b 8 -e 1M -f 64 -n 3 -w 1 >"$work/$rank" 2>&1 &
 		pids[rank]=$!
 		rank=$((rank + 1))
@@ -90,3 +91,16 @@ export TELPHER_VERBS_DEVICES=2 TELPHER_VERBS_IFNAME=v0,v1
 between all_reduce
 between all_gather
 echo "ok   between network namespaces"
+# A pair of interfaces without IPv4: the port's only address that leads anywhere is IPv6.
+ip link add v2 netns $a type veth peer name v2 netns $b || exit 0
+for side in "$a 1" "$b 2"; do
+	set -- $side
+	ip -n $1 addr add fd97::$2/64 dev v2 nodad 2>/dev/null && ip -n $1 link set v2 up || { echo "no IPv6 here"; exit 0; }
+	for _ in $(seq 100); do
+		ip -n $1 link show v2 | grep -q 'state UP' && break
+		sleep 0.05
+	done
+done
+root=[fd97::1] NCCL_SOCKET_IFNAME=v2 NCCL_SOCKET_FAMILY=AF_INET6 TELPHER_VERBS_DEVICES=1 TELPHER_VERBS_IFNAME=v2 TELPHER_VERBS_GIDS=all between all_reduce
+grep -q 'GID [0-9]* fd97::1 RoCE v2' "$work/out" || fail "the IPv6 address isn't used"
+echo "ok   with IPv6 alone"
