@@ -187,7 +187,15 @@ ncclResult_t tp_ib_close(void *handle)
 {
 	struct tp_ib_comm *comm = handle;
 
+	struct tp_ib_record record;
+
 	if (comm && comm->sending && comm->leaving) finish_sending(comm);
+	/* The sender's card may still wait for acknowledgements that our queue pairs take with them. */
+	if (comm && !comm->sending && comm->error == ncclSuccess) {
+		tp_ib_record_start(&record, TP_IB_LEAVING);
+		tp_ib_report(comm, &record.as.change);
+		tp_ib_control_send(&comm->control, &record);
+	}
 	tp_ib_comm_destroy(comm);
 	return ncclSuccess;
 }

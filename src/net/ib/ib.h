@@ -301,6 +301,8 @@ ncclResult_t tp_ib_progress(struct tp_ib_comm *comm);
 /* ---- paths ---- */
 /* Something is wrong with this path; what follows is decided by tp_ib_care. */
 void tp_ib_path_failed(struct tp_ib_comm *comm, struct tp_ib_path *path, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Which messages are through here. */
+void tp_ib_report(const struct tp_ib_comm *comm, struct tp_ib_wire_switch *out);
 /* Takes records, watches for stalls, leaves and revives paths. */
 ncclResult_t tp_ib_care(struct tp_ib_comm *comm);
 

@@ -63,6 +63,18 @@ static uint32_t dead_mask(const struct tp_ib_comm *comm, bool without_active)
 	return mask;
 }
 
+void tp_ib_report(const struct tp_ib_comm *comm, struct tp_ib_wire_switch *out)
+{
+	out->below = comm->below;
+	for (uint64_t n = comm->below; n < comm->head; n++)
+		if (comm->messages[n % TP_IB_RING].done) out->ahead |= 1ull << (n - comm->below);
+}
+
+static bool peer_has(const struct tp_ib_wire_switch *report, uint64_t n)
+{
+	return n < report->below || (n - report->below < 64 && (report->ahead >> (n - report->below) & 1));
+}
+
 /* Moves to the peer what this side knows, with the old path closed for good. */
 static ncclResult_t leave(struct tp_ib_comm *comm, bool willingly)
 {
@@ -82,9 +94,7 @@ static ncclResult_t leave(struct tp_ib_comm *comm, bool willingly)
 	path->since_ms = tp_clock_ms();
 	tp_ib_qps_close(comm, path);
 	if (willingly) path->next_ms = path->since_ms;
-	record.as.change.below = comm->below;
-	for (uint64_t n = comm->below; n < comm->head; n++)
-		if (comm->messages[n % TP_IB_RING].done) record.as.change.ahead |= 1ull << (n - comm->below);
+	tp_ib_report(comm, &record.as.change);
 	int error = tp_ib_control_send(&comm->control, &record);
 	if (error && !atomic_load_explicit(&comm->control.closed, memory_order_acquire))
 		return tp_ib_fail(comm, ncclRemoteError, "a path has failed (%s), and the peer can't be told over TCP: %s", path->why, strerror(error));
@@ -93,14 +103,12 @@ static ncclResult_t leave(struct tp_ib_comm *comm, bool willingly)
 
 static void resume_sender(struct tp_ib_comm *comm)
 {
-	const struct tp_ib_wire_switch *peer = &comm->peer_switch;
 	uint64_t resent = 0;
 
 	for (uint64_t n = comm->below; n < comm->head; n++) {
 		struct tp_ib_message *m = &comm->messages[n % TP_IB_RING];
-		bool has = n < peer->below || (n - peer->below < 64 && (peer->ahead >> (n - peer->below) & 1));
 		if (m->done) continue;
-		if (has) m->left = 0, tp_ib_message_done(comm, n);
+		if (peer_has(&comm->peer_switch, n)) tp_ib_message_done(comm, n);
 		else tp_ib_send_message(comm, n), resent++;
 	}
 	TP_INFO(TP_NET, "NET/IB : rank %d -> rank %d : %llu messages are sent again", comm->from, comm->to, (unsigned long long)resent);
@@ -300,6 +308,10 @@ static ncclResult_t take_records(struct tp_ib_comm *comm)
 			break;
 		case TP_IB_REVIVE: case TP_IB_CONNECTED: case TP_IB_PROVEN:
 			TP_TRY(peer_revives(comm, record.head.type, &record.as.revive));
+			break;
+		case TP_IB_LEAVING:
+			for (uint64_t n = comm->below, head = comm->head; n < head && comm->sending; n++)
+				if (!comm->messages[n % TP_IB_RING].done && peer_has(&record.as.change, n)) tp_ib_message_done(comm, n);
 			break;
 		case TP_IB_GOODBYE:
 			record.as.text.text[sizeof(record.as.text.text) - 1] = 0;

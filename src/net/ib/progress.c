@@ -117,8 +117,9 @@ ncclResult_t tp_ib_test(void *handle, bool *done, size_t *sizes)
 		ncclResult_t result = tp_ib_progress(comm);
 		if (!request->done && result != ncclSuccess) return result;
 		if (!request->done && atomic_load_explicit(&comm->control.closed, memory_order_acquire)) {     /* pairs with the watch thread's */
-			/* What completed before the peer went is in the queue by now. */
+			/* What completed before the peer went is in the queue by now, and what it said last in the inbox. */
 			tp_ib_poll_path(comm, &comm->paths[comm->active]);
+			TP_TRY(tp_ib_care(comm));
 			if (!request->done)
 				return comm->error ? comm->error : tp_ib_fail(comm, ncclRemoteError, "the peer closed the connection while data was outstanding; has it died or been aborted?");
 		}

@@ -22,6 +22,7 @@ enum tp_ib_record_type {
 	TP_IB_CONNECTED,                        /* … and can receive */
 	TP_IB_PROVEN,                           /* … and a write went through */
 	TP_IB_GOODBYE,                          /* the connection has failed here: text says why */
+	TP_IB_LEAVING,                          /* receiver, at a good end: what it has got; acknowledgements may be lost with its queue pairs */
 	TP_IB_RECORD_TYPES
 };
 
@@ -55,7 +56,7 @@ struct tp_ib_wire_meta {
 	struct tp_ib_wire_path paths[TP_IB_MAX_PATHS];
 } __attribute__((packed));
 
-struct tp_ib_wire_switch {
+struct tp_ib_wire_switch {                  /* SWITCH, LEAVING (below and ahead) */
 	uint32_t epoch;
 	uint32_t dead;                          /* paths that can't be used, by bit */
 	uint64_t below, ahead;                  /* receiver: all messages below are here, and of those from there on these, by bit */
