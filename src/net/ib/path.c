@@ -13,6 +13,7 @@
 #define REVIVE_MS 500               /* first look at a dead path; doubled with each failure */
 #define REVIVE_MAX_MS 16000
 #define ATTEMPT_MS 3000             /* for one attempt to revive */
+#define TOLD_MS 1000
 #define SETTLED_MS 1000             /* a revived path that comes first is taken back after this */
 
 void tp_ib_path_failed(struct tp_ib_comm *comm, struct tp_ib_path *path, const char *format, ...)
@@ -125,6 +126,23 @@ static void resume_receiver(struct tp_ib_comm *comm)
 	tp_ib_expect(comm, &comm->paths[comm->active]);
 }
 
+/* A warning for the first connection that leaves a port; the others' would say the same. */
+static void tell_of_switch(const struct tp_ib_comm *comm, const struct tp_ib_path *old, const char *from)
+{
+	const char *why = old->why[0] ? old->why : comm->peer_switch.why;
+	uint64_t now = tp_clock_ms(), last = atomic_load_explicit(&old->port->told_ms, memory_order_relaxed);
+	const char *next = comm->paths[comm->active].port->text;
+
+	if (!why[0]) {
+		TP_INFO(TP_NET, "NET/IB : %s is left for %s, which lives again", from, next);
+	} else if (last == 0 || now - last > TOLD_MS) {
+		atomic_store_explicit(&old->port->told_ms, now, memory_order_relaxed);
+		TP_WARN("NET/IB : %s is left (%s); going on over %s, and so do other connections", from, why, next);
+	} else {
+		TP_INFO(TP_NET, "NET/IB : %s is left (%s); going on over %s", from, why, next);
+	}
+}
+
 /* Both have left: the same next path on both sides, from what both said. */
 static ncclResult_t arrive(struct tp_ib_comm *comm)
 {
@@ -144,8 +162,7 @@ static ncclResult_t arrive(struct tp_ib_comm *comm)
 	comm->active = next;
 	comm->switching = false;
 	comm->moved_ms = 0;
-	TP_WARN("NET/IB : %s is left (%s); going on over %s", from, old->why[0] ? old->why : comm->peer_switch.why[0] ? comm->peer_switch.why : "a better one lives again",
-		comm->paths[next].port->text);
+	tell_of_switch(comm, old, from);
 	if (comm->sending) resume_sender(comm);
 	else resume_receiver(comm);
 	return comm->error;
