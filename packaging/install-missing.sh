@@ -33,6 +33,7 @@ if [ "${1:-build}" = check ]; then
 	need_command rping rdmacm-utils
 	need_command ucx_info ucx-utils
 	need_command fi_pingpong libfabric-bin
+	need_command ompi_info openmpi-bin
 	need_file pyverbs/__init__.py python3-pyverbs
 	[ -d /usr/share/doc/rdma-core ] || missing+=(rdma-core)    # its documentation holds its tests
 	# An independent check of the packets' CRC, and a guest with the kernel's RoCE at the other end of the wire.

@@ -56,37 +56,49 @@ static int print_gids(struct tp_port *port)
 	return found;
 }
 
+/* Of which device, if of one; false: said that there is none of that name. */
+static bool read_device(const char *command, int argc, char **argv, const char **wanted)
+{
+	struct tp_device *all;
+	int count = tp_card_devices(&all);
+	*wanted = argc > 1 ? argv[1] : NULL;
+	if (argc > 2)
+		return tool_usage_error(command, "it takes the name of one device at most"), false;
+	bool matched = !*wanted;
+	for (int d = 0; d < count; d++)
+		matched |= *wanted && !strcmp(*wanted, all[d].ibv.name);
+	return matched || (tool_usage_error(command, "there is no device %s, see `telpher verbs devices`", *wanted), false);
+}
+
 /* show_gids' columns, so that what reads them reads these. */
 static int gids(int argc, char **argv)
 {
 	struct tp_device *all;
-	int count = tp_card_devices(&all), found = 0, matched = 0;
-	const char *wanted = argc > 1 ? argv[1] : NULL;
-	if (argc > 2)
-		return tool_usage_error("verbs gids", "it takes the name of one device at most");
+	int count = tp_card_devices(&all), found = 0;
+	const char *wanted;
+	if (!read_device("verbs gids", argc, argv, &wanted))
+		return TOOL_USAGE;
 	printf("DEV\tPORT\tINDEX\tGID\t\t\t\t\tIPv4  \t\tVER\tDEV\n---\t----\t-----\t---\t\t\t\t\t------------  \t---\t---\n");
 	for (int d = 0; d < count; d++) {
 		if (wanted && strcmp(wanted, all[d].ibv.name))
 			continue;
-		matched++;
 		for (int p = 0; p < all[d].nports; p++)
 			found += print_gids(&all[d].ports[p]);
 	}
 	printf("n_gids_found=%d\n", found);
-	return wanted && !matched ? tool_usage_error("verbs gids", "there is no device %s", wanted) : 0;
+	return 0;
 }
 
 static int counters(int argc, char **argv)
 {
 	struct tp_device *all;
-	int count = tp_card_devices(&all), matched = 0;
-	const char *wanted = argc > 1 ? argv[1] : NULL;
-	if (argc > 2)
-		return tool_usage_error("verbs counters", "it takes the name of one device at most");
+	int count = tp_card_devices(&all);
+	const char *wanted;
+	if (!read_device("verbs counters", argc, argv, &wanted))
+		return TOOL_USAGE;
 	for (int d = 0; d < count; d++) {
 		if (wanted && strcmp(wanted, all[d].ibv.name))
 			continue;
-		matched++;
 		for (int p = 0; p < all[d].nports; p++) {
 			uint64_t sums[TP_CNT_COUNT];
 			tp_counters_read(&all[d].ports[p], sums);
@@ -94,7 +106,7 @@ static int counters(int argc, char **argv)
 				printf("%s\t%d\t%-28s\t%llu\n", all[d].ibv.name, p + 1, tp_counter_name((enum tp_counter)c), (unsigned long long)sums[c]);
 		}
 	}
-	return wanted && !matched ? tool_usage_error("verbs counters", "there is no device %s", wanted) : 0;
+	return 0;
 }
 
 static void print_pairs(int slot)
@@ -135,34 +147,40 @@ static int help(FILE *to)
 {
 	fprintf(to, "usage: telpher verbs run [--hide-real] [--shared-alloc] PROGRAM [ARGUMENTS]\n"
 		"       telpher verbs devices | gids [DEVICE] | counters [DEVICE] | pairs\n"
-		"       telpher verbs fault [-p PID] [FAULTS|none]\n"
-		"       telpher verbs capture [-p PID] FILE.pcapng [SECONDS]\n\n"
-		"  run       run a program on the software card: it sees RDMA devices that need no hardware\n"
+		"       telpher verbs fault [-p PID]... [--all] [FAULTS|none]\n"
+		"       telpher verbs capture [-p PID]... [--all] FILE.pcapng [SECONDS]\n\n"
+		"  run       run a program on the software card: it sees RDMA devices that need no hardware (--help: its options)\n"
 		"  devices   the devices and ports that it would see\n"
 		"  gids      their GIDs, in show_gids' columns\n"
 		"  counters  their counters, over all processes of this user\n"
 		"  pairs     which processes of this machine are connected, the way that is taken between them, and why\n"
 		"  fault     have a running process meet faults: lost packets, dead ports, … (--help lists them)\n"
 		"  capture   write a running process's packets into a file for Wireshark\n\n"
-		"`telpher env` lists the TELPHER_VERBS_* variables that say what the card looks like.\n");
+		"For example, two processes of this machine:\n\n"
+		"    telpher verbs run ib_write_bw &\n"
+		"    telpher verbs run ib_write_bw localhost\n\n"
+		"`telpher env` lists the TELPHER_VERBS_* variables that say what the card looks like; telpher-env(7) explains them.\n");
 	return to == stdout ? 0 : TOOL_USAGE;
 }
+
+static bool wants_help(const char *word) { return !strcmp(word, "--help") || !strcmp(word, "-h"); }
 
 int tool_verbs(int argc, char **argv)
 {
 	static const struct { const char *name; int (*main)(int argc, char **argv); } commands[] = {
-		{ "run", tool_verbs_run }, { "devices", devices }, { "gids", gids }, { "counters", counters }, { "pairs", pairs }, { "fault", tool_verbs_fault },
-		{ "capture", tool_verbs_capture },
+		{ "run", tool_verbs_run }, { "fault", tool_verbs_fault }, { "capture", tool_verbs_capture }, { "devices", devices }, { "gids", gids },
+		{ "counters", counters }, { "pairs", pairs },
 	};
+	enum { WITH_OWN_HELP = 3 };
 	if (argc < 2)
 		return help(stderr);
-	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))
+	if (wants_help(argv[1]) || !strcmp(argv[1], "help"))
 		return help(stdout);
 	/* What looks at the card here hides nothing from anybody. */
 	if (strcmp(argv[1], "run"))
 		setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
 	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
 		if (!strcmp(argv[1], commands[i].name))
-			return commands[i].main(argc - 1, argv + 1);
+			return i >= WITH_OWN_HELP && argc > 2 && wants_help(argv[2]) ? help(stdout) : commands[i].main(argc - 1, argv + 1);
 	return tool_usage_error("verbs", "there is no command '%s'", argv[1]);
 }

@@ -20,10 +20,10 @@ enum { MAX_PROCESSES = 256, ANSWER_MS = 5000 };
 
 struct choice { int pids[MAX_PROCESSES]; uid_t uids[MAX_PROCESSES]; int count; };
 
-/* The processes of this user (root: of all) that take orders, in this network namespace. */
+/* The processes of this user (root: of all) that take orders, in this network namespace, and that have a number here. */
 static void find_processes(struct choice *out)
 {
-	char line[512];
+	char line[512], own[64];
 	FILE *file = fopen("/proc/self/net/unix", "re");
 	out->count = 0;
 	while (file && out->count < MAX_PROCESSES && fgets(line, sizeof(line), file)) {
@@ -31,6 +31,10 @@ static void find_processes(struct choice *out)
 		unsigned uid;
 		int pid;
 		if (!name || sscanf(name, "@telpher-verbs/1/%u/control/%d", &uid, &pid) != 2 || (uid != geteuid() && geteuid() != 0))
+			continue;
+		line[strcspn(line, "\n")] = 0;
+		tp_control_name(uid, pid, own, sizeof(own));
+		if (strcmp(name + 1, own))
 			continue;
 		bool known = false;
 		for (int i = 0; i < out->count; i++)

@@ -166,6 +166,16 @@ static int run_program(const char *path, char **argv, int note)
 	return result;
 }
 
+static int run_help(void)
+{
+	printf("usage: telpher verbs run [--hide-real] [--shared-alloc] [--] PROGRAM [ARGUMENTS]\n\n"
+		"Runs PROGRAM, and what it starts, on the software card. Its exit status is PROGRAM's; 126: the card can't be put under it.\n\n"
+		"  --hide-real      even where the machine has real RDMA devices, which PROGRAM won't see\n"
+		"  --shared-alloc   what PROGRAM allocates in pieces of a page and more is shared memory: other processes of this machine write there\n"
+		"                   by a store, once it is registered\n");
+	return 0;
+}
+
 int tool_verbs_run(int argc, char **argv)
 {
 	bool hide_real = false, shared_alloc = false;
@@ -176,8 +186,7 @@ int tool_verbs_run(int argc, char **argv)
 			break;
 		}
 		if (!strcmp(argv[first], "--help") || !strcmp(argv[first], "-h")) {
-			printf("usage: telpher verbs run [--hide-real] [--shared-alloc] PROGRAM [ARGUMENTS]\n");
-			return 0;
+			return run_help();
 		}
 		if (!strcmp(argv[first], "--shared-alloc")) {
 			shared_alloc = true;

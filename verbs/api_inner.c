@@ -19,6 +19,13 @@ TP_INNER(int, gsi_send, (const union ibv_gid *from, const union ibv_gid *to, uin
 {
 	return tp_gsi_send(from, to, tos, mad);
 }
+/* A queue pair by its number, which nobody frees until it is let go; NULL: there is none (any more). */
+TP_INNER(struct ibv_qp *, qp_hold, (uint32_t qpn))
+{
+	struct tp_qp *qp = tp_qp_get(qpn);
+	return qp ? &qp->ibv : NULL;
+}
+TP_INNER(void, qp_let_go, (struct ibv_qp *qp)) { tp_qp_put((struct tp_qp *)qp); }
 TP_INNER(int, gsi_take, (const void *parcel, size_t bytes, uint8_t *mad, union ibv_gid *from, union ibv_gid *to))
 {
 	return tp_gsi_take(parcel, bytes, mad, from, to);

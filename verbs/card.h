@@ -413,6 +413,8 @@ void tp_qp_pin(struct tp_qp *qp);   /* another reference; it must be alive */
 void tp_qp_fail_locked(struct tp_qp *qp, enum ibv_qp_state state, int event);
 /* Runs the send queue; one thread at a time, others only leave a note. The lock is held, and let go of meanwhile. */
 void tp_qp_run_locked(struct tp_qp *qp);
+/* The QP with that number, if its carrier is at work: what it waited for has come. */
+void tp_qp_run_again(uint32_t qpn);
 
 /* ---- the process (card.c) ---- */
 

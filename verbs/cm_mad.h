@@ -48,6 +48,10 @@ struct tp_cm_mad {
 	uint8_t private_bytes;              /* when built: at most tp_cm_private_room; when parsed: all of it */
 	uint8_t private_data[TP_MAD_PRIVATE];
 };
+/* A REJ without our number is about a request: of ours, which the peer couldn't read, so that only the transaction tells which; or
+ * of the peer's, who has given it up before it heard our number, and says its own. */
+static inline bool tp_cm_rej_of_request(const struct tp_cm_mad *mad) { return mad->kind == TP_CM_REJ && !mad->remote_id && mad->reason != TP_REJ_TIMEOUT; }
+static inline bool tp_cm_rej_of_peer(const struct tp_cm_mad *mad) { return mad->kind == TP_CM_REJ && !mad->remote_id && mad->reason == TP_REJ_TIMEOUT; }
 /* Bytes of private data that a message of the kind has; 0: no such kind. */
 size_t tp_cm_private_room(enum tp_cm_kind kind);
 void tp_cm_build(const struct tp_cm_mad *mad, uint8_t out[TP_MAD_BYTES]);

@@ -7,6 +7,12 @@
 
 bool tp_cm_name_of_mad(const struct tp_cm_mad *mad, struct tp_cm_name *out)
 {
+	if (tp_cm_rej_of_request(mad)) {
+		*out = tp_cm_name_of_number((uint32_t)(mad->transaction >> 32));
+		return true;
+	}
+	if (tp_cm_rej_of_peer(mad))
+		return false;
 	if (mad->kind != TP_CM_REQ && mad->kind != TP_CM_SIDR_REQ) {
 		*out = tp_cm_name_of_number(mad->kind == TP_CM_SIDR_REP ? mad->local_id : mad->remote_id);
 		return true;

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "verbs/capture.h"
 #include "verbs/control.h"
@@ -31,7 +32,9 @@ static int client_count;
 
 void tp_control_name(uid_t uid, pid_t pid, char *out, size_t bytes)
 {
-	snprintf(out, bytes, "telpher-verbs/1/%u/control/%d", (unsigned)uid, (int)pid);
+	struct stat pidns = { 0 };
+	stat("/proc/self/ns/pid", &pidns);
+	snprintf(out, bytes, "telpher-verbs/1/%u/control/%d/%llu", (unsigned)uid, (int)pid, (unsigned long long)pidns.st_ino);
 }
 
 static struct tp_control_answer carry_out(struct client *client, const struct tp_control_order *order, int with)

@@ -18,7 +18,7 @@ enum tp_control_kind {
 struct tp_control_order { uint32_t magic, version, kind, pad; char text[1024]; };
 struct tp_control_answer { uint32_t magic, version; int32_t error; uint32_t pad; char text[1024]; };
 
-/* The socket's name without the leading zero byte. */
+/* The socket's name without the leading zero byte. A PID namespace is part of it: containers of one pod number their processes alike. */
 void tp_control_name(uid_t uid, pid_t pid, char *out, size_t bytes);
 /* Listens from now on; called when the process begins to use the card. */
 void tp_control_start(void);

@@ -26,11 +26,8 @@ bool tp_engine_is_local(const struct tp_av *av, uint32_t qpn)
 
 const struct tp_carrier *tp_engine_choose(struct tp_qp *qp)
 {
-	if (qp->ibv.qp_type == IBV_QPT_UD) {
-		TP_INFO(TP_NET, "QP 0x%06x: its datagrams go straight to QPs of this process and by the wire to all others (%s)", qp->ibv.qp_num,
-			tp_path_reason_text(TP_PATH_DATAGRAMS));
+	if (qp->ibv.qp_type == IBV_QPT_UD)      /* each datagram takes its own way */
 		return &tp_datagrams;
-	}
 	bool local = tp_engine_is_local(&qp->av, qp->attr.dest_qp_num) && !tp_engine_path_always;
 	const struct tp_carrier *carrier = &tp_self;
 	enum tp_path_reason reason = TP_PATH_TAKEN;

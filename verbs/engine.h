@@ -34,12 +34,15 @@ const struct tp_carrier *tp_engine_choose(struct tp_qp *qp);
 extern const struct tp_carrier tp_self;         /* self.c */
 extern const struct tp_carrier tp_wire;         /* the wire */
 extern const struct tp_carrier tp_path;         /* the short way */
-extern const struct tp_carrier tp_datagrams;    /* ud.c: all UD QPs */
+extern const struct tp_carrier tp_datagrams;    /* ud_send.c: all UD QPs */
 /* Set by the wire when it is there (before the first QP); NULL: only this process can be reached. */
 extern const struct tp_carrier *tp_engine_wire;
-/* UD: sends one datagram to av.to, unicast or multicast; 0, or an errno that is logged (the completion is a success all the
- * same: a datagram may be lost). The QP's lock is not held, its run is owned. */
-extern int (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count);
+/* UD: takes one datagram to av.to, unicast or multicast (what can't be sent is lost, as any datagram may be); the QP's lock is not
+ * held, its run is owned. false: it must wait, until *until_ns at most; the QP is run again. What was taken leaves at the latest
+ * with the flush, which this thread owes before it does anything else on the wire. */
+extern bool (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count, uint32_t psn,
+	uint64_t *until_ns);
+extern void (*tp_engine_wire_flush)(void);
 /* A UD QP leaves INIT: datagrams to its port's addresses are heard from now on. 0 or an errno, logged. May be NULL. */
 extern int (*tp_engine_wire_listen)(struct tp_port *port);
 extern bool tp_engine_path_always;          /* QPs of this process reach each other by tp_path (tests) */
@@ -95,6 +98,8 @@ bool tp_target_receives(const struct tp_qp *qp);
  * with an error of a receive that was begun. Calls itself nothing for UC and UD: they drop. */
 void tp_target_refuse_locked(struct tp_qp *qp, enum tp_reply reply);
 
+/* Receives that are posted and not taken, in the QP's queue or its SRQ. No lock is needed. */
+uint32_t tp_target_receives_posted(struct tp_qp *qp);
 /* A message comes in: takes a receive from the QP's queue, SRQ, or the XRC SRQ srqn, into qp->recv. */
 enum tp_reply tp_target_begin_locked(struct tp_qp *qp, uint32_t srqn);
 /* Places bytes at offset of the receive; INVALID_REQUEST: it is longer than the receive (target's completion: LOC_LEN_ERR);
@@ -134,6 +139,9 @@ struct tp_datagram {
 	uint32_t dest_qp;
 	bool has_imm, solicited;
 	uint8_t sl;
+	/* Where nobody has looked yet whether it is the target's: its port must have this GID. Else NULL. */
+	const union ibv_gid *dgid;
+	enum ibv_gid_type gid_type;
 };
 void tp_target_datagram(struct tp_qp *qp, const struct tp_datagram *datagram);
 /* To each QP of this process that is attached to the group on the port, but not the sender where it opted out. */
@@ -167,7 +175,7 @@ int tp_engine_slot(void);
 /* Is qpn one of this process's? */
 static inline uint32_t tp_qpn_slot(uint32_t qpn) { return qpn >> TP_CARD_QP_SLOTS_LOG; }
 
-/* ---- timers and the progress thread (progress.c) ---- */
+/* ---- timers (timer.c) and the progress thread (progress.c) ---- */
 
 /* One timer; armed again and again. The function runs on the progress thread or on a poller, with no lock held, and finds the
  * QP by a reference that the timer holds while armed. */

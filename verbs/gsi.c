@@ -87,10 +87,21 @@ int tp_gsi_send(const union ibv_gid *from, const union ibv_gid *to, uint8_t tos,
 	return burst->error;
 }
 
+/* A thread that takes packets in may have lost its processor in the middle of it, and meanwhile others pass. */
+static void await_readers(void)
+{
+	for (struct tp_endpoint *e = tp_endpoint_first(); e; e = e->next) {
+		pthread_mutex_lock(&e->receive_lock);
+		pthread_mutex_unlock(&e->receive_lock);
+	}
+}
+
 void tp_gsi_catch_up(void)
 {
+	await_readers();
 	for (int i = 0; i < CATCH_UP && tp_path.progress() + tp_wire.progress() > 0; i++)
 		;
+	await_readers();
 }
 
 int tp_gsi_take(const void *data, size_t bytes, uint8_t mad[TP_MAD_BYTES], union ibv_gid *from, union ibv_gid *to)

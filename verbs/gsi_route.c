@@ -1,6 +1,7 @@
 /* Packets for QP 1 find their process (gsi.h); the keeper's part, which needs nothing of the card. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -103,6 +104,49 @@ static void answer(const struct tp_ingress *in, const struct tp_cm_mad *mad)
 		tp_gsi_say(&in->to, &in->from, &reply);
 }
 
+/* ---- requests that came: a peer that gives one up before it has our number names its own (tp_cm_rej_of_peer) ---- */
+
+enum { ASKED = 512 };
+struct asked { union tp_addr from; uint32_t id; struct tp_cm_name port; };
+static struct asked asked[ASKED];   /* the newest ones */
+static uint32_t asked_count;        /* ever; some entry is the oldest's */
+static pthread_mutex_t asked_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool same_host(const union tp_addr *a, const union tp_addr *b)
+{
+	if (a->sa.sa_family != b->sa.sa_family)
+		return false;
+	return a->sa.sa_family == AF_INET6 ? !memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, 16) : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
+}
+
+static struct asked *find_asked_locked(const union tp_addr *from, uint32_t id)
+{
+	for (uint32_t i = 0; i < TP_MIN(asked_count, (uint32_t)ASKED); i++)
+		if (asked[i].id == id && same_host(&asked[i].from, from))
+			return &asked[i];
+	return NULL;
+}
+
+static void note_asked(const union tp_addr *from, uint32_t id, const struct tp_cm_name *port)
+{
+	pthread_mutex_lock(&asked_lock);
+	struct asked *entry = find_asked_locked(from, id);
+	if (!entry)
+		entry = &asked[asked_count++ % ASKED];
+	*entry = (struct asked){ .from = *from, .id = id, .port = *port };
+	pthread_mutex_unlock(&asked_lock);
+}
+
+static bool whom_asked(const union tp_addr *from, uint32_t id, struct tp_cm_name *port)
+{
+	pthread_mutex_lock(&asked_lock);
+	struct asked *entry = find_asked_locked(from, id);
+	if (entry)
+		*port = entry->port;
+	pthread_mutex_unlock(&asked_lock);
+	return entry != NULL;
+}
+
 /* ---- on to the process ---- */
 
 void (*tp_gsi_saw)(const struct tp_ingress *in, const struct tp_cm_mad *mad);
@@ -118,10 +162,12 @@ void tp_gsi_route(const struct tp_ingress *in, bool struck)
 		return;
 	if (tp_gsi_saw)
 		tp_gsi_saw(in, &mad);
-	if (!tp_cm_name_of_mad(&mad, &name)) {
+	if (tp_cm_rej_of_peer(&mad) ? !whom_asked(&in->from, mad.local_id, &name) : !tp_cm_name_of_mad(&mad, &name)) {
 		answer(in, &mad);
 		return;
 	}
+	if (mad.kind == TP_CM_REQ)
+		note_asked(&in->from, mad.local_id, &name);
 	int fd = atomic_load_explicit(&unix_fd, memory_order_relaxed);
 	if (fd < 0 || atomic_load_explicit(&owner, memory_order_relaxed) != getpid()) {
 		fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -128,6 +128,8 @@ bool tp_sq_room(struct tp_qp *qp, uint32_t count);
 int tp_wqe_check(struct tp_qp *qp, const struct tp_wqe *wqe);
 /* Shows count requests to the carrier and runs it; lock held. 0, or EINVAL where the state takes none. */
 int tp_sq_publish_locked(struct tp_qp *qp, uint32_t count);
+/* This thread runs a send queue because its program has just posted: it may wait a moment for another process. */
+extern _Thread_local bool tp_qp_is_posting;
 void tp_qp_fill_ops(struct tp_qp *qp);
 void tp_qp_forget(void);
 /* Is the transition allowed with these attributes? 0 or EINVAL. */
@@ -148,6 +150,13 @@ static inline bool tp_qp_reliable(enum ibv_qp_type type) { return type != IBV_QP
 
 /* progress.c */
 void tp_progress_forget(void);
+bool tp_progress_is_thread(void);
+void tp_progress_start(void);       /* the thread, if it isn't there; failure is logged */
+void tp_progress_kick(void);        /* it looks at its timers and descriptors anew */
+/* timer.c, for progress.c alone. Runs what is due, and says when the next is; thread: the caller will sleep until then. 0: none. */
+uint64_t tp_timers_run(bool thread);
+uint64_t tp_timers_next(void);
+void tp_timers_forget(void);
 /* precedence.c: the progress thread's alone. When it begins; before it sleeps. */
 void tp_progress_take_precedence(void);
 void tp_progress_keep_precedence(void);

@@ -2,8 +2,10 @@
  *
  * A user of a key counts itself in, then looks whether the place still holds that very key; who revokes a key clears it, then
  * waits for the count to fall to zero. Both are sequentially consistent, so one of them sees the other. The places lie in a
- * shared segment for the sake of peers on this machine. */
+ * shared segment for the sake of peers on this machine; where there is no such thing, in memory of this process alone. */
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +24,17 @@ static struct tp_key *_Atomic table;
 static int table_fd = -1;
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 
+static bool share_table(void **base)
+{
+	if (tp_shm_create("telpher-verbs-keys", TABLE_BYTES, &table_fd) != ncclSuccess)
+		return false;
+	if (tp_shm_map(table_fd, TABLE_BYTES, base) == ncclSuccess)
+		return true;
+	close(table_fd);
+	table_fd = -1;
+	return false;
+}
+
 /* Under table_lock. */
 static struct tp_key *make_table(void)
 {
@@ -29,10 +42,12 @@ static struct tp_key *make_table(void)
 	void *base;
 	if (keys)
 		return keys;
-	if (tp_shm_create("telpher-verbs-keys", TABLE_BYTES, &table_fd) != ncclSuccess)
-		return NULL;
-	if (tp_shm_map(table_fd, TABLE_BYTES, &base) != ncclSuccess)
-		return NULL;
+	if (!share_table(&base)) {
+		base = mmap(NULL, TABLE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (base == MAP_FAILED)
+			return NULL;
+		TP_INFO(TP_NET, "memory keys can't be shown to other processes: they are reached by the wire");
+	}
 	/* Release: pairs with the acquire in tp_key_at. */
 	atomic_store_explicit(&table, base, memory_order_release);
 	return base;
@@ -56,7 +71,8 @@ void tp_key_forget(void)
 	/* The child's old regions point here: let them find zeros of their own, not the parent's table. */
 	if (mmap(keys, TABLE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED)
 		abort();
-	close(table_fd);
+	if (table_fd >= 0)
+		close(table_fd);
 	table_fd = -1;
 	atomic_store_explicit(&table, NULL, memory_order_relaxed);
 }
@@ -148,16 +164,22 @@ void tp_key_leave(const struct tp_grip *grip)
 		atomic_fetch_sub_explicit(&grip->key->users, 1, memory_order_release);
 }
 
-/* Are the pages there? For where the kernel won't copy (a seccomp filter): then a page that goes meanwhile is a crash. */
-static bool is_mapped(const void *addr, size_t bytes)
+/* For where the kernel copies nobody's memory, not even our own (a seccomp filter): a pipe finds missing pages too. */
+static int copy_through_pipe(uint8_t *to, const uint8_t *from, size_t bytes)
 {
-	unsigned char present[1024];
-	size_t page = (size_t)sysconf(_SC_PAGESIZE), step = sizeof(present) * page;
-	uintptr_t end = (uintptr_t)addr + bytes;
-	for (uintptr_t at = (uintptr_t)addr / page * page; at < end; at += step)
-		if (mincore((void *)at, TP_MIN(step, end - at), present))
-			return false;
-	return true;
+	int ends[2], error = 0;
+	if (pipe2(ends, O_CLOEXEC) != 0) {
+		TP_WARN("memory on demand can't be reached: process_vm_writev is refused, and there is no pipe: %s", strerror(errno));
+		return EFAULT;
+	}
+	for (size_t at = 0; at < bytes && !error; at += PIPE_BUF) {
+		ssize_t piece = (ssize_t)TP_MIN(bytes - at, (size_t)PIPE_BUF);
+		if (write(ends[1], from + at, (size_t)piece) != piece || read(ends[0], to + at, (size_t)piece) != piece)
+			error = EFAULT;
+	}
+	close(ends[0]);
+	close(ends[1]);
+	return error;
 }
 
 /* Pages may be missing: the kernel copies and says so. */
@@ -166,10 +188,8 @@ static int copy_checked(void *to, const void *from, size_t bytes, bool write)
 	struct iovec local = { write ? (void *)(uintptr_t)from : to, bytes };
 	struct iovec remote = { write ? to : (void *)(uintptr_t)from, bytes };
 	ssize_t done = write ? process_vm_writev(getpid(), &local, 1, &remote, 1, 0) : process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
-	if (done < 0 && errno != EFAULT && is_mapped(remote.iov_base, bytes)) {
-		memcpy(to, from, bytes);
-		return 0;
-	}
+	if (done < 0 && errno != EFAULT)
+		return copy_through_pipe(to, from, bytes);
 	return done == (ssize_t)bytes ? 0 : EFAULT;
 }
 

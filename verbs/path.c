@@ -39,7 +39,7 @@ static int attach(struct tp_qp *qp)
 		return ENOMEM;
 	}
 	path->qp = qp;
-	path->qpn = qp->ibv.qp_num;
+	path->qpn = path->waiter.qpn = qp->ibv.qp_num;
 	path->link = link;
 	path->timer = timer;
 	path->own = &tp_path_own_yard->doors[TP_PATH_PLACE(path->qpn)];
@@ -67,7 +67,7 @@ static void stop(struct tp_qp *qp)
 	disarm(path);
 	path->back = false;
 	path->in_flight = 0;
-	tp_path_forget_room(path);
+	tp_path_forget_room(path->link, &path->waiter);
 	tp_path_new_epoch(path, atomic_load_explicit(&qp->state, memory_order_relaxed) != IBV_QPS_SQE);
 	tp_path_drop_bounce(path);
 }
@@ -272,7 +272,7 @@ static bool meets_fate(struct tp_qp *qp, const struct tp_wqe *wqe)
 static void run(struct tp_qp *qp)
 {
 	struct tp_path *path = tp_path_of(qp);
-	bool asked = false, watched = tp_path_is_watched(path);
+	bool asked = false, watched = tp_path_is_watched(path->link);
 	if (is_dead(path) && end_with_peer(qp))
 		return;
 	if (path->back && !go_back(qp))
@@ -415,20 +415,6 @@ void tp_path_answered(struct tp_path_link *link, const struct tp_path_answer *an
 	tp_qp_put(qp);
 }
 
-void tp_path_run_again(uint32_t qpn)
-{
-	struct tp_qp *qp = tp_qp_get(qpn);
-	if (!qp)
-		return;
-	pthread_mutex_lock(&qp->lock);
-	if (qp->carrier == &tp_path && !qp->stopped) {
-		tp_qp_run_locked(qp);
-		tp_qp_settle_locked(qp);
-	}
-	pthread_mutex_unlock(&qp->lock);
-	tp_qp_put(qp);
-}
-
 static void bury(struct tp_path_link *link, uint32_t qpn)
 {
 	struct tp_qp *qp = tp_qp_get(qpn);
@@ -460,6 +446,7 @@ void tp_path_peer_died(struct tp_path_link *link)
 	for (uint32_t after = 0; (count = tp_path_users(link, after, qpns, (int)TP_ARRAY_LEN(qpns))) > 0; after += (uint32_t)count)
 		for (int i = 0; i < count; i++)
 			bury(link, qpns[i]);
+	tp_path_rerun(link);
 }
 
 const struct tp_carrier tp_path = { .name = "path", .attach = attach, .run = run, .stop = stop, .detach = detach, .progress = tp_path_poll,

@@ -11,6 +11,7 @@
  *   path_trace.c   faults, and packets as they would be on a wire
  *   path_serve.c   the target: requests that came by the ring
  *   path_doors.c   what a QP shows to its peer, and how both keep out of each other's memory once it was closed
+ *   path_datagram.c  UD: datagrams by the ring, which need no connection and get no answer
  *
  * Every process has a *yard*, a segment that its peers map: for each of its QPs a *door* with what an initiator must know to act
  * on its own, and the words in which the QP says whose memory it is in now. A peer checks rights in the table of keys (key.c),
@@ -26,7 +27,7 @@
 #include "verbs/port.h"
 
 #define TP_PATH_MAGIC 0x54505031u
-#define TP_PATH_VERSION 1u
+#define TP_PATH_VERSION 3u
 #define TP_PATH_RING_BYTES (128u << 10)
 #define TP_PATH_ANSWERS 2048u       /* as many as requests can be in a ring */
 #define TP_PATH_INLINE 8192u        /* data that goes through the ring; more is copied once, from memory to memory */
@@ -39,7 +40,7 @@
 enum tp_path_reason {
 	TP_PATH_TAKEN, TP_PATH_OTHER_HOST, TP_PATH_OTHER_NETNS, TP_PATH_OTHER_UID, TP_PATH_NOT_DUMPABLE, TP_PATH_CMA_REFUSED,
 	TP_PATH_SWITCHED_OFF, TP_PATH_OTHER_VERSION, TP_PATH_NOBODY, TP_PATH_NO_ANSWER, TP_PATH_OTHER_PIDNS, TP_PATH_NO_MEMORY, TP_PATH_FAULTS,
-	TP_PATH_DATAGRAMS, TP_PATH_REASONS
+	TP_PATH_REASONS
 };
 const char *tp_path_reason_text(enum tp_path_reason reason);
 
@@ -89,14 +90,24 @@ struct tp_path_request {
 	uint8_t pad;
 	uint16_t spans;
 	uint64_t addr;
+	uint32_t after;                 /* how many of the other side's requests had been served: their answers are read first */
+	uint32_t unused;
 };
 #define TP_PATH_SOLICITED 1u
 #define TP_PATH_PLACED 2u           /* WRITE_WITH_IMM: the data are there already */
 #define TP_PATH_FATED 4u            /* it was late once: the target's faults have struck it */
-_Static_assert(sizeof(struct tp_path_request) == 56, "a request");
+_Static_assert(sizeof(struct tp_path_request) == 64, "a request");
 #define TP_PATH_HEAD_BYTES 64u
 struct tp_path_operands { uint64_t compare_add, swap; };        /* follow an atomic */
 struct tp_path_span { uint64_t addr, bytes; };
+/* Follows a datagram's head, before its payload: what the receive begins with, and whose port it is for. Its Q_Key is in rkey. */
+struct tp_path_datagram {
+	uint8_t grh[40];
+	union ibv_gid dgid;
+	uint8_t gid_type, kind;         /* kind: the completion's sl */
+	uint8_t pad[6];
+};
+_Static_assert(sizeof(struct tp_path_datagram) == 64, "what a datagram is");
 
 /* Ends `covers` requests of one QP, up to and with seq. */
 /* Beside tp_reply: the initiator's memory is missing; a fault of the target's delays it by `value` ns. */
@@ -112,6 +123,8 @@ struct tp_path_answer {
 struct tp_path_lane {               /* from one side to the other */
 	_Alignas(64) _Atomic uint64_t tail;         /* bytes of requests written */
 	_Atomic uint64_t answers_tail;
+	_Atomic uint32_t starved;                   /* the writer waits for room */
+	_Atomic uint32_t nudges;                    /* counts such waits of the other side's that are over */
 	_Alignas(64) _Atomic uint64_t head;         /* the reader's */
 	_Alignas(64) uint8_t data[TP_PATH_RING_BYTES];
 	struct tp_path_answer answers[TP_PATH_ANSWERS];
@@ -126,12 +139,14 @@ struct tp_path_segment {
 
 struct tp_path;
 struct tp_path_mapping;
+/* A QP that found no room in a ring. Under the link's lock. */
+struct tp_path_waiter { struct tp_path_waiter *next; uint32_t qpn; bool listed; };
 struct tp_path_link {
 	struct tp_path_link *_Atomic next;
 	int slot;
 	pid_t pid;
 	uint64_t process;               /* its tp_process_hash */
-	int socket, pidfd;              /* -1: none (a link to this process itself) */
+	int socket, pidfd;              /* -1: none (a link to this process itself; pidfd: a kernel without) */
 	_Atomic bool dead, registered, unwatched;   /* its descriptors are watched; no more */
 	bool buried;                    /* the reader's: its QPs' requests have ended */
 	_Atomic int users;              /* QPs */
@@ -145,10 +160,15 @@ struct tp_path_link {
 	pthread_mutex_t lock;           /* of what follows: requests going out */
 	uint64_t tail, head_seen;
 	_Atomic uint32_t unanswered;
-	struct tp_path *waiting;        /* QPs that found no room; waiting_count of them */
+	struct tp_path_waiter *waiting, *waiting_last;  /* waiting_count of them */
 	_Atomic uint32_t waiting_count;
+	_Atomic uint64_t stuck_at;      /* 1 + where the peer's reading stood when a datagram had waited long enough; 0: nowhere */
 	/* The reader's alone. */
 	uint64_t head, answers_head, answers_tail;
+	uint32_t nudges, answered;      /* answered: of our requests */
+	uint32_t to_rerun;              /* of those that wait for room, how many are to try again now */
+	bool held;                      /* the next request waits for answers: until they come there is nothing to read */
+	_Atomic uint32_t served;        /* of the peer's; whoever writes a request looks at it */
 	pthread_mutex_t map_lock;
 	struct tp_path_mapping *mappings;
 	_Atomic uint32_t map_generation;
@@ -159,6 +179,9 @@ struct tp_path_link {
 void tp_path_start(int slot);
 /* Is the short way taken to the QP that qp is about to be connected to? The link then has one user more. */
 enum tp_path_reason tp_path_reach(struct tp_qp *qp, struct tp_path_link **link);
+/* The same for datagrams to a QP of a slot; join: waits for the other process where the two haven't met. */
+enum tp_path_reason tp_path_reach_slot(int slot, bool join, struct tp_path_link **link);
+bool tp_path_is_here(const struct tp_av *av);        /* Is that address this machine's? */
 void tp_path_release(struct tp_path_link *link);
 /* Under the reader's lock (path_bell.c): the first of all links, and those that are over freed. */
 struct tp_path_link *tp_path_first_link(void);
@@ -187,8 +210,8 @@ struct tp_path {
 	struct tp_path_link *link;
 	struct tp_path_door *own, *peer;
 	struct tp_timer *timer;
-	struct tp_path *next, *next_waiting;    /* of the link's lists */
-	bool is_waiting;                        /* under link->lock */
+	struct tp_path *next;           /* of the link's list */
+	struct tp_path_waiter waiter;
 	uint64_t ends;
 	uint32_t epoch;
 	uint32_t in_flight;             /* requests in the ring, not answered */
@@ -216,10 +239,13 @@ static inline struct tp_path *tp_path_of(struct tp_qp *qp) { return qp->carrier_
 /* Room for a request of bytes (head and what follows) in the ring, link->lock held until tp_path_commit; NULL: none now. */
 struct tp_path_request *tp_path_reserve(struct tp_path_link *link, uint32_t bytes);
 void tp_path_commit(struct tp_path_link *link, uint32_t bytes);
+void tp_path_commit_datagram(struct tp_path_link *link, uint32_t bytes);        /* which gets no answer */
 void tp_path_abandon(struct tp_path_link *link);
-/* The QP is run again when there is room for a request of bytes; true: there is. */
-bool tp_path_await_room(struct tp_path *path, uint32_t bytes);
-void tp_path_forget_room(struct tp_path *path);
+/* The waiter's QP is run again when there is room for a request of bytes; true: there is. */
+bool tp_path_await_room(struct tp_path_link *link, struct tp_path_waiter *waiter, uint32_t bytes);
+void tp_path_forget_room(struct tp_path_link *link, struct tp_path_waiter *waiter);
+/* Those that wait are run again, some at a time: the rest when the rings are read next. */
+void tp_path_rerun(struct tp_path_link *link);
 /* Reads what has come; returns how much was done. Reader's lock held. */
 int tp_path_read(struct tp_path_link *link);
 bool tp_path_has_input(struct tp_path_link *link);
@@ -263,9 +289,19 @@ uint32_t tp_path_show_region(uint64_t addr, uint64_t length);
 void tp_path_hide_region(uint32_t region);
 void tp_path_map_forget(void);
 
+/* ---- path_datagram.c ---- */
+enum tp_path_sent { TP_PATH_GONE, TP_PATH_WAITS, TP_PATH_ELSEWHERE };
+/* Out: the datagram has gone (or was lost: it may be); it waits, and the QP is run again; it takes another way. */
+struct tp_ud;
+enum tp_path_sent tp_path_send_datagram(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count);
+/* It waits no more. */
+void tp_path_stop_waiting(struct tp_ud *ud);
+/* In, from the ring. */
+void tp_path_take_datagram(const struct tp_path_request *request, const uint8_t *data);
+
 /* ---- path_trace.c ---- */
-/* Does one of the two processes capture, or have faults? Then everything goes through the ring. */
-bool tp_path_is_watched(const struct tp_path *path);
+/* Does one of the two processes capture, or have faults? Then everything goes through the ring (datagrams: by the wire). */
+bool tp_path_is_watched(const struct tp_path_link *link);
 /* This process began or ended that: its peers learn of it. */
 void tp_path_watch(void);
 /* What the packets of a request and its answer would meet; out: this process is the initiator. */
@@ -295,6 +331,5 @@ void tp_path_drop_bounce(struct tp_path *path);
 void tp_path_watch_time(struct tp_qp *qp);
 void tp_path_answered(struct tp_path_link *link, const struct tp_path_answer *answer);
 void tp_path_peer_died(struct tp_path_link *link);
-void tp_path_run_again(uint32_t qpn);
 
 #endif

@@ -24,7 +24,6 @@ const char *tp_path_reason_text(enum tp_path_reason reason)
 		[TP_PATH_NOBODY] = "no process of this user in this network namespace has that QP", [TP_PATH_NO_ANSWER] = "its process doesn't answer",
 		[TP_PATH_OTHER_PIDNS] = "its process is in another PID namespace", [TP_PATH_NO_MEMORY] = "there is no shared memory, or no descriptor, for it",
 		[TP_PATH_FAULTS] = "one of the two has faults that strike packets",
-		[TP_PATH_DATAGRAMS] = "datagrams take no short way between processes",
 	};
 	return (unsigned)reason < TP_PATH_REASONS ? texts[reason] : "unknown";
 }
@@ -318,7 +317,7 @@ int tp_path_ask(int slot, struct tp_path_pair *pairs, int max)
 
 /* ---- who is reached ---- */
 
-static bool is_here(const struct tp_av *av)
+bool tp_path_is_here(const struct tp_av *av)
 {
 	struct tp_device *devices;
 	int count = tp_card_devices(&devices);
@@ -353,12 +352,12 @@ enum tp_path_reason tp_path_reach(struct tp_qp *qp, struct tp_path_link **out)
 	int slot = (int)tp_qpn_slot(qpn) & (TP_PATH_SLOTS - 1);
 	struct tp_path_link *link = NULL;
 	*out = NULL;
-	if (!is_here(&qp->av))
+	if (!tp_path_is_here(&qp->av))
 		return TP_PATH_OTHER_HOST;
 	if (tp_path_state.off != TP_PATH_TAKEN)
 		return tp_path_state.off;
 	enum tp_path_reason reason = find_link(slot, &link);
-	if (link && !has_qp(link, qpn) && link->pidfd >= 0 && tp_path_has_ended(link->socket, link->pidfd)) {
+	if (link && !has_qp(link, qpn) && tp_path_is_over(link)) {
 		/* The slot's next process, and nobody has told us yet. */
 		tp_path_lose(link);
 		tp_path_release(link);
@@ -372,6 +371,53 @@ enum tp_path_reason tp_path_reach(struct tp_qp *qp, struct tp_path_link **out)
 	if (reason == TP_PATH_TAKEN)
 		*out = link;
 	else
+		tp_path_release(link);
+	return reason;
+}
+
+/* Slots that refused, or where nobody was, aren't asked for each datagram. */
+enum { ASK_AGAIN_MS = 1000 };
+static struct { _Atomic uint64_t until_ms; _Atomic int reason; } refusals[TP_PATH_SLOTS];
+
+static struct tp_path_link *find_living(int slot)
+{
+	pthread_mutex_lock(&tp_path_state.lock);
+	struct tp_path_link *link = tp_path_state.by_slot[slot];
+	if (link && atomic_load_explicit(&link->dead, memory_order_acquire))
+		link = NULL;
+	if (link)
+		atomic_fetch_add_explicit(&link->users, 1, memory_order_relaxed);
+	pthread_mutex_unlock(&tp_path_state.lock);
+	return link;
+}
+
+static enum tp_path_reason join_slot(int slot, struct tp_path_link **link)
+{
+	if (tp_clock_ms() < atomic_load_explicit(&refusals[slot].until_ms, memory_order_relaxed))
+		return (enum tp_path_reason)atomic_load_explicit(&refusals[slot].reason, memory_order_relaxed);
+	enum tp_path_reason reason = find_link(slot, link);
+	if (*link)
+		return verdict_of(*link);
+	atomic_store_explicit(&refusals[slot].reason, (int)reason, memory_order_relaxed);
+	atomic_store_explicit(&refusals[slot].until_ms, tp_clock_ms() + ASK_AGAIN_MS, memory_order_relaxed);
+	return reason;
+}
+
+enum tp_path_reason tp_path_reach_slot(int slot, bool join, struct tp_path_link **out)
+{
+	*out = NULL;
+	if (tp_path_state.off != TP_PATH_TAKEN)
+		return tp_path_state.off;
+	struct tp_path_link *link = find_living(slot);
+	uint32_t verdict = link ? atomic_load_explicit(&link->segment->verdict, memory_order_acquire) : 0;
+	enum tp_path_reason reason = verdict ? (enum tp_path_reason)(verdict - 1) : TP_PATH_NO_ANSWER;
+	if (link && !verdict && join)
+		reason = verdict_of(link);
+	else if (!link && join)
+		reason = join_slot(slot, &link);
+	if (reason == TP_PATH_TAKEN)
+		*out = link;
+	else if (link)
 		tp_path_release(link);
 	return reason;
 }

@@ -86,14 +86,16 @@ bool tp_path_register_link(struct tp_path_link *link)
 	bool self = link->pid == getpid();
 	if (!self)
 		link->pidfd = tp_path_open_pidfd(link->pid);
-	if (!self && (link->pidfd < 0 || tp_progress_watch(link->pidfd, on_end, link) != 0)) {
+	/* Where there is no such thing (Linux before 5.3, containers) the socket says it. */
+	bool gone = !self && link->pidfd < 0 && errno == ESRCH;
+	if (gone || (link->pidfd >= 0 && tp_progress_watch(link->pidfd, on_end, link) != 0)) {
 		free_link(link);
 		return false;
 	}
 	pthread_mutex_lock(&tp_path_state.lock);
 	if (tp_path_start_thread() != 0) {
 		pthread_mutex_unlock(&tp_path_state.lock);
-		if (!self)
+		if (link->pidfd >= 0)
 			tp_progress_unwatch(link->pidfd);
 		free_link(link);
 		return false;
@@ -120,7 +122,7 @@ void tp_path_lose(struct tp_path_link *link)
 		tp_path_kick();
 }
 
-bool tp_path_is_over(struct tp_path_link *link) { return link->pidfd >= 0 && tp_path_has_ended(link->socket, link->pidfd); }
+bool tp_path_is_over(struct tp_path_link *link) { return link->socket >= 0 && tp_path_has_ended(link->socket, link->pidfd); }
 
 static int on_end(int fd, void *arg)
 {
@@ -129,7 +131,8 @@ static int on_end(int fd, void *arg)
 	/* Both descriptors must be watched before they can be given up; until then this is called again. */
 	if (!atomic_load_explicit(&link->registered, memory_order_acquire) || !tp_path_has_ended(link->socket, link->pidfd))
 		return 0;
-	tp_progress_unwatch(link->pidfd);
+	if (link->pidfd >= 0)
+		tp_progress_unwatch(link->pidfd);
 	tp_progress_unwatch(link->socket);
 	TP_INFO(TP_NET, "process %d (slot %d) ended", (int)link->pid, link->slot);
 	atomic_store_explicit(&link->unwatched, true, memory_order_release);
@@ -259,9 +262,13 @@ static bool make_yard_locked(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	void *memory;
+	size_t key_bytes;
 	pthread_once(&once, watch_fork);
 	if (tp_path_own_yard)
 		return true;
+	/* Without keys that others can see there is nothing to do there. */
+	if (tp_key_fd(&key_bytes) < 0)
+		return false;
 	if (tp_path_state.yard_fd < 0 && tp_shm_create("telpher-verbs-yard", sizeof(struct tp_path_yard), &tp_path_state.yard_fd) != ncclSuccess)
 		return false;
 	if (tp_shm_map(tp_path_state.yard_fd, sizeof(struct tp_path_yard), &memory) != ncclSuccess)

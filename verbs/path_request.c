@@ -49,7 +49,7 @@ static struct load load_of(struct tp_qp *qp, struct tp_wqe *wqe, const struct tp
 		return (struct load){ TP_PATH_THERE, sizeof(struct tp_path_span), true, false };
 	if (wqe->length <= TP_PATH_INLINE)
 		return (struct load){ TP_PATH_HERE, wqe->length, false, false };
-	if (wqe->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && tp_path_of(qp)->in_flight == 0 && !tp_path_is_watched(tp_path_of(qp)) &&
+	if (wqe->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && tp_path_of(qp)->in_flight == 0 && !tp_path_is_watched(tp_path_of(qp)->link) &&
 		tp_path_place(qp, wqe))
 		return (struct load){ TP_PATH_NO_DATA, 0, false, true };
 	if (any_null(spans, count))
@@ -121,7 +121,7 @@ static enum sent put_into_ring(struct tp_qp *qp, struct tp_wqe *wqe, const struc
 	}
 	uint32_t bytes = (uint32_t)tp_align_up(TP_PATH_HEAD_BYTES + load.bytes, 64);
 	struct tp_path_request *request = tp_path_reserve(path->link, bytes);
-	while (!request && tp_path_await_room(path, bytes))
+	while (!request && tp_path_await_room(path->link, &path->waiter, bytes))
 		request = tp_path_reserve(path->link, bytes);
 	if (!request) {
 		tp_path_drop_bounce(path);

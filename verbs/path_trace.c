@@ -20,9 +20,9 @@
 
 static bool is_special(void) { return tp_capture_on() || tp_fault_wire() || tp_fault_on(TP_FAULT_SCATTER); }
 
-bool tp_path_is_watched(const struct tp_path *path)
+bool tp_path_is_watched(const struct tp_path_link *link)
 {
-	return is_special() || atomic_load_explicit(&path->link->yard->watched, memory_order_relaxed);
+	return is_special() || atomic_load_explicit(&link->yard->watched, memory_order_relaxed);
 }
 
 void tp_path_watch(void)

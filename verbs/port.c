@@ -21,6 +21,23 @@ enum { SOURCE_FIRST = 49152, SOURCE_COUNT = 16384, RECEIVE_BYTES = 8 << 20, SEND
 enum { BUDGET_MIN = 64 << 10, BUDGET_MAX = 1 << 20 };
 enum { BATCH = 8, BUFFER_BYTES = 65536, CONTROL_BYTES = 128, BATCHES = 4 };
 
+/* A packet orders what its sender did before what its receiver does. Where both are threads of one process the thread sanitizer can't
+ * know that: it goes from one socket to another. */
+#if defined(__has_feature)
+#define HAS_FEATURE(what) __has_feature(what)
+#else
+#define HAS_FEATURE(what) 0
+#endif
+#if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
+#include <sanitizer/tsan_interface.h>
+static char order_of_packets;
+static void packets_leave(void) { __tsan_release(&order_of_packets); }
+static void packets_have_come(void) { __tsan_acquire(&order_of_packets); }
+#else
+static void packets_leave(void) { }
+static void packets_have_come(void) { }
+#endif
+
 struct tp_receiver {
 	struct mmsghdr messages[BATCH];
 	struct iovec vectors[BATCH];
@@ -54,6 +71,7 @@ static void fork_child(void)
 	atomic_store_explicit(&endpoints, NULL, memory_order_relaxed);
 	pthread_mutex_init(&endpoints_lock, NULL);
 	tp_rc_hold_forget();
+	tp_flow_forget();
 }
 static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
 
@@ -219,6 +237,14 @@ void tp_endpoint_leave(struct tp_endpoint *endpoint)
 
 /* ---- sending ---- */
 
+/* Kernels before 4.18, and what stands in for one, may take no notice of the wish in a message, and send it all as one packet. */
+static bool can_segment(int fd)
+{
+	int size;
+	socklen_t length = sizeof(size);
+	return getsockopt(fd, SOL_UDP, UDP_SEGMENT, &size, &length) == 0;
+}
+
 /* A socket on a free port of the range, tried from a random one. */
 static int make_sender(struct tp_endpoint *e, uint32_t n)
 {
@@ -227,6 +253,10 @@ static int make_sender(struct tp_endpoint *e, uint32_t n)
 		return error;
 	set_int(s, SOL_SOCKET, SO_SNDBUF, SEND_BYTES);
 	set_int(s, SOL_SOCKET, SO_RCVBUF, 1);       /* nothing that comes here is for us */
+	if (!can_segment(s)) {
+		TP_INFO(TP_NET, "the kernel knows no segmentation offload for UDP: packets are sent one by one");
+		atomic_store_explicit(&e->whole, true, memory_order_relaxed);
+	}
 	if (e->addr.sa.sa_family == AF_INET6) {
 		set_int(s, IPPROTO_IPV6, IPV6_MULTICAST_IF, (int)e->addr.v6.sin6_scope_id);
 	} else {
@@ -318,6 +348,7 @@ int tp_endpoint_send(struct tp_endpoint *endpoint, uint32_t sender, const struct
 	}
 	int sent = 0;
 	*error = 0;
+	packets_leave();
 	while (sent < count) {
 		int n = count - sent == 1 ? (sendmsg(fd, &messages[sent].msg_hdr, MSG_DONTWAIT) < 0 ? -1 : 1) :
 			sendmmsg(fd, messages + sent, (unsigned)(count - sent), MSG_DONTWAIT);
@@ -392,6 +423,7 @@ int tp_endpoint_receive(struct tp_endpoint *endpoint, void (*take)(const struct 
 				.msg_iovlen = 1, .msg_control = r->control[i], .msg_controllen = CONTROL_BYTES };
 		}
 		n = recvmmsg(endpoint->receive_fd, r->messages, BATCH, MSG_DONTWAIT, NULL);
+		packets_have_come();
 		for (int i = 0; i < n; i++)
 			packets += split(endpoint, i, take, arg);
 	}

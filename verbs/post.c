@@ -135,6 +135,8 @@ static bool takes_sends(const struct tp_qp *qp)
 	return state >= IBV_QPS_RTS && state <= IBV_QPS_ERR;
 }
 
+_Thread_local bool tp_qp_is_posting;
+
 int tp_sq_publish_locked(struct tp_qp *qp, uint32_t count)
 {
 	if (!takes_sends(qp))
@@ -142,7 +144,9 @@ int tp_sq_publish_locked(struct tp_qp *qp, uint32_t count)
 	if (count == 0)
 		return 0;
 	qp->sq.head += count;
+	tp_qp_is_posting = true;
 	tp_qp_run_locked(qp);
+	tp_qp_is_posting = false;
 	tp_qp_settle_locked(qp);
 	return 0;
 }

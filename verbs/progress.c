@@ -1,4 +1,4 @@
-/* The progress thread and the timers: one thread a process, which exists from the first timer or descriptor on, blocks all
+/* The progress thread: one thread a process, which exists from the first timer or descriptor on, blocks all
  * signals and uses no processor while there is nothing to do.
  *
  * An application that polls its completion queues moves packets itself, faster than any thread that must be woken. So a poller
@@ -7,13 +7,10 @@
  * (to nothing) when packets were found waiting at its end, as with programs that poll memory and no completion queue. Those
  * get none for a while: for so many packets' wakings, twice as many after each vain lease.
  *
- * Where the application sleeps while packets come in quick succession the thread lingers before it sleeps (linger.c).
- *
- * Timers are lazy: arming one later than it is queued for is one store; whoever gets there finds out. */
+ * Where the application sleeps while packets come in quick succession the thread lingers before it sleeps (linger.c). */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -23,149 +20,32 @@
 #include "verbs/internal.h"
 #include "verbs/path.h"
 
-enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 200000, READY_MAX = 32, WATCHES_MAX = 512 };
+enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 200000, READY_MAX = 32, WATCHES_MAX = 640 /* two for each process that shares the port, and more */ };
 /* Lingering: at a stretch; a pause that means that we were put aside. */
 enum { LINGER_MOST_NS = 1000000, ASIDE_NS = 50000 };
 enum { LOOK_EVERY_NS = 20000000 };
 
-struct tp_timer {
-	void (*fire)(struct tp_qp *qp);
-	struct tp_qp *qp;
-	uint32_t qpn;
-	_Atomic uint64_t when;          /* 0: not armed */
-	_Atomic uint64_t queued;        /* its key in the heap, never above when while armed; 0: not in it. Written under lock */
-	int place;                      /* in the heap; under lock */
-};
-
 struct watch { int fd; int (*ready)(int, void *); void *arg; };
 
 static struct {
-	pthread_mutex_t lock;           /* heap, watches, start of the thread */
-	struct tp_timer **heap;
-	int count, room;
+	pthread_mutex_t lock;           /* watches, start of the thread */
 	struct watch watches[WATCHES_MAX];
 	int watched;
-	bool started;
-	pthread_t thread;
+	_Atomic bool started;
 	int epoll_fd, kick_fd;
-	uint64_t sleeps_until;          /* what the thread set out to sleep for */
 	uint32_t turn;                  /* odd: a descriptor's function runs on the thread */
 } state = { .lock = PTHREAD_MUTEX_INITIALIZER, .epoll_fd = -1, .kick_fd = -1 };
 
 static _Atomic uint64_t polled_ns;      /* when a poller was here last */
 static _Atomic uint64_t lease_ns;
-static _Atomic uint64_t next_due_ns;    /* of the heap, for a poller's quick look; 0: none */
 static _Atomic bool any_watch;
+static _Thread_local bool is_thread;
 static _Atomic uint64_t expected_ns;    /* tp_progress_expect */
 static _Atomic bool asleep;             /* the thread waits for descriptors, or is about to */
 
-/* ---- the heap ---- */
-
-static uint64_t key_at(int place) { return atomic_load_explicit(&state.heap[place]->queued, memory_order_relaxed); }
-
-static void put_at(struct tp_timer *timer, int place)
-{
-	state.heap[place] = timer;
-	timer->place = place;
-}
-
-static void sift(int place)
-{
-	struct tp_timer *timer = state.heap[place];
-	uint64_t key = atomic_load_explicit(&timer->queued, memory_order_relaxed);
-	for (; place > 0 && key_at((place - 1) / 2) > key; place = (place - 1) / 2)
-		put_at(state.heap[(place - 1) / 2], place);
-	for (;;) {
-		int child = 2 * place + 1;
-		if (child >= state.count)
-			break;
-		if (child + 1 < state.count && key_at(child + 1) < key_at(child))
-			child++;
-		if (key_at(child) >= key)
-			break;
-		put_at(state.heap[child], place);
-		place = child;
-	}
-	put_at(timer, place);
-}
-
-static void show_next(void) { atomic_store_explicit(&next_due_ns, state.count ? key_at(0) : 0, memory_order_relaxed); }
-
-static void take_out(struct tp_timer *timer)
-{
-	int place = timer->place;
-	struct tp_timer *last = state.heap[--state.count];
-	/* Sequentially consistent: who arms it stores when, then looks here. */
-	atomic_store_explicit(&timer->queued, 0, memory_order_seq_cst);
-	if (last != timer) {
-		put_at(last, place);
-		sift(place);
-	}
-	show_next();
-}
-
-static void put_in(struct tp_timer *timer, uint64_t when)
-{
-	if (state.count == state.room) {
-		int room = state.room ? 2 * state.room : 64;
-		struct tp_timer **heap = realloc(state.heap, (size_t)room * sizeof(struct tp_timer *));
-		if (!heap) {
-			TP_WARN("no memory for %d timers", room);
-			return;
-		}
-		state.heap = heap;
-		state.room = room;
-	}
-	atomic_store_explicit(&timer->queued, when, memory_order_relaxed);
-	put_at(timer, state.count++);
-	sift(timer->place);
-	show_next();
-}
-
-/* Takes the first timer that is due out; gives its function and its QP, with a reference. */
-static struct tp_qp *next_due_locked(uint64_t now, void (**fire)(struct tp_qp *qp))
-{
-	while (state.count && key_at(0) <= now) {
-		struct tp_timer *timer = state.heap[0];
-		take_out(timer);
-		uint64_t when = atomic_load_explicit(&timer->when, memory_order_seq_cst);
-		if (when > now) {
-			put_in(timer, when);
-		} else if (when && atomic_compare_exchange_strong_explicit(&timer->when, &when, 0, memory_order_acq_rel, memory_order_relaxed)) {
-			struct tp_qp *qp = tp_qp_get(timer->qpn);
-			*fire = timer->fire;
-			if (qp == timer->qp && qp)
-				return qp;
-			if (qp)
-				tp_qp_put(qp);
-		} else if (when) {
-			put_in(timer, when);
-		}
-	}
-	return NULL;
-}
-
-/* Runs what is due; returns when the next is, 0: none. thread: the caller will sleep until then. */
-static uint64_t run_timers(bool thread)
-{
-	for (;;) {
-		void (*fire)(struct tp_qp *) = NULL;
-		pthread_mutex_lock(&state.lock);
-		struct tp_qp *qp = next_due_locked(tp_clock_ns(), &fire);
-		uint64_t next = state.count ? key_at(0) : 0;
-		if (thread)
-			state.sleeps_until = next ? next : UINT64_MAX;
-		pthread_mutex_unlock(&state.lock);
-		if (!qp)
-			return next;
-		fire(qp);
-		tp_qp_put(qp);
-	}
-}
-
 /* ---- the thread ---- */
 
-static void kick(void)
+void tp_progress_kick(void)
 {
 	uint64_t one = 1;
 	while (write(state.kick_fd, &one, sizeof(one)) < 0 && errno == EINTR)
@@ -279,7 +159,7 @@ static void look_on(void)
 	if (!tp_linger_pays(start))
 		return;
 	for (uint64_t now = start, last = start; now - last < TP_LINGER_NS && now - start < LINGER_MOST_NS && !tp_progress_leased();) {
-		uint64_t due = atomic_load_explicit(&next_due_ns, memory_order_relaxed);
+		uint64_t due = tp_timers_next();
 		int packets = tp_wire.progress();
 		now = tp_clock_ns();
 		if (packets) {
@@ -340,12 +220,13 @@ static void look_meanwhile(struct epoll_event *events)
 static void *run_thread(void *arg)
 {
 	(void)arg;
+	is_thread = true;
 	prctl(PR_SET_NAME, "telpher-verbs");
 	prctl(PR_SET_TIMERSLACK, 1000);
 	tp_progress_take_precedence();
 	struct epoll_event events[READY_MAX];
 	for (;;) {
-		uint64_t next = run_timers(true);
+		uint64_t next = tp_timers_run(true);
 		if (tp_progress_leased()) {
 			wait_for_lease(next, events);
 			look_meanwhile(events);
@@ -377,7 +258,7 @@ static void *run_thread(void *arg)
 /* Under lock. 0 or an errno, logged. */
 static int start_locked(void)
 {
-	if (state.started)
+	if (atomic_load_explicit(&state.started, memory_order_relaxed))
 		return 0;
 	state.kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	state.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -386,13 +267,16 @@ static int start_locked(void)
 	if (error) {
 		TP_WARN("the progress thread can't get its descriptors: %s", strerror(error));
 	} else {
+		pthread_t thread;
 		sigset_t all, before;
 		sigfillset(&all);
 		pthread_sigmask(SIG_SETMASK, &all, &before);
-		error = pthread_create(&state.thread, NULL, run_thread, NULL);
+		error = pthread_create(&thread, NULL, run_thread, NULL);
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
 		if (error)
 			TP_WARN("the progress thread can't be started: %s", strerror(error));
+		else
+			pthread_detach(thread);
 	}
 	if (error) {
 		if (state.kick_fd >= 0)
@@ -402,9 +286,19 @@ static int start_locked(void)
 		state.kick_fd = state.epoll_fd = -1;
 		return error;
 	}
-	pthread_detach(state.thread);
-	state.started = true;
+	atomic_store_explicit(&state.started, true, memory_order_release);
 	return 0;
+}
+
+bool tp_progress_is_thread(void) { return is_thread; }
+
+void tp_progress_start(void)
+{
+	if (atomic_load_explicit(&state.started, memory_order_acquire))
+		return;
+	pthread_mutex_lock(&state.lock);
+	start_locked();
+	pthread_mutex_unlock(&state.lock);
 }
 
 static int watch_for(uint32_t what, int fd, int (*ready)(int fd, void *arg), void *arg)
@@ -438,7 +332,7 @@ void tp_progress_unwatch(int fd)
 	atomic_store_explicit(&any_watch, state.watched > 0, memory_order_relaxed);
 	/* Its function may be running: that turn must end (the function itself never comes here). */
 	uint32_t turn = state.turn;
-	while (turn % 2 && state.turn == turn && !pthread_equal(pthread_self(), state.thread)) {
+	while (turn % 2 && state.turn == turn && !is_thread) {
 		pthread_mutex_unlock(&state.lock);
 		poll(NULL, 0, 1);
 		pthread_mutex_lock(&state.lock);
@@ -454,73 +348,23 @@ void tp_progress_forget(void)
 	if (state.kick_fd >= 0)
 		close(state.kick_fd);
 	state.epoll_fd = state.kick_fd = -1;
-	state.count = state.watched = 0;
+	state.watched = 0;
 	state.turn = 0;
-	state.started = false;
+	atomic_store_explicit(&state.started, false, memory_order_relaxed);
+	tp_timers_forget();
 	atomic_store_explicit(&lease_ns, 0, memory_order_relaxed);
-	atomic_store_explicit(&next_due_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&any_watch, false, memory_order_relaxed);
 	atomic_store_explicit(&expected_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&asleep, false, memory_order_relaxed);
-}
-
-/* ---- timers ---- */
-
-struct tp_timer *tp_timer_new(void (*fire)(struct tp_qp *qp), struct tp_qp *qp)
-{
-	struct tp_timer *timer = tp_alloc(1, sizeof(*timer), "a timer");
-	if (timer) {
-		timer->fire = fire;
-		timer->qp = qp;
-		timer->qpn = qp->ibv.qp_num;
-	}
-	return timer;
-}
-
-void tp_timer_arm(struct tp_timer *timer, uint64_t when_ns)
-{
-	/* Sequentially consistent, as in take_out: either we see it taken out, or who took it out sees the new time. */
-	atomic_store_explicit(&timer->when, when_ns, memory_order_seq_cst);
-	uint64_t queued = atomic_load_explicit(&timer->queued, memory_order_seq_cst);
-	if (when_ns == 0 || (queued && queued <= when_ns))
-		return;
-	pthread_mutex_lock(&state.lock);
-	start_locked();
-	queued = atomic_load_explicit(&timer->queued, memory_order_relaxed);
-	if (!queued) {
-		put_in(timer, when_ns);
-	} else if (queued > when_ns) {
-		atomic_store_explicit(&timer->queued, when_ns, memory_order_relaxed);
-		sift(timer->place);
-		show_next();
-	}
-	/* The thread itself looks at the heap before it sleeps. */
-	bool early = when_ns < state.sleeps_until && state.started && !pthread_equal(pthread_self(), state.thread);
-	if (early)
-		state.sleeps_until = when_ns;
-	pthread_mutex_unlock(&state.lock);
-	if (early)
-		kick();
-}
-
-void tp_timer_free(struct tp_timer *timer)
-{
-	if (!timer)
-		return;
-	pthread_mutex_lock(&state.lock);
-	if (atomic_load_explicit(&timer->queued, memory_order_relaxed))
-		take_out(timer);
-	pthread_mutex_unlock(&state.lock);
-	free(timer);
 }
 
 /* ---- pollers ---- */
 
 void tp_progress_poll(void)
 {
-	uint64_t due = atomic_load_explicit(&next_due_ns, memory_order_relaxed);
+	uint64_t due = tp_timers_next();
 	if (due && due <= tp_clock_ns())
-		run_timers(false);
+		tp_timers_run(false);
 	tp_path_poll();
 	if (!atomic_load_explicit(&any_watch, memory_order_relaxed))
 		return;
@@ -535,7 +379,7 @@ void tp_progress_expect(uint64_t when_ns)
 		return;
 	atomic_store_explicit(&expected_ns, when_ns, memory_order_seq_cst);
 	if (when_ns && atomic_load_explicit(&asleep, memory_order_seq_cst))
-		kick();
+		tp_progress_kick();
 }
 
 bool tp_progress_expected(void)
@@ -550,5 +394,5 @@ void tp_progress_arm(void)
 	if (!atomic_load_explicit(&lease_ns, memory_order_relaxed) || !atomic_load_explicit(&polled_ns, memory_order_relaxed))
 		return;
 	atomic_store_explicit(&polled_ns, 0, memory_order_relaxed);
-	kick();
+	tp_progress_kick();
 }

@@ -301,3 +301,17 @@ void tp_qp_run_locked(struct tp_qp *qp)
 	check_drained_locked(qp);
 	pthread_cond_broadcast(&qp->idle);
 }
+
+void tp_qp_run_again(uint32_t qpn)
+{
+	struct tp_qp *qp = tp_qp_get(qpn);
+	if (!qp)
+		return;
+	pthread_mutex_lock(&qp->lock);
+	if (qp->carrier && !qp->stopped) {
+		tp_qp_run_locked(qp);
+		tp_qp_settle_locked(qp);
+	}
+	pthread_mutex_unlock(&qp->lock);
+	tp_qp_put(qp);
+}

@@ -7,11 +7,13 @@
  *   rc_early.c    packets that came before their turn
  *   rc_hold.c     acknowledgements that wait for a request of ours to go with
  *   rc_serve.c    the responder: requests in order, answers, duplicates; calls the objects' target side (engine.h)
+ *   flow.c        how much may be under way to one receiving socket
  *   datagram.c    UD */
 #ifndef TP_VERBS_RC_H
 #define TP_VERBS_RC_H
 
 #include "verbs/engine.h"
+#include "verbs/flow.h"
 #include "verbs/port.h"
 #include "verbs/wire.h"
 
@@ -23,8 +25,6 @@
 #define TP_UC_WINDOW_BYTES (256u << 10)
 #define TP_RC_PROBE_MIN_NS 1000000u
 
-/* The bytes under way to one receiving socket, of all QPs of this process. Entries live as long as the process. */
-struct tp_flow { struct tp_flow *next; union tp_addr to; uint32_t slot; _Atomic int64_t bytes; };
 
 /* An answer that waits for its turn: the data of a READ, or the result of an atomic. */
 struct tp_answer {
@@ -83,6 +83,9 @@ struct tp_rc {
 	uint64_t rtt_ns, timed_ns;
 	uint32_t timed_psn;
 	bool timing;
+	/* Requests that take a receive there, counted: begun, ended, and how many may be begun, as the other side said last. */
+	uint32_t takes_begun, takes_ended, takes_most;
+	bool limited;                   /* it said so */
 	enum ibv_wc_status failed;      /* the request at failed_at ends so once those before it ended */
 	uint32_t failed_at;
 
@@ -159,7 +162,6 @@ void tp_rc_push(struct tp_qp *qp);
 void tp_rc_complete(struct tp_qp *qp);
 /* The request at count ends with status, those before it first. */
 void tp_rc_fail_at(struct tp_qp *qp, uint32_t count, enum ibv_wc_status status);
-struct tp_flow *tp_flow_find(const union tp_addr *to, uint32_t slot);
 void tp_rc_congested(struct tp_qp *qp);
 /* UC: packets up to psn have arrived. */
 void tp_uc_credit(struct tp_qp *qp, uint32_t psn);
@@ -168,6 +170,8 @@ static inline uint32_t tp_wqe_psn(const struct tp_wqe *wqe) { return (uint32_t)w
 static inline uint32_t tp_wqe_packets(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[1]; }
 /* Of a READ: packets that have come; of an atomic: 1 when answered. */
 static inline uint32_t tp_wqe_received(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[2]; }
+/* The count of requests that take a receive, up to and with this one. */
+static inline uint32_t tp_wqe_takes(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[3]; }
 static inline bool tp_wqe_fetches(const struct tp_wqe *wqe)
 {
 	return wqe->opcode == IBV_WR_RDMA_READ || wqe->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wqe->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;

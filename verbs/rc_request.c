@@ -9,27 +9,6 @@
 enum { PACE_NS = 2000000, PACE_KNOWN_NS = 20000000, PACE_TRIES = 3 };
 enum { PROBES_MIN = 4, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7 };
 
-/* ---- flows ---- */
-
-static struct tp_flow *flows;
-static pthread_mutex_t flows_lock = PTHREAD_MUTEX_INITIALIZER;
-
-struct tp_flow *tp_flow_find(const union tp_addr *to, uint32_t slot)
-{
-	pthread_mutex_lock(&flows_lock);
-	struct tp_flow *flow = flows;
-	while (flow && (flow->slot != slot || memcmp(&flow->to, to, sizeof(*to))))
-		flow = flow->next;
-	if (!flow && (flow = tp_alloc(1, sizeof(*flow), "a flow of the wire"))) {
-		flow->to = *to;
-		flow->slot = slot;
-		flow->next = flows;
-		flows = flow;
-	}
-	pthread_mutex_unlock(&flows_lock);
-	return flow;
-}
-
 /* Packets, as good as we know. */
 static uint32_t under_way(const struct tp_rc *rc)
 {
@@ -53,7 +32,7 @@ static uint32_t room(struct tp_rc *rc)
 	uint32_t out = under_way(rc);
 	if (out >= rc->window)
 		return 0;
-	int64_t left = (int64_t)rc->endpoint->budget - atomic_load_explicit(&rc->flow->bytes, memory_order_relaxed);
+	int64_t left = (int64_t)rc->endpoint->budget - tp_flow_bytes(rc->flow);
 	uint32_t by_flow = left > 0 ? (uint32_t)left / rc->mtu : 0;
 	uint32_t packets = TP_MIN(rc->window - out, by_flow);
 	return packets || out ? packets : 1;
@@ -87,6 +66,18 @@ void tp_rc_fail_at(struct tp_qp *qp, uint32_t count, enum ibv_wc_status status)
 	rc->failed_at = count;
 }
 
+static bool takes_receive(const struct tp_wqe *wqe)
+{
+	return wqe->opcode == IBV_WR_SEND || wqe->opcode == IBV_WR_SEND_WITH_IMM || wqe->opcode == IBV_WR_SEND_WITH_INV ||
+		wqe->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
+/* Without a receive there a request is a probe: it goes once all before it were answered, as those answers may tell of new receives. */
+static bool has_credit(const struct tp_rc *rc)
+{
+	return !rc->limited || (int32_t)(rc->takes_most - rc->takes_begun) > 0 || rc->una == rc->next;
+}
+
 /* The next request of the queue is looked at for the first time. false: it must wait, or it failed. */
 static bool begin(struct tp_qp *qp)
 {
@@ -94,8 +85,11 @@ static bool begin(struct tp_qp *qp)
 	struct tp_wqe *wqe = tp_sq_at(&qp->sq, qp->sq.exec);
 	if ((wqe->flags & IBV_SEND_FENCE) && fetches_outstanding(qp, qp->sq.exec))
 		return false;
+	if (takes_receive(wqe) && !has_credit(rc))
+		return false;
 	enum ibv_wc_status status = IBV_WC_SUCCESS;
 	uint32_t packets = packets_of(rc, wqe);
+	rc->takes_begun += takes_receive(wqe);
 	if (packets == 0)
 		status = wqe->opcode == IBV_WR_BIND_MW ? tp_mw_bind(qp, wqe) : tp_mw_invalidate_local(qp, wqe->imm);
 	else if (wqe->length > TP_CARD_MSG_BYTES)
@@ -105,6 +99,7 @@ static bool begin(struct tp_qp *qp)
 	wqe->carrier[0] = rc->top;
 	wqe->carrier[1] = packets;
 	wqe->carrier[2] = 0;
+	wqe->carrier[3] = rc->takes_begun;
 	qp->sq.exec++;
 	if (status != IBV_WC_SUCCESS) {
 		wqe->carrier[1] = 0;
@@ -324,6 +319,7 @@ void tp_rc_complete(struct tp_qp *qp)
 		uint32_t packets = tp_wqe_packets(wqe);
 		if (sq->done == rc->current || (packets && tp_psn_diff(rc->una, tp_psn_add(tp_wqe_psn(wqe), packets)) < 0))
 			return;
+		rc->takes_ended = tp_wqe_takes(wqe);
 		tp_sq_complete_locked(qp, IBV_WC_SUCCESS, tp_wqe_fetches(wqe) ? wqe->length : 0);
 		int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
 		if (state != IBV_QPS_RTS && state != IBV_QPS_SQD)

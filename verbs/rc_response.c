@@ -78,6 +78,30 @@ static bool advance(struct tp_qp *qp, uint32_t psn)
 	return whole;
 }
 
+/* An answer to the request that psn lies in says how many receives are left there, after all that came before it. An old one says
+ * nothing, and what was promised once stays: receives don't go away. */
+static void take_credits(struct tp_qp *qp, uint32_t psn, uint8_t syndrome)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	uint32_t credits = tp_wire_credits(syndrome), taken = rc->takes_ended;
+	psn = tp_psn_add(psn, 1);
+	if (tp_psn_diff(psn, rc->una) < 0)
+		return;
+	if (credits == UINT32_MAX) {
+		rc->limited = false;
+		return;
+	}
+	for (uint32_t i = qp->sq.done; i != qp->sq.exec; i++) {
+		const struct tp_wqe *wqe = tp_sq_at(&qp->sq, i);
+		if (tp_psn_diff(psn, tp_psn_add(tp_wqe_psn(wqe), tp_wqe_packets(wqe))) < 0)
+			break;
+		taken = tp_wqe_takes(wqe);
+	}
+	if (!rc->limited || (int32_t)(taken + credits - rc->takes_most) > 0)
+		rc->takes_most = taken + credits;
+	rc->limited = true;
+}
+
 /* psn is lost: it alone goes again where that suffices, else all from there on. Once a round trip. */
 static void repair(struct tp_qp *qp, uint32_t psn, bool alone)
 {
@@ -221,6 +245,8 @@ void tp_rc_answered(struct tp_qp *qp, const struct tp_packet *packet)
 		return;
 	bool data = tp_wire_operation(packet->opcode) != TP_OP_ACK;
 	rc->peer_keeps |= packet->keeps;
+	if (tp_wire_parts(packet->opcode) & TP_HAS_AETH && (packet->syndrome & TP_SYN_KIND) == TP_SYN_ACK)
+		take_credits(qp, packet->psn, packet->syndrome);
 	switch (data ? TP_SYN_ACK : packet->syndrome & TP_SYN_KIND) {
 	case TP_SYN_ACK:
 		if (data)

@@ -17,6 +17,15 @@ static struct tp_packet answer_packet(struct tp_qp *qp, uint8_t operation, uint3
 
 /* ---- answers ---- */
 
+/* An acknowledgement's: how many receives there are, so that the other side needn't find out by sending. The message that is coming in has
+ * its own. Who shares a queue can't say. */
+static uint8_t ack_syndrome(struct tp_qp *qp)
+{
+	if (qp->ibv.qp_type != IBV_QPT_RC || qp->srq)
+		return TP_SYN_ACK | TP_WIRE_CREDITS_INVALID;
+	return TP_SYN_ACK | tp_wire_credits_code(tp_target_receives_posted(qp) + qp->recv.taken);
+}
+
 static struct tp_answer *answer_at(struct tp_rc *rc, uint32_t i) { return &rc->answers[(rc->answers_first + i) % TP_RC_ANSWERS]; }
 
 static bool push_answer(struct tp_rc *rc, const struct tp_answer *answer)
@@ -44,9 +53,10 @@ static enum tp_reply send_read(struct tp_qp *qp, struct tp_burst *burst, struct 
 		if (reply != TP_REPLY_ACK)
 			return reply;
 	}
+	uint8_t syndrome = ack_syndrome(qp);
 	while (answer->next < answer->packets && *budget > 0 && reply == TP_REPLY_ACK) {
 		struct tp_packet packet = answer_packet(qp, read_operation(answer), tp_psn_add(answer->psn, answer->next),
-			TP_SYN_ACK | TP_WIRE_CREDITS_INVALID, answer->msn);
+			syndrome, answer->msn);
 		uint64_t offset = (uint64_t)answer->next * rc->mtu;
 		packet.bytes = (uint32_t)TP_MIN((uint64_t)rc->mtu, answer->length - offset);
 		uint8_t *payload = tp_burst_packet(burst, &packet);
@@ -84,7 +94,7 @@ static void send_verdict(struct tp_qp *qp)
 	if (!rc->nak && !rc->ack_due)
 		return;
 	uint32_t psn = rc->nak ? qp->recv_psn : tp_psn_add(qp->recv_psn, TP_WIRE_PSN_MASK);
-	uint8_t syndrome = rc->nak ? rc->nak : TP_SYN_ACK | TP_WIRE_CREDITS_INVALID;
+	uint8_t syndrome = rc->nak ? rc->nak : ack_syndrome(qp);
 	struct tp_packet packet = answer_packet(qp, TP_OP_ACK, psn, syndrome, rc->msn);
 	rc->nak = 0;
 	rc->ack_due = false;
@@ -98,7 +108,7 @@ bool tp_rc_take_ack(struct tp_qp *qp, struct tp_packet *packet)
 	struct tp_rc *rc = tp_rc_of(qp);
 	if (!rc->ack_due || rc->nak || rc->answers_count)
 		return false;
-	*packet = answer_packet(qp, TP_OP_ACK, tp_psn_add(qp->recv_psn, TP_WIRE_PSN_MASK), TP_SYN_ACK | TP_WIRE_CREDITS_INVALID, rc->msn);
+	*packet = answer_packet(qp, TP_OP_ACK, tp_psn_add(qp->recv_psn, TP_WIRE_PSN_MASK), ack_syndrome(qp), rc->msn);
 	rc->ack_due = false;
 	rc->unanswered = 0;
 	return true;
@@ -129,7 +139,7 @@ void tp_rc_answer(struct tp_qp *qp)
 		while (rc->answers_count && budget > 0 && !full) {
 			struct tp_answer *answer = answer_at(rc, 0);
 			if (answer->atomic) {
-				struct tp_packet packet = answer_packet(qp, TP_OP_ATOMIC_ACK, answer->psn, TP_SYN_ACK | TP_WIRE_CREDITS_INVALID, answer->msn);
+				struct tp_packet packet = answer_packet(qp, TP_OP_ATOMIC_ACK, answer->psn, ack_syndrome(qp), answer->msn);
 				packet.original = answer->value;
 				full = tp_burst_packet(burst, &packet) == NULL;
 				if (full)

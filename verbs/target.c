@@ -42,6 +42,15 @@ static bool take_locked(struct tp_rq *rq, struct tp_recv *recv)
 	return true;
 }
 
+uint32_t tp_target_receives_posted(struct tp_qp *qp)
+{
+	struct tp_rq *rq = qp->srq ? &qp->srq->rq : &qp->rq;
+	pthread_mutex_lock(&rq->lock);
+	uint32_t posted = rq->max_wr ? atomic_load_explicit(&rq->head, memory_order_relaxed) - rq->taken : 0;
+	pthread_mutex_unlock(&rq->lock);
+	return posted;
+}
+
 static bool take_shared(struct tp_srq *srq, struct tp_recv *recv)
 {
 	struct tp_rq *rq = &srq->rq;

@@ -1,18 +1,14 @@
-/* Datagrams. A UD QP reaches this process's QPs directly and all others by the wire; a multicast goes both ways. */
+/* Datagrams at their target, whatever way they came; and the header that their receives begin with. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <string.h>
 #include "verbs/internal.h"
 
-int (*tp_engine_wire_datagram)(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count);
-
-int (*tp_engine_wire_listen)(struct tp_port *port);
-
-/* ---- the target ---- */
-
 static bool accepts_locked(struct tp_qp *qp, const struct tp_datagram *datagram)
 {
 	if (qp->ibv.qp_type != IBV_QPT_UD || !tp_target_receives(qp))
+		return false;
+	if (datagram->dgid && tp_port_find_gid(qp->port, datagram->dgid, (int)datagram->gid_type) < 0)
 		return false;
 	if (qp->attr.qkey == datagram->qkey)
 		return true;
@@ -84,60 +80,3 @@ void tp_engine_make_grh(const struct tp_av *av, uint32_t bytes, uint8_t grh[40])
 	memcpy(grh + 8, av->sgid.raw, 16);
 	memcpy(grh + 24, av->dgid.raw, 16);
 }
-
-/* ---- the sender ---- */
-
-static int attach(struct tp_qp *qp) { return tp_engine_wire_listen ? tp_engine_wire_listen(qp->port) : 0; }
-static void stop(struct tp_qp *qp) { (void)qp; }
-
-static void deliver(struct tp_qp *qp, const struct tp_wqe *wqe, const struct tp_span *spans, int count)
-{
-	const struct tp_av *av = &wqe->ud.av;
-	uint8_t grh[40];
-	/* BTH, DETH, immediate, padding and ICRC are part of the length that the header gives. */
-	uint32_t imm = wqe->opcode == IBV_WR_SEND_WITH_IMM ? 4 : 0;
-	tp_engine_make_grh(av, 12 + 8 + imm + (uint32_t)tp_align_up(wqe->length, 4) + 4, grh);
-	struct tp_datagram datagram = { .grh = grh, .spans = spans, .nspans = count, .bytes = wqe->length, .src_qp = qp->ibv.qp_num,
-		.qkey = wqe->ud.qkey & 0x80000000u ? qp->attr.qkey : wqe->ud.qkey, .imm = imm ? wqe->imm : 0, .has_imm = imm != 0,
-		.dest_qp = wqe->ud.qpn, .solicited = wqe->flags & IBV_SEND_SOLICITED, .sl = tp_engine_packet_kind(av) };
-	struct tp_port *port = tp_card_port(qp->ibv.context, av->port);
-	bool multicast = av->dgid.raw[0] == 0xff;
-	if (multicast)
-		tp_target_multicast(port, &av->dgid, qp, &datagram);
-	if (!multicast && tp_engine_is_local(av, wqe->ud.qpn)) {
-		struct tp_qp *target = tp_qp_get(wqe->ud.qpn);
-		if (target) {
-			tp_target_datagram(target, &datagram);
-			tp_qp_put(target);
-		}
-	} else if (tp_engine_wire_datagram) {
-		tp_engine_wire_datagram(qp, wqe, spans, count);
-	}
-	tp_counter_add(port, TP_CNT_PORT_XMIT_PACKETS, 1);
-	tp_counter_add(port, multicast ? TP_CNT_MULTICAST_XMIT : TP_CNT_UNICAST_XMIT, 1);
-	tp_counter_add(port, TP_CNT_PORT_XMIT_DATA, wqe->length / 4);
-}
-
-static void run(struct tp_qp *qp)
-{
-	while (tp_qp_sends(qp) && qp->sq.exec != qp->sq.head) {
-		struct tp_wqe *wqe = tp_sq_at(&qp->sq, qp->sq.exec);
-		struct tp_span spans[TP_CARD_SGE];
-		enum ibv_wc_status status = IBV_WC_SUCCESS;
-		int count = 0;
-		if (wqe->length > tp_mtu_bytes(qp->port->mtu))
-			status = IBV_WC_LOC_LEN_ERR;
-		else if ((count = tp_wqe_enter(qp, wqe, 0, spans)) < 0)
-			status = IBV_WC_LOC_PROT_ERR;
-		qp->sq.exec++;
-		if (status == IBV_WC_SUCCESS) {
-			pthread_mutex_unlock(&qp->lock);
-			deliver(qp, wqe, spans, count);
-			pthread_mutex_lock(&qp->lock);
-			tp_span_leave(spans, count);
-		}
-		tp_sq_complete_locked(qp, status, 0);
-	}
-}
-
-const struct tp_carrier tp_datagrams = { .name = "datagrams", .attach = attach, .run = run, .stop = stop, .detach = stop };

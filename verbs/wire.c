@@ -18,6 +18,24 @@ static const uint16_t connected[32] = {
 	[TP_OP_SEND_LAST_INV] = TP_HAS_IETH | TP_HAS_PAYLOAD, [TP_OP_SEND_ONLY_INV] = TP_HAS_IETH | TP_HAS_PAYLOAD,
 };
 
+/* Each power of two, and the middle between it and the next from 4 on. */
+static const uint16_t credits[TP_WIRE_CREDITS_INVALID] = { 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+	2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768 };
+
+uint32_t tp_wire_credits(uint8_t code)
+{
+	code &= TP_SYN_VALUE;
+	return code == TP_WIRE_CREDITS_INVALID ? UINT32_MAX : credits[code];
+}
+
+uint8_t tp_wire_credits_code(uint32_t receives)
+{
+	uint8_t code = 0;
+	while (code + 1 < TP_WIRE_CREDITS_INVALID && credits[code + 1] <= receives)
+		code++;
+	return code;
+}
+
 static bool is_response(uint8_t operation) { return operation >= TP_OP_READ_FIRST && operation <= TP_OP_ATOMIC_ACK; }
 
 uint32_t tp_wire_parts(uint8_t opcode)
@@ -33,7 +51,8 @@ uint32_t tp_wire_parts(uint8_t opcode)
 		/* An acknowledgement of UC is ours alone: it says what arrived, so that a socket isn't flooded. */
 		return operation <= TP_OP_WRITE_ONLY_IMM || operation == TP_OP_ACK ? parts | TP_IS_KNOWN : 0;
 	case TP_WIRE_UD:
-		if (operation != TP_OP_SEND_ONLY && operation != TP_OP_SEND_ONLY_IMM)
+		/* So is one of UD (flow.c). */
+		if (operation != TP_OP_SEND_ONLY && operation != TP_OP_SEND_ONLY_IMM && operation != TP_OP_ACK)
 			return 0;
 		return parts | TP_HAS_DETH | TP_IS_KNOWN;
 	default:

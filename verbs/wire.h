@@ -42,6 +42,9 @@ enum tp_wire_operation {
 enum { TP_SYN_ACK = 0x00, TP_SYN_RNR = 0x20, TP_SYN_NAK = 0x60, TP_SYN_KIND = 0x60, TP_SYN_VALUE = 0x1f };
 enum { TP_NAK_SEQUENCE, TP_NAK_INVALID_REQUEST, TP_NAK_REMOTE_ACCESS, TP_NAK_REMOTE_OPERATION, TP_NAK_INVALID_RD };
 #define TP_WIRE_CREDITS_INVALID 0x1f
+/* Credits: how many more receives are there, as an acknowledgement's code (rounded down) and back; UINT32_MAX: it doesn't say. */
+uint8_t tp_wire_credits_code(uint32_t receives);
+uint32_t tp_wire_credits(uint8_t code);
 
 /* ---- packets (wire.c) ---- */
 

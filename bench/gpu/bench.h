@@ -3,6 +3,7 @@
  * Each library has a group of ranks of its own (processes, or threads of one process), which lives through the whole run. The parent
  * gives the groups one measurement after the other, so that both see the same machine; the group that isn't measured sleeps.
  *   main.c    options, groups, tables, JSON
+ *   tune.c    --tune: each kind of kernel alone, and the table of crossovers
  *   rank.c    a rank: its communicator, its buffers, measurements
  *   calls.c   the collectives: how they are called, what goes in, what should come out
  *   cuda.c    the driver, opened at run time */
@@ -87,6 +88,14 @@ struct group {
 	char device_name[64];
 	struct rank_times times[MOST_RANKS];
 };
+/* ---- main.c ---- */
+struct group *open_group(const char *name, const char *path, int nranks, int ndevices);
+struct answer measure_cell(int group, const struct cell *cell);
+int calls_for(size_t bytes);
+/* ---- tune.c ---- */
+void tune_open(const char *path, int nranks, int ndevices, size_t min_bytes, size_t max_bytes, size_t factor);     /* groups, in place of all others */
+bool tune(const struct group *any, int repeats);
+
 void rank_run(struct group *group, int rank);
 double now_us(void);
 void word_wait(_Atomic uint32_t *word, uint32_t while_it_is);

@@ -14,14 +14,14 @@
 
 #include "bench.h"
 
-enum { MOST_GROUPS = 2 };
+enum { MOST_GROUPS = 8 };
 
 static struct {
 	int nranks, ndevices, repeats, calls;
 	size_t min_bytes, max_bytes, factor;
-	bool threads, quick, cold, registers, colls[NCOLLS], modes[NMODES];
+	bool threads, quick, cold, tunes, registers, colls[NCOLLS], modes[NMODES];
 	ncclDataType_t type;
-	const char *json, *paths[MOST_GROUPS];
+	const char *json, *paths[2];
 } opt = { .nranks = 2, .ndevices = 0, .repeats = 11, .calls = 0, .min_bytes = 8, .max_bytes = (size_t)64 << 20, .factor = 8, .cold = true,
 	.registers = true, .type = ncclFloat32 };
 
@@ -51,6 +51,7 @@ static void usage(FILE *to)
 		"  --bf16            bfloat16 instead of float\n"
 		"  --no-cold --no-registered   leave these out\n"
 		"  --repeats N       the median of so many (11); --calls N: in each (by size)\n"
+		"  --tune            each kind of kernel alone, graphs, and the table of crossovers as TELPHER_CUDA_TABLE reads it\n"
 		"  --quick           few calls, small sizes: a look whether all works\n"
 		"  --json FILE       one line a measurement\n"
 		"Exit 1: something failed or gave a wrong result. TELPHER_CUDA_LIBRARY: another libcuda.so.1.\n");
@@ -66,11 +67,11 @@ static bool in_list(const char *list, const char *name)
 
 static int parse(int argc, char **argv)
 {
-	enum { OURS, NCCL, RANKS, DEVICES, THREADS, PROCESSES, MIN, MAX, FACTOR, ONLY, MODE, BF16, NO_COLD, NO_REGISTERED, REPEATS, CALLS, QUICK, JSON, HELP };
+	enum { OURS, NCCL, RANKS, DEVICES, THREADS, PROCESSES, MIN, MAX, FACTOR, ONLY, MODE, BF16, NO_COLD, NO_REGISTERED, REPEATS, CALLS, QUICK, TUNE, JSON, HELP };
 	static const struct option options[] = { { "ours", 1, 0, OURS }, { "nccl", 1, 0, NCCL }, { "ranks", 1, 0, RANKS }, { "devices", 1, 0, DEVICES },
 		{ "threads", 0, 0, THREADS }, { "processes", 0, 0, PROCESSES }, { "min", 1, 0, MIN }, { "max", 1, 0, MAX }, { "factor", 1, 0, FACTOR }, { "only", 1, 0, ONLY }, { "mode", 1, 0, MODE },
 		{ "bf16", 0, 0, BF16 }, { "no-cold", 0, 0, NO_COLD }, { "no-registered", 0, 0, NO_REGISTERED }, { "repeats", 1, 0, REPEATS },
-		{ "calls", 1, 0, CALLS }, { "quick", 0, 0, QUICK }, { "json", 1, 0, JSON }, { "help", 0, 0, HELP }, { 0, 0, 0, 0 } };
+		{ "calls", 1, 0, CALLS }, { "quick", 0, 0, QUICK }, { "tune", 0, 0, TUNE }, { "json", 1, 0, JSON }, { "help", 0, 0, HELP }, { 0, 0, 0, 0 } };
 	const char *only = NULL, *mode = "eager,graph";
 	for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
 		switch (c) {
@@ -90,6 +91,7 @@ static int parse(int argc, char **argv)
 		case NO_REGISTERED: opt.registers = false; break;
 		case REPEATS: opt.repeats = atoi(optarg); break;
 		case CALLS: opt.calls = atoi(optarg); break;
+		case TUNE: opt.tunes = true; break;
 		case QUICK: opt.quick = true; break;
 		case JSON: opt.json = optarg; break;
 		case HELP: usage(stdout); exit(0);
@@ -166,7 +168,7 @@ static void await_ranks(int i, uint32_t times)
 	}
 }
 
-static struct group *open_group(const char *name, const char *path, int nranks, int ndevices)
+struct group *open_group(const char *name, const char *path, int nranks, int ndevices)
 {
 	struct group *g = mmap(NULL, sizeof(*g), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (g == MAP_FAILED) abort();
@@ -207,7 +209,7 @@ static double median_of_slowest(const struct group *g, bool host)
 }
 
 static uint32_t orders[MOST_GROUPS];
-static struct answer measure(int i, const struct cell *cell)
+struct answer measure_cell(int i, const struct cell *cell)
 {
 	struct group *g = groups[i];
 	struct answer a = { .done = true };
@@ -232,7 +234,7 @@ static struct answer measure(int i, const struct cell *cell)
 	return a;
 }
 
-static int calls_for(size_t bytes)
+int calls_for(size_t bytes)
 {
 	if (opt.calls) return opt.calls;
 	return bytes <= 1 << 20 ? 200 : bytes <= 64 << 20 ? 20 : 5;
@@ -269,8 +271,8 @@ static bool run_table(enum coll coll, bool beside)
 		for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 			if (!opt.modes[kinds[i].mode] || (kinds[i].cold && !opt.cold) || (kinds[i].registered && !opt.registers)) continue;
 			struct cell cell = { coll, bytes, kinds[i].mode, kinds[i].registered, kinds[i].cold, calls_for(bytes), opt.repeats };
-			struct answer ours = measure(0, &cell), theirs = { .done = false };
-			if (beside) theirs = measure(1, &cell);
+			struct answer ours = measure_cell(0, &cell), theirs = { .done = false };
+			if (beside) theirs = measure_cell(1, &cell);
 			printf("%-10s %-18s |", text_of(bytes, text), kinds[i].name);
 			right &= print_answer(&ours);
 			if (beside) {
@@ -342,22 +344,28 @@ int main(int argc, char **argv)
 		fprintf(stderr, "%s: %s\n", opt.json, strerror(errno));
 		return 1;
 	}
-	open_group("telpher", opt.paths[0], opt.nranks, opt.ndevices);
 	bool beside = false;
-	if (opt.paths[1]) {
+	if (opt.tunes) {
+		opt.registers = false;
+		tune_open(opt.paths[0], opt.nranks, opt.ndevices, opt.min_bytes, opt.max_bytes, opt.factor);
+	} else {
+		open_group("telpher", opt.paths[0], opt.nranks, opt.ndevices);
+	}
+	if (opt.paths[1] && !opt.tunes) {
 		beside = opt.ndevices == opt.nranks;
 		open_group("nccl", opt.paths[1], beside ? opt.nranks : 1, beside ? opt.ndevices : 1);
 	}
 	printf("%s, %d multiprocessors; %d ranks as %s on %d of %d devices, %s\n", groups[0]->device_name, groups[0]->sms, opt.nranks,
 		opt.threads ? "threads" : "processes", opt.ndevices, there, opt.type == ncclFloat32 ? "float" : "bfloat16");
-	if (opt.paths[1] && !beside)
+	if (ngroups == 2 && !beside)
 		printf("NCCL refuses several ranks on one GPU: ours alone, and what a call and an init of one rank cost there\n");
-	for (int c = 0; c < NCOLLS; c++)
+	if (opt.tunes) tune(groups[0], opt.repeats);
+	for (int c = 0; c < NCOLLS && !opt.tunes; c++)
 		if (opt.colls[c]) right &= run_table((enum coll)c, beside);
 	printf("\n");
-	if (opt.paths[1] && !beside) {
+	if (ngroups == 2 && !beside) {
 		struct cell cell = { ALL_REDUCE, 8, EAGER, false, false, calls_for(8), opt.repeats };
-		struct answer one = measure(1, &cell);
+		struct answer one = measure_cell(1, &cell);
 		printf("nccl, 1 rank: an all-reduce of 8 B costs %.2f us of the host's, %.2f on the device\n", one.host_us, one.device_us);
 	}
 	for (int i = 0; i < ngroups; i++) close_group(i);

@@ -18,6 +18,7 @@ import time
 PORT = [21000 + os.getpid() % 500 * 20]
 LO = "127.0.0.1"
 TIMEOUT_S = 30
+MANY_TIMEOUT_S = 90
 
 
 def next_port():
@@ -36,7 +37,7 @@ def listening(port):
 
 class Bench:
     def __init__(self, args):
-        self.card, self.micro_program = args.card, args.micro
+        self.card, self.micro_program, self.idle_program = args.card, args.micro, args.idle
         # This process stays ordinary: one of real-time priority that waits for such children can lock up the kernel.
         self.prefix = ["chrt", "-r", "50"] if args.realtime else []
 
@@ -93,6 +94,33 @@ class Bench:
         numbers = self.perftest("ib_write_bw", list(arguments), carrier)
         return numbers and numbers[4]
 
+    def idle(self, carrier):
+        env = self.environment({"LD_LIBRARY_PATH": self.card, "TELPHER_VERBS_CARRIER": carrier})
+        run = subprocess.run(self.prefix + [self.idle_program], env=env, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S)
+        return float(run.stdout.split()[1]) if run.returncode == 0 else None
+
+    def many_processes(self, carrier, pairs=32):
+        """Seconds until all of the pairs, begun at once, have connected, moved 13 MB each and ended well."""
+        env = self.environment({"LD_LIBRARY_PATH": self.card, "TELPHER_VERBS_CARRIER": carrier})
+        command = ["ib_write_bw", "-x", "0", "-F", "-s", "65536", "-n", "200", "-u", "18", "-p"]
+        ports = [next_port() for _ in range(pairs)]
+        quiet = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        start = time.monotonic()
+        all_of_them = [subprocess.Popen(self.prefix + command + [str(port)], **quiet) for port in ports]
+        for port in ports:
+            while not listening(port) and time.monotonic() < start + MANY_TIMEOUT_S:
+                time.sleep(0.01)
+        all_of_them += [subprocess.Popen(self.prefix + command + [str(port), LO], **quiet) for port in ports]
+        good = True
+        for process in all_of_them:
+            try:
+                good &= process.wait(max(0.1, start + MANY_TIMEOUT_S - time.monotonic())) == 0
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                good = False
+        return time.monotonic() - start if good else None
+
     def ucx(self, tls, test, size, count):
         port = next_port()
         env = self.environment({"UCX_TLS": tls, "UCX_NET_DEVICES": "lo" if "tcp" in tls else "all", "UCX_WARN_UNUSED_ENV_VARS": "n"})
@@ -141,6 +169,10 @@ def measurements(bench, mapped):
         add(f"{where}: ib_write_bw 8 B in lists of 16", group, "M/s", lambda c=carrier: bench.rate(c, "-s", "8", "-l", "16", "-n", "160000"))
     add("same machine: ib_write_lat 8 B, shared memory", "machine", "us",
         lambda: bench.lat("ib_write_lat", "auto", "-s", "8", f"--mmap={mapped}"))
+    for carrier, group, where in (("auto", "machine", "same machine"), ("wire", "wire", "wire, loopback")):
+        add(f"{where}: ib_write_bw 4 KB, 1,000 QPs", group, "Gb/s", lambda c=carrier: bench.bw("ib_write_bw", c, "-s", "4096", "-q", "1000", "-n", "40", "-u", "18"))
+        add(f"{where}: 64 processes", group, "s", lambda c=carrier: bench.many_processes(c))
+        add(f"{where}: idle, connected", group, "% CPU", lambda c=carrier: bench.idle(c))
     add("wire, loopback: ib_write_bw both ways", "wire", "Gb/s", lambda: bench.bw("ib_write_bw", "wire", *wire, "-b"))
     add("wire, loopback: ib_write_bw, 1 % lost", "wire", "Gb/s", lambda: bench.bw("ib_write_bw", "wire", *wire, "-u", "18", fault="drop=0.01"))
     add("wire, loopback: ib_read_bw, 1 % lost", "wire", "Gb/s", lambda: bench.bw("ib_read_bw", "wire", *wire, "-u", "18", fault="drop=0.01"))
@@ -149,6 +181,10 @@ def measurements(bench, mapped):
     add("memcpy 1 MB", "both", "Gb/s", lambda: bench.micro("copy").get("memcpy_gbps"))
     add("process_vm_writev 1 MB", "both", "Gb/s", lambda: bench.micro("vm").get("vm_writev_gbps"))
     add("process_vm_writev 8 B", "both", "us", lambda: bench.micro("vm").get("vm_writev_8_us"))
+    add("process_vm_writev 8 B in lists of 16", "both", "M/s", lambda: bench.micro("vm").get("vm_writev_list_mps"))
+    add("flag in shared memory", "both", "us", lambda: bench.micro("flag").get("flag_us"))
+    add("UDP, 4 KB segmented", "both", "Gb/s", lambda: bench.micro("bulk").get("udp_gbps"))
+    add("UDP, 4 KB segmented, CRC", "both", "Gb/s", lambda: bench.micro("bulk_crc").get("udp_crc_gbps"))
     add("UDP, both spin, 40 B", "both", "us", lambda: bench.micro("udp").get("udp_us"))
     add("TCP (iperf3)", "both", "Gb/s", lambda: bench.iperf(False))
     add("UDP (iperf3, what arrived)", "both", "Gb/s", lambda: bench.iperf(True))
@@ -159,22 +195,50 @@ def measurements(bench, mapped):
     return out
 
 
+MACHINE_BW, WIRE_BW = "same machine: ib_write_bw 1 MB", "wire, loopback: ib_write_bw 64 KB, MTU 4096"
 # ours, the other
 RATIOS = [
-    ("same machine: ib_write_bw 1 MB", "process_vm_writev 1 MB"),
-    ("same machine: ib_write_bw 1 MB", "memcpy 1 MB"),
-    ("same machine: ib_write_bw 1 MB", "UCX shared memory: put 1 MB"),
+    (MACHINE_BW, "process_vm_writev 1 MB"),
+    (MACHINE_BW, "memcpy 1 MB"),
+    (MACHINE_BW, "UCX shared memory: put 1 MB"),
     ("same machine: ib_write_lat 8 B", "process_vm_writev 8 B"),
     ("same machine: ib_write_lat 8 B", "UCX shared memory: put 8 B"),
+    ("same machine: ib_write_lat 8 B, shared memory", "flag in shared memory"),
+    ("same machine: ib_send_lat 8 B", "flag in shared memory"),
     ("same machine: ib_send_lat 8 B", "UCX shared memory: tag 8 B"),
-    ("wire, loopback: ib_write_bw 64 KB, MTU 4096", "TCP (iperf3)"),
-    ("wire, loopback: ib_write_bw 64 KB, MTU 4096", "UDP (iperf3, what arrived)"),
-    ("wire, loopback: ib_write_bw 64 KB, MTU 4096", "UCX TCP: put 1 MB"),
+    ("same machine: ib_write_bw 8 B in lists of 16", "process_vm_writev 8 B in lists of 16"),
+    (WIRE_BW, "UDP, 4 KB segmented, CRC"),
+    (WIRE_BW, "UDP, 4 KB segmented"),
+    (WIRE_BW, "TCP (iperf3)"),
+    (WIRE_BW, "UDP (iperf3, what arrived)"),
+    (WIRE_BW, "UCX TCP: put 1 MB"),
+    ("wire, loopback: ib_write_bw both ways", "UDP, 4 KB segmented, CRC"),
     ("wire, loopback: ib_write_lat 8 B", "UDP, both spin, 40 B"),
     ("wire, loopback: ib_send_lat 8 B", "UCX TCP: tag 8 B"),
-    ("wire, loopback: ib_write_bw, 1 % lost", "wire, loopback: ib_write_bw 64 KB, MTU 4096"),
+    ("wire, loopback: ib_write_bw, 1 % lost", WIRE_BW),
     ("wire, loopback: ib_read_bw, 1 % lost", "wire, loopback: ib_read_bw 64 KB, MTU 4096"),
 ]
+
+# What it is to reach on two cores: ours, the other's (None: nothing, the figure itself), more or less than.
+AIMS = [
+    (MACHINE_BW, "process_vm_writev 1 MB", ">", 0.8),
+    ("same machine: ib_write_lat 8 B", None, "<", 2.5),
+    ("same machine: ib_write_lat 8 B, shared memory", None, "<", 0.6),
+    ("same machine: ib_send_lat 8 B", None, "<", 0.9),
+    ("same machine: ib_write_bw 8 B in lists of 16", None, ">", 2.0),
+    (WIRE_BW, None, ">", 12.0),
+    ("wire, loopback: ib_write_lat 8 B", None, "<", 6.0),
+    ("wire, loopback: ib_write_bw, 1 % lost", WIRE_BW, ">", 0.5),
+    ("wire, loopback: ib_read_bw, 1 % lost", "wire, loopback: ib_read_bw 64 KB, MTU 4096", ">", 0.5),
+    ("same machine: idle, connected", None, "<", 0.1),
+    ("wire, loopback: idle, connected", None, "<", 0.1),
+]
+
+
+def figure(cells, ours, other):
+    if not cells.get(ours) or (other and not cells.get(other)):
+        return None
+    return statistics.median(cells[ours]) / (statistics.median(cells[other]) if other else 1)
 
 
 def report(cells, plan, args):
@@ -193,9 +257,22 @@ def report(cells, plan, args):
     lines.append("")
     lines.append("Ours over the other's: of a rate, more than 1 is faster; of a time, less.")
     for ours, other in RATIOS:
-        if cells.get(ours) and cells.get(other):
-            ratio = statistics.median(cells[ours]) / statistics.median(cells[other])
+        ratio = figure(cells, ours, other)
+        if ratio is not None:
             lines.append(f"{ours:{width}}  {ratio:9.2f} of {other}")
+    lines.append("")
+    lines.append("What it is to reach (two cores):")
+    for ours, other, sign, aim in AIMS:
+        if ours not in plan:
+            continue
+        value = figure(cells, ours, other)
+        reached = value is not None and (value > aim if sign == ">" else value < aim)
+        shown = "failed" if value is None else f"{value:.2f}"
+        lines.append(f"{ours:{width}}  {shown:>9} {sign} {aim:g} {'of ' + other if other else plan[ours][1]}: {'yes' if reached else 'NO'}")
+    lost = [f"{name} ({args.rounds - len(cells.get(name, []))} of {args.rounds})" for name in plan if len(cells.get(name, [])) < args.rounds]
+    if lost:
+        lines.append("")
+        lines.append("Failed: " + ", ".join(lost))
     return "\n".join(lines) + "\n"
 
 
@@ -203,6 +280,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--card", required=True, help="folder of libibverbs.so.1")
     parser.add_argument("--micro", required=True, help="the program that micro.c becomes")
+    parser.add_argument("--idle", required=True, help="the program that idle.c becomes")
     parser.add_argument("--results", required=True, help="folder for the table and the JSON")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--realtime", action="store_true", help="give the programs real-time priority, where permitted")

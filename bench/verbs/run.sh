@@ -16,10 +16,13 @@ need python3 python3-minimal
 need ib_write_bw perftest
 need ucx_perftest ucx-utils
 need iperf3 iperf3
+[ -e /usr/include/infiniband/verbs.h ] || missing+=(libibverbs-dev)
 if [ -z "${TELPHER_BUILD:-}" ]; then
 	need cmake cmake
 	need ninja ninja-build
-	[ -e /usr/include/infiniband/verbs.h ] || missing+=(libibverbs-dev)
+	[ -e /usr/include/rdma/rdma_cma.h ] || missing+=(librdmacm-dev)
+	[ -e /usr/include/popt.h ] || missing+=(libpopt-dev)
+	[ -e /usr/include/cjson/cJSON.h ] || missing+=(libcjson-dev)
 	[ -e /usr/include/sodium.h ] || missing+=(libsodium-dev)
 fi
 if [ ${#missing[@]} -gt 0 ]; then
@@ -30,11 +33,12 @@ if [ ${#missing[@]} -gt 0 ]; then
 		{ tail -5 "$out/install.log" >&2; exit 1; }
 fi
 
-gcc -std=c17 -D_GNU_SOURCE -O2 -Wall -Wextra "$here/micro.c" -o "$out/micro"
+gcc -std=c17 -D_GNU_SOURCE -O2 -Wall -Wextra -I"$source_dir" "$here/micro.c" "$source_dir/verbs/crc.c" -lpthread -o "$out/micro"
 build=${TELPHER_BUILD:-$out/telpher}
 if [ -z "${TELPHER_BUILD:-}" ]; then
 	cmake -S "$source_dir" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTELPHER_TESTS=OFF -DTELPHER_BENCH=OFF >"$out/build.log" 2>&1 &&
 		ninja -C "$build" ibverbs rdmacm telpher-verbs-keeper telpher-verbs-preload >>"$out/build.log" 2>&1 ||
 		{ tail -20 "$out/build.log" >&2; exit 1; }
 fi
-exec python3 "$here/measure.py" --card "$build/lib/telpher-verbs" --micro "$out/micro" --results "$here/results" "$@"
+gcc -std=c17 -D_GNU_SOURCE -O2 -Wall -Wextra "$here/idle.c" -L"$build/lib/telpher-verbs" -libverbs -o "$out/idle"
+exec python3 "$here/measure.py" --card "$build/lib/telpher-verbs" --micro "$out/micro" --idle "$out/idle" --results "$here/results" "$@"

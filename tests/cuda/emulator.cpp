@@ -105,6 +105,10 @@ void run_coroutine(coroutine *c);
 __thread struct tp_emulated *tp_emulated_now;
 #ifdef TP_EMULATE_TSAN
 uint32_t tp_emulated_fence;
+bool tp_emulated_others;
+void tp_emulator_others() { __atomic_store_n(&tp_emulated_others, true, __ATOMIC_RELAXED); }
+#else
+void tp_emulator_others() { }
 #endif
 
 void tp_emulated_die(const char *format, ...)
@@ -280,11 +284,27 @@ void die_of_barrier(const std::vector<coroutine *> &all)
 	tp_emulated_die("nobody can run");
 }
 
-/* Waiting for another kernel: let its thread run. */
+uint64_t now_us()
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* Waiting for another kernel: let its thread run. A yield is the quickest way where nobody else is there. Where other programs run it costs
+ * the thread its share of the processor (a whole slice, since Linux 6.18: milliseconds a turn), and a short sleep doesn't: after a yield
+ * that took long, some turns sleep. */
 void idle_turn(unsigned turns)
 {
-	if (turns < 20000) { sched_yield(); return; }
-	struct timespec pause = { 0, 50000 };
+	thread_local unsigned sleeps = 0;
+	if (sleeps == 0 && turns < 20000) {
+		uint64_t before = now_us();
+		sched_yield();
+		if (now_us() - before > 200) sleeps = 100;
+		return;
+	}
+	if (sleeps > 0) sleeps--;
+	struct timespec pause = { 0, turns < 20000 ? 10000 : 50000 };
 	nanosleep(&pause, nullptr);
 }
 

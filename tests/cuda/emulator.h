@@ -61,15 +61,16 @@ TP_DEVICE bool tp_warp_any(bool x) { return x; }
 TP_DEVICE bool tp_warp_all(bool x) { return x; }
 TP_DEVICE void tp_nap(unsigned turn, bool) { tp_emulated_nap(turn); }
 
-TP_DEVICE uint32_t tp_load_acquire(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-TP_DEVICE void tp_store_release(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
-TP_DEVICE uint64_t tp_load_acquire64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-TP_DEVICE void tp_store_release64(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
-TP_DEVICE uint32_t tp_load_relaxed(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 #ifdef TP_EMULATE_TSAN
 /* The thread sanitizer knows no fences: a fence is an acquire and release of one place, and a relaxed store after one is a
- * releasing store. */
+ * releasing store. Nor does it see other processes: what one coroutine reads and another one later overwrites, because a peer's
+ * answer came, would be a race. Once other processes take part, that place is their clock too: who publishes anything tells it,
+ * who acquires anything hears from it. Ranks that are threads of one process are seen exactly. */
 extern uint32_t tp_emulated_fence;
+extern bool tp_emulated_others;
+TP_DEVICE bool tp_emulated_together() { return __atomic_load_n(&tp_emulated_others, __ATOMIC_RELAXED); }
+TP_DEVICE void tp_emulated_tell() { if (tp_emulated_together()) __atomic_fetch_add(&tp_emulated_fence, 1, __ATOMIC_RELEASE); }
+TP_DEVICE void tp_emulated_hear() { if (tp_emulated_together()) (void)__atomic_load_n(&tp_emulated_fence, __ATOMIC_ACQUIRE); }
 TP_DEVICE void tp_fence() { tp_emulated_now->fenced = true; __atomic_fetch_add(&tp_emulated_fence, 1, __ATOMIC_ACQ_REL); }
 TP_DEVICE void tp_store_relaxed(uint32_t *p, uint32_t v)
 {
@@ -77,9 +78,34 @@ TP_DEVICE void tp_store_relaxed(uint32_t *p, uint32_t v)
 	else __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
 #else
+TP_DEVICE void tp_emulated_tell() { }
+TP_DEVICE void tp_emulated_hear() { }
 TP_DEVICE void tp_fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 TP_DEVICE void tp_store_relaxed(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 #endif
+TP_DEVICE uint32_t tp_load_relaxed(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+TP_DEVICE uint32_t tp_load_acquire(const uint32_t *p)
+{
+	uint32_t v = __atomic_load_n(p, __ATOMIC_ACQUIRE);
+	tp_emulated_hear();
+	return v;
+}
+TP_DEVICE uint64_t tp_load_acquire64(const uint64_t *p)
+{
+	uint64_t v = __atomic_load_n(p, __ATOMIC_ACQUIRE);
+	tp_emulated_hear();
+	return v;
+}
+TP_DEVICE void tp_store_release(uint32_t *p, uint32_t v)
+{
+	tp_emulated_tell();
+	__atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+TP_DEVICE void tp_store_release64(uint64_t *p, uint64_t v)
+{
+	tp_emulated_tell();
+	__atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
 TP_DEVICE uint32_t tp_add_device(uint32_t *p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 
 struct alignas(16) tp_four { uint32_t x, y, z, w; };

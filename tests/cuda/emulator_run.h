@@ -14,6 +14,8 @@ size_t tp_emulator_kernels(const struct tp_emulated_kernel **out);              
 /* Runs a kernel on the calling thread, to its end. threads: as a GPU counts, a multiple of 32. resident: blocks that run at once; a
  * block beyond starts when one ends. args are copied. */
 void tp_emulator_launch(const struct tp_emulated_kernel *kernel, int blocks, int threads, int resident, const void *args);
+/* From now on kernels of other processes may write to this one's memory, and read it: for the thread sanitizer (emulator.h). */
+void tp_emulator_others(void);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
 /* Memory: what every address is. Device memory lies in one arena a device and process, a sparse memory file that other
  * processes can map (IPC); freed addresses are used again at once, as CUDA does. New memory is rubbish. Under the address
  * sanitizer what isn't allocated is poisoned, so that kernels are checked too. */
+#include "emulator_run.h"
 #include "fake.h"
 
 #include <stdlib.h>
@@ -292,6 +293,7 @@ CUresult cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned int flags)
 	m.ordinal = context->ordinal;
 	m.context = context;
 	add_memory(m);
+	tp_emulator_others();           /* it may be shared */
 	return CUDA_SUCCESS;
 }
 

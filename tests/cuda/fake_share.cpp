@@ -1,5 +1,6 @@
 /* Virtual memory management (each allocation a memory file, mapped at reserved addresses), and IPC: a handle names the
  * process, its arena's descriptor and the place. */
+#include "emulator_run.h"
 #include "fake.h"
 
 #include <fcntl.h>
@@ -243,6 +244,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void 
 	b->properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 	b->properties.location = { CU_MEM_LOCATION_TYPE_DEVICE, ordinal < 0 ? 0 : ordinal };
 	b->properties.win32HandleMetaData = b;          /* imported: not counted as this process's */
+	tp_emulator_others();
 	*out = next_handle++;
 	blocks[*out] = b;
 	return CUDA_SUCCESS;
@@ -341,6 +343,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned
 	void *map = mmap(nullptr, map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)(h.offset - skip));
 	close(fd);
 	if (map == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
+	tp_emulator_others();
 	memory added;
 	added.base = (uintptr_t)map + skip;
 	added.bytes = h.bytes;

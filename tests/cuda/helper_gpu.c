@@ -147,6 +147,16 @@ bool gpu_run(const struct gpu_options *options, gpu_body body, void *arg)
 	return ranks_run(&o, be_rank, &run);
 }
 
+void gpu_everywhere(gpu_body body, int nranks)
+{
+	for (int i = 0; i < 4; i++) {
+		struct gpu_options o = { .nranks = nranks, .threads = i % 2, .ndevices = i < 2 ? 1 : nranks };
+		assert_true(gpu_run(&o, body, NULL));
+	}
+	struct gpu_options hosts = { .nranks = nranks, .nhosts = 2 };
+	assert_true(gpu_run(&hosts, body, NULL));
+}
+
 CUdeviceptr gpu_take(struct gpu_rank *g, size_t bytes, size_t skew)
 {
 	struct ranks *r = g->r;

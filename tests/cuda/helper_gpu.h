@@ -66,6 +66,8 @@ struct gpu_options {
 };
 typedef void (*gpu_body)(struct gpu_rank *g);
 bool gpu_run(const struct gpu_options *options, gpu_body body, void *arg);
+/* In processes and in threads, on one GPU and on several, and in processes on two hosts; asserts that all ends well. */
+void gpu_everywhere(gpu_body body, int nranks);
 /* Device memory from the rank's pool, 256-byte aligned plus skew bytes; all of it again after gpu_reset. */
 CUdeviceptr gpu_take(struct gpu_rank *g, size_t bytes, size_t skew);
 void gpu_reset(struct gpu_rank *g);

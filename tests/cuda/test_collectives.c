@@ -59,6 +59,8 @@ static const struct way ways[] = {
 	{ "4 processes, GPUs in pairs", 4, false, 4, 1, 5, "FAKE_CUDA_PEER_GROUP=2", NULL },
 	{ "3 threads, GPUs that don't reach each other", 3, true, 3, 1, 5, "FAKE_CUDA_PEER_GROUP=1", NULL },
 	{ "3 processes, NCCL_P2P_DISABLE", 3, false, 3, 1, 5, "NCCL_P2P_DISABLE=1", NULL },
+	{ "4 processes, large messages' kernels", 4, false, 1, 1, 3, "TELPHER_LL128=on", "TELPHER_CUDA_TABLE=one_shot=0:0,two_shot=0:1G,stream=1,two_step_from=1" },
+	{ "5 threads, large messages' kernels", 5, true, 1, 1, 7, "TELPHER_LL128=on", "TELPHER_CUDA_TABLE=one_shot=0:0,two_shot=0:1G,stream=1,two_step_from=1" },
 	{ "4 processes, 2 hosts", 4, false, 1, 2, 5, NULL, NULL },
 	{ "3 processes, 3 hosts", 3, false, 1, 3, 5, NULL, NULL },
 };

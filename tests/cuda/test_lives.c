@@ -69,16 +69,6 @@ static void *abort_soon(void *arg)
 	return NULL;
 }
 
-static void everywhere(gpu_body body, int nranks)
-{
-	for (int i = 0; i < 4; i++) {
-		struct gpu_options o = { .nranks = nranks, .threads = i % 2, .ndevices = i < 2 ? 1 : nranks };
-		assert_true(gpu_run(&o, body, NULL));
-	}
-	struct gpu_options hosts = { .nranks = nranks, .nhosts = 2 };
-	assert_true(gpu_run(&hosts, body, NULL));
-}
-
 /* ---- abort ---- */
 
 static void abort_while_spinning(struct gpu_rank *g)
@@ -112,7 +102,7 @@ static void abort_while_spinning(struct gpu_rank *g)
 static void abort_ends_kernels_that_spin(void **state)
 {
 	(void)state;
-	everywhere(abort_while_spinning, 2);
+	gpu_everywhere(abort_while_spinning, 2);
 }
 
 /* ---- death ---- */
@@ -213,9 +203,9 @@ static void one_never_calls_and_leaves(struct gpu_rank *g)
 static void calls_that_differ_are_named(void **state)
 {
 	(void)state;
-	everywhere(counts_differ, 2);
-	everywhere(collectives_differ, 3);
-	everywhere(sizes_differ, 2);
+	gpu_everywhere(counts_differ, 2);
+	gpu_everywhere(collectives_differ, 3);
+	gpu_everywhere(sizes_differ, 2);
 }
 
 static void a_rank_that_left_is_named(void **state)
@@ -246,7 +236,7 @@ static void split_and_use(struct gpu_rank *g)
 static void a_split_communicator_works_beside_its_parent(void **state)
 {
 	(void)state;
-	everywhere(split_and_use, 4);
+	gpu_everywhere(split_and_use, 4);
 }
 
 static void shrink_away_the_silent(struct gpu_rank *g)
@@ -272,7 +262,7 @@ static void shrink_away_the_silent(struct gpu_rank *g)
 static void what_spins_is_ended_and_the_rest_goes_on(void **state)
 {
 	(void)state;
-	everywhere(shrink_away_the_silent, 3);
+	gpu_everywhere(shrink_away_the_silent, 3);
 }
 
 static void revoke_it(struct gpu_rank *g)
@@ -295,7 +285,7 @@ static void revoke_it(struct gpu_rank *g)
 static void a_revoked_communicator_ends_and_refuses(void **state)
 {
 	(void)state;
-	everywhere(revoke_it, 2);
+	gpu_everywhere(revoke_it, 2);
 }
 
 /* ---- good ends ---- */
@@ -318,7 +308,7 @@ static void come_and_go(struct gpu_rank *g)
 static void ranks_leave_when_they_like(void **state)
 {
 	(void)state;
-	everywhere(come_and_go, 3);
+	gpu_everywhere(come_and_go, 3);
 }
 
 static void destroy_before_the_graph(struct gpu_rank *g)
@@ -348,7 +338,7 @@ static void destroy_before_the_graph(struct gpu_rank *g)
 static void a_graph_may_outlive_its_communicator(void **state)
 {
 	(void)state;
-	everywhere(destroy_before_the_graph, 2);
+	gpu_everywhere(destroy_before_the_graph, 2);
 }
 
 /* ---- non-blocking ---- */
@@ -357,7 +347,7 @@ static void settle(struct gpu_rank *g, ncclComm_t comm)
 {
 	struct ranks *r = g->r;
 	ncclResult_t state = ncclInProgress;
-	uint64_t end = ranks_now_ms() + 20000;
+	uint64_t end = ranks_now_ms() + (uint64_t)ranks_patience_ms(20000);
 	while (state == ncclInProgress) {
 		REQUIRE_OK(ncclCommGetAsyncError(comm, &state));
 		REQUIRE(ranks_now_ms() < end);
@@ -390,7 +380,7 @@ static void without_blocking(struct gpu_rank *g)
 static void nothing_blocks_that_need_not(void **state)
 {
 	(void)state;
-	everywhere(without_blocking, 2);
+	gpu_everywhere(without_blocking, 2);
 }
 
 /* ---- one thread, one GPU ---- */
@@ -539,63 +529,6 @@ static void an_error_of_cuda_names_call_device_and_rank(void **state)
 	assert_true(gpu_run(&o, a_launch_fails, NULL));
 }
 
-/* ---- memory ---- */
-
-/* Sums of rank + 1 everywhere, in place and not, from the window's beginning and not. */
-static void sum_in_window(struct gpu_rank *g, void *window, size_t count, size_t offset, bool in_place)
-{
-	struct ranks *r = g->r;
-	int32_t *in = (int32_t *)window + offset, *out = in_place ? in : in + count;
-	int32_t *result = malloc(count * sizeof(*result));
-	CUDA_OK(MemsetD32Async((CUdeviceptr)(uintptr_t)in, (unsigned)r->rank + 1, count, g->streams[0]));
-	REQUIRE_OK(ncclAllReduce(in, out, count, ncclInt32, ncclSum, g->comm, GPU_STREAM(g, 0)));
-	gpu_get(g, result, (CUdeviceptr)(uintptr_t)out, count * sizeof(*result));
-	for (size_t k = 0; k < count; k++) REQUIRE(result[k] == r->nranks * (r->nranks + 1) / 2);
-	CUDA_OK(MemsetD32Async((CUdeviceptr)(uintptr_t)in, (unsigned)r->rank + 1, count, g->streams[0]));
-	size_t part = count / (size_t)r->nranks;
-	REQUIRE_OK(ncclReduceScatter(in, out + (in_place ? part * (size_t)r->rank : 0), part, ncclInt32, ncclSum, g->comm, GPU_STREAM(g, 0)));
-	gpu_get(g, result, (CUdeviceptr)(uintptr_t)(out + (in_place ? part * (size_t)r->rank : 0)), part * sizeof(*result));
-	for (size_t k = 0; k < part; k++) REQUIRE(result[k] == r->nranks * (r->nranks + 1) / 2);
-	free(result);
-}
-
-static void memory_and_windows(struct gpu_rank *g)
-{
-	struct ranks *r = g->r;
-	enum { BYTES = 4 << 20 };
-	void *buffer, *handle, *none = &none;
-	ncclWindow_t window = NULL;
-	REQUIRE_OK(ncclMemAlloc(&none, 0));
-	REQUIRE(!none);
-	REQUIRE_OK(ncclMemAlloc(&buffer, BYTES));
-	ranks_barrier(r);
-	sum_in_window(g, buffer, 100000, 0, true);
-	REQUIRE_OK(ncclCommRegister(g->comm, buffer, BYTES, &handle));
-	REQUIRE_OK(ncclCommWindowRegister(g->comm, buffer, BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
-	for (int i = 0; i < 2; i++) {
-		sum_in_window(g, buffer, 5000, 0, i);
-		sum_in_window(g, buffer, 400000, 0, i);
-		sum_in_window(g, buffer, 400000, 4 * 77, i);
-		sum_in_window(g, buffer, 400001, 1, i);
-	}
-	ranks_barrier(r);
-	REQUIRE_OK(ncclCommWindowDeregister(g->comm, window));
-	REQUIRE_IS(ncclCommWindowDeregister(g->comm, window), ncclInvalidArgument);
-	sum_in_window(g, buffer, 400000, 0, true);
-	REQUIRE_OK(ncclCommDeregister(g->comm, handle));
-	ranks_barrier(r);
-	REQUIRE_OK(ncclMemFree(buffer));
-	ranks_barrier(r);
-}
-
-static void memory_of_the_librarys_own_registers_and_makes_windows(void **state)
-{
-	(void)state;
-	everywhere(memory_and_windows, 2);
-	struct gpu_options o = { .nranks = 4, .ndevices = 4 };
-	assert_true(gpu_run(&o, memory_and_windows, NULL));
-}
-
 int main(int argc, char **argv)
 {
 	gpu_need();
@@ -608,7 +541,6 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_graph_may_outlive_its_communicator), cmocka_unit_test(nothing_blocks_that_need_not),
 		cmocka_unit_test(one_thread_serves_all_ranks), cmocka_unit_test(ranks_of_one_gpu_need_streams_of_their_own),
 		cmocka_unit_test(blocking_launches_are_refused_at_init), cmocka_unit_test(an_error_of_cuda_names_call_device_and_rank),
-		cmocka_unit_test(memory_of_the_librarys_own_registers_and_makes_windows),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

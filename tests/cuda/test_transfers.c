@@ -200,6 +200,12 @@ static void on_several_gpus(void **state)
 	assert_true(run(4, false, 4, 1, "FAKE_CUDA_PEER_GROUP=2"));
 	assert_true(run(2, false, 1, 1, "FAKE_CUDA_VMM=0"));
 }
+static void by_lines_of_128_bytes(void **state)
+{
+	(void)state;
+	for (int n = 2; n <= MOST_RANKS; n = n < 4 ? n + 1 : 2 * n) assert_true(run(n, false, 1, 1, "TELPHER_LL128=on"));
+	assert_true(run(4, true, 2, 1, "TELPHER_LL128=on"));
+}
 static void between_hosts(void **state)
 {
 	(void)state;
@@ -211,6 +217,6 @@ int main(void)
 {
 	gpu_need();
 	const struct CMUnitTest tests[] = { cmocka_unit_test(in_processes), cmocka_unit_test(in_threads), cmocka_unit_test(on_several_gpus),
-		cmocka_unit_test(between_hosts) };
+		cmocka_unit_test(by_lines_of_128_bytes), cmocka_unit_test(between_hosts) };
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,7 @@
 #include "exec/helper_cuda.h"
 #include "exec/helper_reduce.h"
 
-enum { CHANNELS = 5, POOL_BYTES = 8 << 20, MOST = 4096 };
+enum { CHANNELS = 5, POOL_BYTES = 8 << 20, MOST = 4096, ROUNDS = 10 };
 
 struct message { int from, to; size_t bytes; uint32_t number; };
 struct group { struct message *all; int count; };
@@ -104,7 +104,7 @@ static int random_groups(struct world *world)
 	struct group g = { .all = malloc(MOST * sizeof(*g.all)) };
 	uint64_t common = 77 + (unsigned)world->nranks, own = 1000 + (unsigned)world->rank;
 	WORLD_CHECK(g.all && cuda_open(world, CHANNELS, *ndevices, POOL_BYTES, &c));
-	for (int round = 0; round < 24; round++) {
+	for (int round = 0; round < ROUNDS; round++) {
 		draw_group(&common, world->nranks, (int)(reduce_draw(&common) % (unsigned)(6 * world->nranks)), 300000, &g);
 		int failed = run_group(world, &c, &g, &own);
 		if (failed) return failed;

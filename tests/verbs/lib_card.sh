@@ -16,7 +16,7 @@ if [ -z "$card_preload" ] && objdump -T "$CARD/libibverbs.so.1" | grep -qE '\*UN
 	exit 77
 fi
 on_card() {
-	LD_LIBRARY_PATH=$CARD LD_PRELOAD=$card_preload ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=report_signal_unsafe=0 "$@"
+	LD_LIBRARY_PATH=$CARD LD_PRELOAD=$card_preload ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS="${TSAN_OPTIONS-} report_signal_unsafe=0" "$@"
 }
 # As `telpher verbs run`, and under a sanitizer too, with its runtime in front of all.
 run_on_card() {
@@ -24,7 +24,7 @@ run_on_card() {
 		"$BUILD_DIR/bin/telpher" verbs run "$@"
 	else
 		LD_LIBRARY_PATH=$CARD LD_PRELOAD="$card_preload $CARD/libtelpher-verbs-preload.so $CARD/librdmacm.so.1" ASAN_OPTIONS=detect_leaks=0 \
-			TSAN_OPTIONS=report_signal_unsafe=0 "$@"
+			TSAN_OPTIONS="${TSAN_OPTIONS-} report_signal_unsafe=0" "$@"
 	fi
 }
 need() { command -v "$1" >/dev/null 2>&1 || { echo "$1 is not installed (Debian: $2)"; exit 77; }; }

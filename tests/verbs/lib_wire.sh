@@ -15,14 +15,14 @@ pair() {
 	local address=$1 server client status
 	shift
 	TCP_PORT=$((TCP_PORT + 1))
-	on_card timeout 60 $at_server "$@" -p $TCP_PORT >"$WORK/server" 2>&1 &
+	on_card timeout 120 $at_server "$@" -p $TCP_PORT >"$WORK/server" 2>&1 &
 	server=$!
 	for _ in $(seq 100); do
 		$at_server grep -qi ":$(printf %04X $TCP_PORT) .* 0A " /proc/net/tcp /proc/net/tcp6 && break
 		kill -0 $server 2>/dev/null || break
 		sleep 0.05
 	done
-	on_card timeout 60 $at_client "$@" -p $TCP_PORT "$address" >"$WORK/client" 2>&1
+	on_card timeout 120 $at_client "$@" -p $TCP_PORT "$address" >"$WORK/client" 2>&1
 	client=$?
 	wait $server
 	status=$?

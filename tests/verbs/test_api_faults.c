@@ -25,7 +25,10 @@ static void wake_control(void)
 static int connect_self(void)
 {
 	struct sockaddr_un name = { .sun_family = AF_UNIX };
-	int length = snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "telpher-verbs/1/%u/control/%d", geteuid(), getpid());
+	struct stat pidns;
+	assert_int_equal(stat("/proc/self/ns/pid", &pidns), 0);
+	int length = snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "telpher-verbs/1/%u/control/%d/%llu", geteuid(), getpid(),
+		(unsigned long long)pidns.st_ino);
 	int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	assert_true(s >= 0);
 	assert_int_equal(connect(s, (struct sockaddr *)&name, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)), 0);

@@ -2,9 +2,12 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 #include <rdma/rdma_cma.h>
 #include "verbs/helper_api.h"
@@ -223,6 +226,200 @@ static void a_refusal_brings_its_reason_and_data(void **state)
 	close_ends(&ends);
 }
 
+static struct rdma_cm_id *next_request(struct ends *ends)
+{
+	struct rdma_cm_event *event = next(ends->server_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	ends->server = event->id;
+	cm.ack_event(event);
+	return ends->server;
+}
+
+static void connect_ends(struct ends *ends, uint16_t port)
+{
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
+	open_ends(ends, port, 0);
+	make_qp(ends->client);
+	assert_int_equal(cm.connect(ends->client, &param), 0);
+	make_qp(next_request(ends));
+	assert_int_equal(cm.accept(ends->server, &param), 0);
+	pass(ends->client_channel, RDMA_CM_EVENT_ESTABLISHED);
+	pass(ends->server_channel, RDMA_CM_EVENT_ESTABLISHED);
+}
+
+/* As programs do: ibv_destroy_qp, which the manager doesn't hear of, and id->qp goes on to name what isn't there. */
+static void a_queue_pair_that_its_program_destroyed_is_left_alone(void **state)
+{
+	(void)state;
+	struct ends ends;
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
+	/* Before the peer parts, and at the same time. */
+	for (int i = 0; i < 20; i++) {
+		connect_ends(&ends, PORT + 5);
+		if (i % 2)
+			assert_int_equal(ibv_destroy_qp(ends.client->qp), 0);
+		assert_int_equal(cm.disconnect(ends.server), 0);
+		if (i % 2 == 0)
+			assert_int_equal(ibv_destroy_qp(ends.client->qp), 0);
+		pass(ends.client_channel, RDMA_CM_EVENT_DISCONNECTED);
+		pass(ends.server_channel, RDMA_CM_EVENT_DISCONNECTED);
+		ends.client->qp = NULL;
+		cm.destroy_qp(ends.client);
+		cm.destroy_qp(ends.server);
+		assert_int_equal(cm.destroy_id(ends.server), 0);
+		close_ends(&ends);
+	}
+	/* Before the peer answers: there is nothing to connect. */
+	open_ends(&ends, PORT + 5, 0);
+	make_qp(ends.client);
+	assert_int_equal(cm.connect(ends.client, &param), 0);
+	make_qp(next_request(&ends));
+	assert_int_equal(ibv_destroy_qp(ends.client->qp), 0);
+	assert_int_equal(cm.accept(ends.server, &param), 0);
+	pass(ends.client_channel, RDMA_CM_EVENT_CONNECT_ERROR);
+	pass(ends.server_channel, RDMA_CM_EVENT_REJECTED);
+	ends.client->qp = NULL;
+	cm.destroy_qp(ends.client);
+	cm.destroy_qp(ends.server);
+	assert_int_equal(cm.destroy_id(ends.server), 0);
+	close_ends(&ends);
+	/* Before the peer refuses, before the program itself parts. */
+	for (int i = 0; i < 2; i++) {
+		open_ends(&ends, PORT + 5, 0);
+		make_qp(ends.client);
+		assert_int_equal(cm.connect(ends.client, &param), 0);
+		next_request(&ends);
+		assert_int_equal(ibv_destroy_qp(ends.client->qp), 0);
+		if (i == 0) {
+			assert_int_equal(cm.reject(ends.server, NULL, 0), 0);
+			pass(ends.client_channel, RDMA_CM_EVENT_REJECTED);
+		} else {
+			assert_int_equal(cm.disconnect(ends.client), 0);
+		}
+		ends.client->qp = NULL;
+		cm.destroy_qp(ends.client);
+		assert_int_equal(cm.destroy_id(ends.server), 0);
+		close_ends(&ends);
+	}
+}
+
+static void a_channel_that_is_destroyed_takes_its_connections_with_it(void **state)
+{
+	(void)state;
+	struct ends ends;
+	connect_ends(&ends, PORT + 6);
+	cm.destroy_channel(ends.client_channel);
+	pass(ends.server_channel, RDMA_CM_EVENT_DISCONNECTED);
+	cm.destroy_qp(ends.client);
+	cm.destroy_qp(ends.server);
+	assert_int_equal(cm.destroy_id(ends.client), 0);
+	assert_int_equal(cm.destroy_id(ends.server), 0);
+	/* With a request in it that nobody fetched: the peer is refused. */
+	struct ends other;
+	open_ends(&other, PORT + 7, 0);
+	make_qp(other.client);
+	assert_int_equal(cm.connect(other.client, NULL), 0);
+	for (int i = 0; i < 100; i++) {
+		struct pollfd ready = { .fd = other.server_channel->fd, .events = POLLIN };
+		if (poll(&ready, 1, 100) == 1)
+			break;
+	}
+	cm.destroy_channel(other.server_channel);
+	pass(other.client_channel, RDMA_CM_EVENT_REJECTED);
+	cm.destroy_qp(other.client);
+	assert_int_equal(cm.destroy_id(other.listener), 0);
+	assert_int_equal(cm.destroy_id(other.client), 0);
+	cm.destroy_channel(other.client_channel);
+	assert_int_equal(cm.destroy_id(ends.listener), 0);
+	cm.destroy_channel(ends.server_channel);
+}
+
+static void a_request_has_the_context_that_its_listener_has_when_it_is_fetched(void **state)
+{
+	(void)state;
+	struct ends ends;
+	int mark;
+	open_ends(&ends, PORT + 8, 0);
+	make_qp(ends.client);
+	assert_int_equal(cm.connect(ends.client, NULL), 0);
+	ends.listener->context = &mark;
+	assert_ptr_equal(next_request(&ends)->context, &mark);
+	assert_int_equal(cm.reject(ends.server, NULL, 0), 0);
+	pass(ends.client_channel, RDMA_CM_EVENT_REJECTED);
+	cm.destroy_qp(ends.client);
+	assert_int_equal(cm.destroy_id(ends.server), 0);
+	close_ends(&ends);
+}
+
+static void a_request_that_was_given_up_is_over_for_the_listener(void **state)
+{
+	(void)state;
+	struct ends ends;
+	open_ends(&ends, PORT + 9, 0);
+	make_qp(ends.client);
+	assert_int_equal(cm.connect(ends.client, NULL), 0);
+	next_request(&ends);
+	cm.destroy_qp(ends.client);
+	assert_int_equal(cm.destroy_id(ends.client), 0);
+	struct rdma_cm_event *event = next(ends.server_channel, RDMA_CM_EVENT_REJECTED);
+	assert_ptr_equal(event->id, ends.server);
+	assert_int_equal(event->status, 4);
+	cm.ack_event(event);
+	make_qp(ends.server);
+	assert_int_equal(cm.accept(ends.server, NULL), -1);
+	cm.destroy_qp(ends.server);
+	assert_int_equal(cm.destroy_id(ends.server), 0);
+	assert_int_equal(cm.create_id(ends.client_channel, &ends.client, NULL, RDMA_PS_TCP), 0);
+	close_ends(&ends);
+}
+
+static int name_socket(const char *kind, unsigned number, struct sockaddr_un *name, socklen_t *length)
+{
+	*name = (struct sockaddr_un){ .sun_family = AF_UNIX };
+	int bytes = snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, strcmp(kind, "port") ? "telpher-verbs/1/%u/process/%x" :
+		"telpher-verbs/1/%u/port/106/%u", geteuid(), number);
+	*length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)bytes);
+	return socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+}
+
+/* A peer that couldn't read the request's number refuses it with zeros for both: the transaction is the request's. */
+static void a_refusal_without_numbers_ends_the_request_of_its_transaction(void **state)
+{
+	(void)state;
+	const char *carrier = getenv("TELPHER_VERBS_CARRIER");
+	if (carrier && !strcmp(carrier, "wire"))
+		return;             /* test_gsi.c has the way of packets */
+	enum { MAD_BYTES = 256 };
+	uint8_t mad[MAD_BYTES + 1] = { 0 };
+	struct sockaddr_un name;
+	socklen_t length;
+	struct ends ends;
+	open_ends(&ends, PORT + 10, 0);
+	assert_int_equal(cm.destroy_id(ends.listener), 0);
+	int port = name_socket("port", PORT + 10, &name, &length);
+	assert_int_equal(bind(port, (struct sockaddr *)&name, length), 0);
+	make_qp(ends.client);
+	assert_int_equal(cm.connect(ends.client, NULL), 0);
+	assert_int_equal(recv(port, mad, sizeof(mad), 0), MAD_BYTES);
+	int process = name_socket("process", (unsigned)(mad[24] << 8 | mad[25]), &name, &length);
+	memset(mad + 24, 0, MAD_BYTES - 24);
+	mad[17] = 0x12;             /* REJ, of a REQ */
+	mad[35] = 1;                /* no QP */
+	mad[15] ^= 1;
+	assert_int_equal(sendto(process, mad, MAD_BYTES, 0, (struct sockaddr *)&name, length), MAD_BYTES);
+	mad[15] ^= 1;
+	mad[35] = 5;                /* unsupported request */
+	assert_int_equal(sendto(process, mad, MAD_BYTES, 0, (struct sockaddr *)&name, length), MAD_BYTES);
+	struct rdma_cm_event *event = next(ends.client_channel, RDMA_CM_EVENT_REJECTED);
+	assert_int_equal(event->status, 5);
+	cm.ack_event(event);
+	close(port);
+	close(process);
+	cm.destroy_qp(ends.client);
+	assert_int_equal(cm.create_id(ends.server_channel, &ends.listener, NULL, RDMA_PS_TCP), 0);
+	close_ends(&ends);
+}
+
+/* Where the word that it was given up didn't come. */
 static void an_answer_to_a_request_that_was_given_up_is_refused(void **state)
 {
 	(void)state;
@@ -234,6 +431,8 @@ static void an_answer_to_a_request_that_was_given_up_is_refused(void **state)
 	struct rdma_cm_event *event = next(ends.server_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 	ends.server = event->id;
 	cm.ack_event(event);
+	assert_int_equal(cm.destroy_id(ends.listener), 0);
+	assert_int_equal(cm.create_id(ends.server_channel, &ends.listener, NULL, RDMA_PS_TCP), 0);
 	cm.destroy_qp(ends.client);
 	assert_int_equal(cm.destroy_id(ends.client), 0);
 	make_qp(ends.server);
@@ -303,6 +502,11 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_program_writes_events_of_its_own), cmocka_unit_test(an_id_resolves_names_and_keeps_what_it_found),
 		cmocka_unit_test(two_ids_connect_talk_and_part), cmocka_unit_test(a_refusal_brings_its_reason_and_data), cmocka_unit_test(nobody_listens),
+		cmocka_unit_test(a_queue_pair_that_its_program_destroyed_is_left_alone),
+		cmocka_unit_test(a_channel_that_is_destroyed_takes_its_connections_with_it),
+		cmocka_unit_test(a_request_has_the_context_that_its_listener_has_when_it_is_fetched),
+		cmocka_unit_test(a_request_that_was_given_up_is_over_for_the_listener),
+		cmocka_unit_test(a_refusal_without_numbers_ends_the_request_of_its_transaction),
 		cmocka_unit_test(an_answer_to_a_request_that_was_given_up_is_refused),
 		cmocka_unit_test(a_full_backlog_makes_requests_wait),
 	};

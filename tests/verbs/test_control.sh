@@ -10,7 +10,7 @@ address=$(gid_address)
 TELPHER_VERBS_CONTROL=0 LD_LIBRARY_PATH=$CARD ib_send_bw -x 0 -s 4096 -D 3 -F -u 17 -p $TCP_PORT >"$WORK/server" 2>&1 & server=$!
 sleep 0.7
 LD_LIBRARY_PATH=$CARD ib_send_bw -x 0 -s 4096 -D 3 -F -u 17 -p $TCP_PORT $address >"$WORK/client" 2>&1 & client=$!
-listens() { grep -q "@telpher-verbs/1/$(id -u)/control/$client$" /proc/net/unix; }
+listens() { grep -q "@telpher-verbs/1/$(id -u)/control/$client/" /proc/net/unix; }
 for _ in $(seq 100); do listens && break; sleep 0.05; done
 listens || fail "the client takes no orders: $(cat "$WORK/client")"
 [ "$("$telpher" verbs fault -p $client)" = "$client	none" ] || fail "there are faults from the start: $("$telpher" verbs fault -p $client)"
@@ -28,5 +28,11 @@ wait $client || { cat "$WORK/client"; fail "the client was disturbed"; }
 wait $server || { cat "$WORK/server"; fail "the server was disturbed"; }
 [ "$size" = "$(stat -c %s "$WORK/$client.pcapng")" ] || fail "the capture went on"
 "$telpher" verbs fault -p $client none 2>/dev/null && fail "an order to a process that has ended is fine"
+# Containers of one pod: they share the network, and number their processes alike.
+if [ "$(id -u)" = 0 ] && unshare -p -f --mount-proc true 2>/dev/null; then
+	in_pod="unshare -p -f --mount-proc --kill-child"
+	at_server=$in_pod at_client=$in_pod pair $address ib_send_bw -x 0 -s 4096 -n 1000 -F -u 17
+	! grep WARN "$WORK/server" "$WORK/client" || fail "processes of one number disturb each other"
+fi
 "$telpher" verbs fault --help | grep -q memlock= || fail "no help"
 echo "orders are carried out"

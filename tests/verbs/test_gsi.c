@@ -127,6 +127,45 @@ static void a_message_goes_to_whom_it_is_for_and_is_read_there(void **state)
 	close(process);
 }
 
+static void a_refusal_without_our_number_finds_its_way(void **state)
+{
+	(void)state;
+	uint8_t data[TP_GSI_PACKET_BYTES], parcel[1024];
+	struct tp_ingress in;
+	struct tp_cm_mad request = message(TP_CM_REQ), refusal = message(TP_CM_REJ);
+	int port = hold(&(struct tp_cm_name){ .port = true, .space = SPACE, .number = SERVICE });
+	int process = hold(&(struct tp_cm_name){ .number = 0x3333 });
+	/* Of a request of ours: by its transaction. */
+	refusal.local_id = refusal.remote_id = 0;
+	refusal.reason = TP_REJ_UNSUPPORTED;
+	refusal.transaction = 0x3333000000000009;
+	make(NULL, &refusal, data, &in);
+	tp_gsi_route(&in, false);
+	assert_true(comes(process));
+	assert_true(recv(process, parcel, sizeof(parcel), 0) > 0);
+	/* Of the peer's own, which it gave up: to whom it had asked. */
+	request.local_id = 0x55556666;
+	make(NULL, &request, data, &in);
+	tp_gsi_route(&in, false);
+	assert_true(recv(port, parcel, sizeof(parcel), 0) > 0);
+	refusal.reason = TP_REJ_TIMEOUT;
+	refusal.local_id = request.local_id + 1;
+	make(NULL, &refusal, data, &in);
+	tp_gsi_route(&in, false);
+	assert_false(comes(port));
+	refusal.local_id = request.local_id;
+	make(NULL, &refusal, data, &in);
+	in.from = addr_of("127.77.1.3", 50000);     /* the same number, but a stranger's: not even its check sum is right */
+	tp_gsi_route(&in, false);
+	assert_false(comes(port));
+	make(NULL, &refusal, data, &in);
+	tp_gsi_route(&in, false);
+	assert_true(comes(port));
+	assert_false(comes(process));
+	close(port);
+	close(process);
+}
+
 /* What is answered to 127.77.1.1; false: nothing. */
 static bool answered(int s, struct tp_cm_mad *out)
 {
@@ -177,7 +216,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(only_whole_messages_for_queue_pair_1_are_taken), cmocka_unit_test(a_message_goes_to_whom_it_is_for_and_is_read_there),
-		cmocka_unit_test(where_nobody_is_the_manager_says_so),
+		cmocka_unit_test(a_refusal_without_our_number_finds_its_way), cmocka_unit_test(where_nobody_is_the_manager_says_so),
 	};
 	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
 	return cmocka_run_group_tests(tests, NULL, NULL);

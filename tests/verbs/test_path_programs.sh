@@ -15,20 +15,26 @@ for mode in "" -e; do short ibv_rc_pingpong -g 0 -n 100 $mode; done
 short ibv_uc_pingpong -g 0 -n 100
 short ibv_srq_pingpong -g 0 -n 50
 short ibv_xsrq_pingpong -g 0 -n 50
-pair $address ibv_ud_pingpong -g 0 -n 50
+short ibv_ud_pingpong -g 0 -n 50
+short ib_send_lat -x 0 -c UD -s 100 -n 20
 for program in write read send; do
 	short ib_${program}_bw -x 0 -s 50001 -n 100
 	short ib_${program}_lat -x 0 -s 2 -n 20
 done
 short ib_atomic_bw -x 0 -n 100
 short ib_atomic_lat -x 0 -n 20 -A CMP_AND_SWAP
-short ib_send_bw -x 0 -a -n 5
+# In the ring, beside it, and far more than it holds.
+for size in 1 8192 8193 4194304; do short ib_send_bw -x 0 -s $size -n 5; done
 short ib_send_bw -x 0 -c UC -s 3000 -n 100
 short ib_write_bw -x 0 -c XRC -n 100
 short ib_send_bw -x 0 -c XRC --use-srq -n 100
 short ib_write_bw -x 0 -q 8 -s 8 -n 200 -l 8
+# More queue pairs than the ring has room for: each is woken when its turn comes.
+short ib_write_bw -x 0 -q 100 -s 4096 -n 100
 short ib_send_bw -x 0 -b -s 65536 -n 100 -e
 short ib_send_lat -x 0 --use-srq -n 20
+# By events, of both directions on one channel: a reply's must not come before that of the message it replies to.
+short ib_send_lat -x 0 -s 64 -n 300 -e
 short ib_send_lat -x 0 -I 64 -s 64 -n 20
 short ib_write_bw -x 0 -m 256 -s 5000 -n 100
 

@@ -2,6 +2,7 @@
 # rdma-core's own test-suite, as Debian ships it, on the software card: every name of pyverbs-ok.txt must be ok.
 set -u
 . "$SOURCE_DIR/tests/verbs/lib_card.sh"
+. "$SOURCE_DIR/tests/verbs/lib_pyverbs.sh"
 suite=/usr/share/doc/rdma-core/tests
 python=/usr/bin/python3
 [ -d $suite ] || { echo "rdma-core's tests are not installed (Debian: rdma-core)"; exit 77; }
@@ -13,19 +14,12 @@ cp -r $suite "$work/tests"
 gunzip -f "$work"/tests/*.gz 2>/dev/null
 cd "$work" || exit 1
 TELPHER_VERBS_GIDS=all TELPHER_VERBS_DEVICES=telpher0 on_card $python tests/run_tests.py --dev telpher0 --port 1 --gid 0 -v >log 2>&1
-awk '
-	match($0, /^test_[a-zA-Z0-9_]+ \(tests\.[A-Za-z0-9_.]+\)/) {
-		name = $2; gsub(/[()]/, "", name); sub(/^tests\./, "", name)
-		# Before Python 3.11 the name ends with the class.
-		if (name !~ ("\\." $1 "$")) name = name "." $1
-	}
-	/ \.\.\. ok$|^ok$/ { if (name != "") print name; name = "" }
-	/ \.\.\. (ERROR|FAIL|skipped)/ { name = "" }
-' log | sort >ok
+names_ok log >ok
 grep -v '^#' "$SOURCE_DIR/tests/verbs/pyverbs-ok.txt" | sort >wanted
 missing=$(comm -13 ok wanted)
 if [ -n "$missing" ]; then
 	tail -60 log
 	fail "not ok: $missing"
 fi
+! grep -q "WARNING: ThreadSanitizer" log || { grep -A40 -m1 "WARNING: ThreadSanitizer" log; fail "the thread sanitizer found something"; }
 echo "$(wc -l <wanted) of $(wc -l <wanted) tests ok"

@@ -2,7 +2,6 @@
 # Programs that connect by IP address (librdmacm) between two processes, and the exported names.
 set -u
 . "$SOURCE_DIR/tests/verbs/lib_card.sh"
-case $card_preload in *libtsan*) echo "the thread sanitizer's runtime doesn't bear programs that it didn't build"; exit 77 ;; esac
 [ -e "$CARD/librdmacm.so.1" ] || { echo "librdmacm isn't built (Debian: librdmacm-dev)"; exit 77; }
 work=$(mktemp -d) || exit 1
 server=
@@ -31,7 +30,11 @@ pair() { # port, server's arguments -- client's arguments; exchange by TCP: tcp:
 	ended_well $status "$work/server" || fail "$*: server ends with $status: $(cat "$work/server" "$work/client")"
 	server=
 }
-has() { command -v "$1" >/dev/null; }
+# rping closes its channel while its thread for events reads it: the thread sanitizer says so, on any card.
+has() {
+	case $1/$card_preload in rping/*libtsan*) return 1 ;; esac
+	command -v "$1" >/dev/null
+}
 tested=0
 if has rping; then
 	pair $port rping -s -a "$address" -p $port -C 10 -- rping -c -a "$address" -p $port -C 10 -V
@@ -58,10 +61,11 @@ if has ucmatose; then
 	pair $port ucmatose -p $port -c 20 -- ucmatose -p $port -c 20 -s "$address"
 	pair 7174 udaddy -- udaddy -s "$address"
 	pair $port rdma_server -p $port -- rdma_client -p $port -s "$address"
+	tested=1
 fi
-# Fails 2 times in 90, why isn't known yet: not in the usual run.
-if [ -n "${LONG-}" ] && has ib_send_bw; then pair $port ib_send_bw -R -F -n 100 -s 4096 -p $port -- ib_send_bw -R -F -n 100 -s 4096 -p $port "$address"; fi
-if has fi_pingpong; then
+if has ib_send_bw; then pair $port ib_send_bw -R -F -n 100 -s 4096 -p $port -- ib_send_bw -R -F -n 100 -s 4096 -p $port "$address"; fi
+# libfabric takes no loopback address, which is all that a bare namespace has.
+if has fi_pingpong && [ "${address#127.}" = "$address" ]; then
 	pair tcp:$port fi_pingpong -p verbs -e msg -I 20 -B $port -- fi_pingpong -p verbs -e msg -I 20 -P $port "$address"
 fi
 # rdma-core's own tests of it: a fixed number, since that suite skips what is missing.
@@ -71,6 +75,7 @@ if [ -d $suite ] && /usr/bin/python3 -c 'import pyverbs.cmid' 2>/dev/null; then
 	gunzip -f "$work"/tests/*.gz 2>/dev/null
 	(cd "$work" && TELPHER_VERBS_GIDS=all run /usr/bin/python3 tests/run_tests.py --dev telpher0 --port 1 --gid 0 -v tests.test_rdmacm) >"$work/log" 2>&1
 	ok=$(grep -cE '^test_rdmacm.*ok$' "$work/log")
+	! grep -q "WARNING: ThreadSanitizer" "$work/log" || fail "the thread sanitizer found something: $(cat "$work/log")"
 	[ "$ok" -ge 10 ] || fail "$ok of pyverbs' 10 tests are ok: $(cat "$work/log")"
 fi
 names() { objdump -T "$1" | awk '$4 != "*UND*" && /RDMACM_/ { print $NF, $(NF - 1) }' | sort; }

@@ -22,7 +22,7 @@ else
 	alone=()
 fi
 try() { # environment of the run
-	"${alone[@]}" "${as_nobody[@]}" env -u LD_LIBRARY_PATH "$@" prlimit --nofile=256 "$work/bin/telpher" verbs run -- sh "$work/smoke.sh" >"$work/out" 2>&1 ||
+	"${alone[@]}" "${as_nobody[@]}" env LD_LIBRARY_PATH="$work/lib/telpher" "$@" prlimit --nofile=256 "$work/bin/telpher" verbs run -- sh "$work/smoke.sh" >"$work/out" 2>&1 ||
 		fail "$*: $(cat "$work/out")"
 	grep -q 'the card works' "$work/out" || fail "$*: $(cat "$work/out")"
 }

@@ -91,7 +91,7 @@ static void every_packet_that_is_built_is_parsed_alike(void **state)
 		if (parts & TP_HAS_IETH)
 			assert_int_equal(out.rkey, in.rkey);
 	}
-	assert_int_equal(known, 23 + 23 + 13 + 2 + 1);
+	assert_int_equal(known, 23 + 23 + 13 + 3 + 1);
 }
 
 static void packets_that_are_cut_off_or_of_another_version_are_refused(void **state)

@@ -13,10 +13,10 @@ keepers() {
 		readlink /proc/$pid/fd/* 2>/dev/null | grep -qx "socket:\[$inode\]" && echo $pid
 	done
 }
-on_card timeout 60 ib_send_bw -x 0 -s 4096 -D 4 -p $((19000 + $$ % 999)) >"$WORK/s" 2>&1 &
+on_card timeout 60 ib_send_bw -x 0 -s 4096 -D 4 -u 18 -p $((19000 + $$ % 999)) >"$WORK/s" 2>&1 &
 server=$!
 sleep 0.7
-on_card timeout 60 ib_send_bw -x 0 -s 4096 -D 4 -p $((19000 + $$ % 999)) $address >"$WORK/c" 2>&1 &
+on_card timeout 60 ib_send_bw -x 0 -s 4096 -D 4 -u 18 -p $((19000 + $$ % 999)) $address >"$WORK/c" 2>&1 &
 client=$!
 sleep 1
 first=$(keepers)

@@ -74,6 +74,15 @@ static bool receive(int fd, uint8_t *data, size_t room, size_t *bytes, pid_t *pi
 	return true;
 }
 
+/* A descriptor that has been closed since it was found ready may be the program's by now. */
+static bool is_ours_locked(int fd)
+{
+	struct cm_id *id = cm_ids;
+	while (id && id->port_fd != fd)
+		id = id->next;
+	return fd == own_fd || id;
+}
+
 static void take_locked(int fd)
 {
 	uint8_t data[PARCEL_MAX], bytes[TP_MAD_BYTES];
@@ -139,7 +148,7 @@ static void *run(void *arg)
 			eventfd_t rung;
 			if (events[i].data.fd == wake_fd)
 				eventfd_read(wake_fd, &rung);
-			else if (!take_end_locked(events[i].data.fd))
+			else if (!take_end_locked(events[i].data.fd) && is_ours_locked(events[i].data.fd))
 				take_locked(events[i].data.fd);
 		}
 		next_ms = cm_timers_locked(cm_now_ms());

@@ -1,4 +1,8 @@
-/* What the files of librdmacm.so.1 share. One lock guards everything; nothing waits for another process while it is held. */
+/* What the files of librdmacm.so.1 share. One lock guards everything; nothing waits for another process while it is held.
+ *
+ * Our thread touches nothing that is the program's, for that may be gone at any moment: of an id neither the queue pair nor the
+ * channel that its public part names. What the peer says becomes an event, and a queue pair moves when the program fetches it
+ * (cm_fetch_locked) or calls us, as with the kernel's manager; even then it is found by its number, and held meanwhile. */
 #ifndef TP_VERBS_RDMACM_CM_H
 #define TP_VERBS_RDMACM_CM_H
 
@@ -25,16 +29,19 @@ struct cm_target {
 struct cm_id {
 	struct rdma_cm_id pub;
 	struct cm_id *next;
+	struct cm_channel *channel;     /* pub.channel is the program's to read; NULL: it was destroyed */
 	enum cm_state state;
+	bool failed;                    /* CONNECT_ERROR was its last event */
 	bool sync;                      /* made without a channel: calls wait for their event */
 	bool ud;
 	uint32_t local_id, remote_id;
-	uint64_t transaction;
+	uint64_t transaction, peer_guid /* of a request that came: the card it came from */;
 	struct cm_target peer;
 	int port_fd;                    /* holds the port; -1: none */
 	uint64_t held_ms;               /* since when */
 	uint8_t sgid_index, tos, mtu, ack_timeout;
-	uint32_t qpn, remote_qpn, psn, remote_psn, qkey;
+	uint32_t qpn;                   /* of pub.qp when the program called last */
+	uint32_t remote_qpn, psn, remote_psn, qkey;
 	uint8_t responder_resources, initiator_depth, retry_count, rnr_retry_count;
 	struct cm_id *listener;
 	uint8_t message[TP_MAD_BYTES];  /* the last one: sent again where no answer comes */
@@ -65,6 +72,8 @@ static inline int cm_fail(int error) { return errno = error, -1; }
 /* libibverbs.so.1's (gsi.h, log.h) */
 extern void tp_card_inner_warn(const char *text);
 extern bool tp_card_inner_wire_always(void);
+extern struct ibv_qp *tp_card_inner_qp_hold(uint32_t qpn);
+extern void tp_card_inner_qp_let_go(struct ibv_qp *qp);
 extern void tp_card_inner_gsi_catch_up(void);
 extern int tp_card_inner_gsi_listen(const union ibv_gid *own);
 extern int tp_card_inner_gsi_send(const union ibv_gid *from, const union ibv_gid *to, uint8_t tos, const uint8_t *mad);
@@ -91,9 +100,11 @@ enum { CM_PATIENCE_MS = 400, CM_AGAIN_MS = 10 };
 static inline uint16_t cm_port_of(const struct sockaddr_storage *addr) { return ntohs(((const struct sockaddr_in *)(const void *)addr)->sin_port); }
 /* Builds the message that is the id's last one, and sends nothing. awaits: it is sent again until an answer comes. */
 void cm_say_locked(struct cm_id *id, struct tp_cm_mad *mad, bool awaits);
-/* The connection is over (or never was): its QP goes to ERR, the program gets the event. */
+/* The connection is over (or never was): the program gets the event. */
 void cm_gone_locked(struct cm_id *id, enum rdma_cm_event_type type, int status);
 void cm_leave_locked(struct cm_id *id);     /* destroyed: the peer is told */
+/* Does what an event means for its id's QP, in the program's call; false: nobody is to hear of the event. */
+bool cm_fetch_locked(struct cm_event *event);
 
 /* hear.c, called by the bus with the lock held */
 void cm_arrive_locked(const struct tp_cm_mad *mad, int port_fd, const struct cm_target *from);
@@ -115,7 +126,7 @@ void cm_raise_joined_locked(struct cm_id *id, const struct rdma_ud_param *ud, vo
 void cm_raise_written_locked(struct cm_id *id, enum rdma_cm_event_type type, int status, uint64_t arg);
 /* A sync id: waits for the event that the call led to. */
 int cm_complete(struct cm_id *id);
-int cm_qp_to(struct cm_id *id, enum ibv_qp_state state);
+int cm_qp_to(struct cm_id *id, enum ibv_qp_state state);    /* ENOENT: it is gone */
 
 /* group.c */
 void cm_forget_groups(struct cm_id *id);

@@ -36,8 +36,6 @@ void cm_gone_locked(struct cm_id *id, enum rdma_cm_event_type type, int status)
 {
 	id->resend_ms = id->give_up_ms = 0;
 	id->state = CM_DONE;
-	if (id->pub.qp && !id->ud)
-		cm_qp_to(id, IBV_QPS_ERR);
 	cm_raise_locked(id, NULL, type, status, NULL, NULL);
 }
 
@@ -78,6 +76,8 @@ static int request_locked(struct cm_id *id, const struct rdma_conn_param *param)
 	if (add_private(&mad, TP_MAD_IP_BYTES, param ? param->private_data : NULL, param ? param->private_data_len : 0))
 		return EINVAL;
 	id->local_id = cm_bus_number();
+	/* So that a refusal by one who couldn't read our number finds its way (cm_name.c). */
+	id->transaction = (uint64_t)(id->local_id >> 16) << 48 | id->transaction >> 16;
 	id->peer = way_to(id, port);
 	id->state = CM_REQUESTED;
 	cm_say_locked(id, &mad, true);
@@ -155,24 +155,35 @@ int rdma_accept(struct rdma_cm_id *pub, struct rdma_conn_param *param)
 	return error ? cm_fail(error) : id->ud ? 0 : cm_complete(id);
 }
 
+/* Says the last word and waits for nothing. */
+static void say_last_locked(struct cm_id *id, struct tp_cm_mad *mad)
+{
+	cm_say_locked(id, mad, false);
+	cm_bus_send(&id->peer, id->message);
+}
+
+static void establish_locked(struct cm_id *id)
+{
+	struct tp_cm_mad mad = { .kind = TP_CM_RTU };
+	id->state = CM_ESTABLISHED;
+	say_last_locked(id, &mad);
+}
+
 int rdma_establish(struct rdma_cm_id *pub)
 {
 	struct cm_id *id = cm_of(pub);
 	pthread_mutex_lock(&cm_lock);
 	int error = id->state == CM_RESPONDED && !pub->qp ? 0 : EINVAL;
-	if (!error) {
-		struct tp_cm_mad mad = { .kind = TP_CM_RTU };
-		cm_say_locked(id, &mad, false);
-		id->state = CM_ESTABLISHED;
-		cm_bus_send(&id->peer, id->message);
-	}
+	if (!error)
+		establish_locked(id);
 	pthread_mutex_unlock(&cm_lock);
 	return error ? cm_fail(error) : 0;
 }
 
 static int refuse_locked(struct cm_id *id, uint16_t reason, const void *data, uint8_t bytes)
 {
-	struct tp_cm_mad mad = { .kind = id->ud ? TP_CM_SIDR_REP : TP_CM_REJ, .reason = reason, .about = TP_CM_ABOUT_REQ, .status = 2 };
+	struct tp_cm_mad mad = { .kind = id->ud ? TP_CM_SIDR_REP : TP_CM_REJ, .reason = reason,
+		.about = id->state == CM_RESPONDED ? TP_CM_ABOUT_REP : TP_CM_ABOUT_REQ, .status = 2 };
 	if (add_private(&mad, 0, data, bytes))
 		return EINVAL;
 	uint32_t own = id->local_id;
@@ -189,7 +200,7 @@ int rdma_reject(struct rdma_cm_id *pub, const void *data, uint8_t bytes)
 {
 	struct cm_id *id = cm_of(pub);
 	pthread_mutex_lock(&cm_lock);
-	int error = id->state == CM_PENDING ? refuse_locked(id, TP_REJ_CONSUMER, data, bytes) : EINVAL;
+	int error = id->state == CM_PENDING || id->state == CM_RESPONDED ? refuse_locked(id, TP_REJ_CONSUMER, data, bytes) : EINVAL;
 	pthread_mutex_unlock(&cm_lock);
 	return error ? cm_fail(error) : 0;
 }
@@ -212,15 +223,10 @@ int rdma_disconnect(struct rdma_cm_id *pub)
 		cm_qp_to(id, IBV_QPS_ERR);
 	if (!error && (id->state == CM_ESTABLISHED || id->state == CM_ANSWERED || id->state == CM_RESPONDED))
 		part_locked(id);
+	/* One that is over already, and whose event the program has, has none to come. */
+	bool over = id->state == CM_DONE && id->channel && !id->channel->first;
 	pthread_mutex_unlock(&cm_lock);
-	return error ? cm_fail(error) : cm_complete(id);
-}
-
-/* Says the last word and waits for nothing. */
-static void say_last_locked(struct cm_id *id, struct tp_cm_mad *mad)
-{
-	cm_say_locked(id, mad, false);
-	cm_bus_send(&id->peer, id->message);
+	return error ? cm_fail(error) : over ? 0 : cm_complete(id);
 }
 
 /* On the wire the last message may be lost: a copy of the connection goes on until the peer has answered. */
@@ -231,6 +237,7 @@ static void go_on_parting_locked(const struct cm_id *id)
 		return;
 	*copy = *id;
 	copy->pub = (struct rdma_cm_id){ 0 };
+	copy->channel = NULL;
 	copy->listener = NULL;
 	copy->groups = NULL;
 	copy->for_requests = NULL;
@@ -248,9 +255,9 @@ void cm_leave_locked(struct cm_id *id)
 {
 	struct tp_cm_mad mad = { .kind = TP_CM_DREQ, .qpn = id->remote_qpn };
 	switch (id->state) {
-	case CM_PENDING: refuse_locked(id, TP_REJ_CONSUMER, NULL, 0); break;
+	case CM_PENDING: case CM_RESPONDED: refuse_locked(id, TP_REJ_CONSUMER, NULL, 0); break;
 	case CM_REQUESTED:
-		if (id->ud || (!id->peer.wire && id->peer.name.port))
+		if (id->ud)
 			break;
 		/* The peer's number isn't known yet: who we are is said by the card's number. */
 		mad = (struct tp_cm_mad){ .kind = TP_CM_REJ, .about = TP_CM_ABOUT_OTHER, .reason = TP_REJ_TIMEOUT, .ari_bytes = 8 };
@@ -258,7 +265,7 @@ void cm_leave_locked(struct cm_id *id)
 		memcpy(mad.ari, &guid, sizeof(guid));
 		say_last_locked(id, &mad);
 		break;
-	case CM_ANSWERED: case CM_RESPONDED: case CM_ESTABLISHED: case CM_LEAVING:
+	case CM_ANSWERED: case CM_ESTABLISHED: case CM_LEAVING:
 		if (id->ud)
 			break;
 		if (!id->peer.wire) {
@@ -276,4 +283,44 @@ void cm_leave_locked(struct cm_id *id)
 	}
 	id->state = CM_DONE;
 	id->resend_ms = id->give_up_ms = 0;
+}
+
+/* ---- what the program is told ---- */
+
+/* The peer has answered: the QP follows, the peer is told, and the event becomes what came of it. */
+static void connect_locked(struct cm_id *id, struct rdma_cm_event *event)
+{
+	int error = id->state == CM_RESPONDED ? 0 : ECONNRESET;
+	if (!error && (cm_qp_to(id, IBV_QPS_RTR) || cm_qp_to(id, IBV_QPS_RTS)))
+		error = errno;
+	if (!error) {
+		establish_locked(id);
+		event->event = RDMA_CM_EVENT_ESTABLISHED;
+		return;
+	}
+	if (id->state == CM_RESPONDED)
+		refuse_locked(id, TP_REJ_CONSUMER, NULL, 0);
+	id->failed = true;
+	event->event = RDMA_CM_EVENT_CONNECT_ERROR;
+	event->status = -error;
+}
+
+bool cm_fetch_locked(struct cm_event *event)
+{
+	struct cm_id *id = cm_of(event->pub.id);
+	switch (event->pub.event) {
+	case RDMA_CM_EVENT_CONNECT_REQUEST:
+		id->pub.context = event->pub.listen_id->context;
+		return true;
+	case RDMA_CM_EVENT_CONNECT_RESPONSE:
+		if (id->pub.qp)
+			connect_locked(id, &event->pub);
+		return true;
+	case RDMA_CM_EVENT_REJECTED:
+		if (!id->failed && id->pub.qp && !id->ud)
+			cm_qp_to(id, IBV_QPS_ERR);
+		return !id->failed;
+	case RDMA_CM_EVENT_DISCONNECTED: return !id->failed;
+	default: return true;
+	}
 }

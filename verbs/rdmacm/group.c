@@ -8,7 +8,17 @@
 #define UDP_QKEY 0x01234567u
 #define MULTICAST_QPN 0xffffffu
 
-struct cm_group { struct cm_group *next; struct sockaddr_storage addr; union ibv_gid gid; bool attached; };
+struct cm_group { struct cm_group *next; struct sockaddr_storage addr; union ibv_gid gid; uint32_t qpn /* attached; 0: none */; };
+
+/* The QP may have been destroyed without us, and has left its groups then. */
+static int detach(const struct cm_group *group)
+{
+	struct ibv_qp *qp = group->qpn ? tp_card_inner_qp_hold(group->qpn) : NULL;
+	int error = qp ? ibv_detach_mcast(qp, &group->gid, 0) : 0;
+	if (qp)
+		tp_card_inner_qp_let_go(qp);
+	return error;
+}
 
 /* ff0e::ffff:a.b.c.d for IPv4. */
 static int gid_of_group(const struct sockaddr *addr, union ibv_gid *gid)
@@ -32,8 +42,8 @@ static int join(struct cm_id *id, const struct sockaddr *addr, bool receives, vo
 		return ENOMEM;
 	memcpy(&group->addr, addr, addr->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
 	group->gid = gid;
-	group->attached = receives && id->pub.qp;
-	int error = group->attached ? ibv_attach_mcast(id->pub.qp, &gid, 0) : 0;
+	group->qpn = receives && id->pub.qp ? id->pub.qp->qp_num : 0;
+	int error = group->qpn ? ibv_attach_mcast(id->pub.qp, &gid, 0) : 0;
 	if (error) {
 		free(group);
 		return error;
@@ -85,7 +95,7 @@ int rdma_leave_multicast(struct rdma_cm_id *pub, struct sockaddr *addr)
 	pthread_mutex_unlock(&cm_lock);
 	if (!found)
 		return cm_fail(EADDRNOTAVAIL);
-	int error = found->attached && pub->qp ? ibv_detach_mcast(pub->qp, &found->gid, 0) : 0;
+	int error = detach(found);
 	free(found);
 	return error ? cm_fail(error) : 0;
 }
@@ -94,8 +104,7 @@ void cm_forget_groups(struct cm_id *id)
 {
 	for (struct cm_group *group = id->groups, *next; group; group = next) {
 		next = group->next;
-		if (group->attached && id->pub.qp)
-			ibv_detach_mcast(id->pub.qp, &group->gid, 0);
+		detach(group);
 		free(group);
 	}
 	id->groups = NULL;

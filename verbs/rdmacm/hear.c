@@ -1,4 +1,5 @@
 /* Connections: what the peer says, its end, and time that passes. */
+#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,13 +90,14 @@ static struct cm_id *admit_locked(const struct tp_cm_mad *mad, struct cm_id *lis
 	uint8_t port, index;
 	struct ibv_context *verbs = cm_device_of(&own, &port, &index);
 	bool elsewhere = verbs && listener->pub.verbs && memcmp(&listener->pub.route.addr.addr.ibaddr.sgid, &own, sizeof(own));
-	struct cm_id *id = verbs && !elsewhere ? cm_new(listener->pub.channel, listener->pub.context, listener->pub.ps) : NULL;
+	/* Its context is the listener's when the program fetches the request. */
+	struct cm_id *id = verbs && !elsewhere ? cm_new(&listener->channel->pub, NULL, listener->pub.ps) : NULL;
 	if (!id) {
 		refuse_stranger(mad, elsewhere ? TP_REJ_INVALID_SERVICE : verbs ? TP_REJ_NO_QP : TP_REJ_INVALID_GID, from);
 		return NULL;
 	}
 	id->pub.verbs = verbs;
-	id->pub.pd = listener->pub.pd && listener->pub.pd->context == verbs ? listener->pub.pd : cm_device_pd(verbs);
+	id->pub.pd = cm_device_pd(verbs);
 	id->pub.port_num = port;
 	id->sgid_index = index;
 	id->pub.route.addr.src_storage = to;
@@ -110,7 +112,7 @@ static struct cm_id *admit_locked(const struct tp_cm_mad *mad, struct cm_id *lis
 static int waiting_locked(const struct cm_id *listener)
 {
 	int count = 0;
-	for (struct cm_event *event = ((struct cm_channel *)listener->pub.channel)->first; event; event = event->next)
+	for (struct cm_event *event = listener->channel->first; event; event = event->next)
 		count += event->owner == listener;
 	return count;
 }
@@ -119,7 +121,7 @@ static void on_request_locked(const struct tp_cm_mad *mad, int port_fd, const st
 {
 	struct cm_id *listener = find_listener(port_fd), *known = find_request(mad, from);
 	if (known) {
-		if (known->state != CM_PENDING)
+		if (known->state != CM_PENDING && known->message[0])
 			cm_bus_send(&known->peer, known->message);
 		return;
 	}
@@ -134,6 +136,7 @@ static void on_request_locked(const struct tp_cm_mad *mad, int port_fd, const st
 	id->listener = listener;
 	id->local_id = cm_bus_number();
 	id->remote_id = mad->local_id;
+	id->peer_guid = mad->ca_guid;
 	id->transaction = mad->transaction;
 	id->tos = mad->traffic_class;
 	id->peer = *from;
@@ -158,13 +161,6 @@ static void on_request_locked(const struct tp_cm_mad *mad, int port_fd, const st
 	cm_raise_locked(id, listener, RDMA_CM_EVENT_CONNECT_REQUEST, 0, id->ud ? NULL : &conn, id->ud ? &ud : NULL);
 }
 
-static void send_rtu_locked(struct cm_id *id)
-{
-	struct tp_cm_mad mad = { .kind = TP_CM_RTU };
-	cm_say_locked(id, &mad, false);
-	cm_bus_send(&id->peer, id->message);
-}
-
 static void on_reply_locked(struct cm_id *id, const struct tp_cm_mad *mad, const struct cm_target *from)
 {
 	if (id->state == CM_ESTABLISHED)
@@ -184,22 +180,8 @@ static void on_reply_locked(struct cm_id *id, const struct tp_cm_mad *mad, const
 		.responder_resources = mad->initiator_depth, .initiator_depth = mad->responder_resources, .flow_control = mad->flow_control,
 		.rnr_retry_count = mad->rnr_retry_count, .srq = mad->srq, .qp_num = mad->qpn };
 	id->resend_ms = id->give_up_ms = 0;
-	if (!id->pub.qp) {
-		id->state = CM_RESPONDED;
-		cm_raise_locked(id, NULL, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, &conn, NULL);
-		return;
-	}
-	if (cm_qp_to(id, IBV_QPS_RTR) || cm_qp_to(id, IBV_QPS_RTS)) {
-		int error = errno;
-		struct tp_cm_mad no = { .kind = TP_CM_REJ, .about = TP_CM_ABOUT_REP, .reason = TP_REJ_CONSUMER };
-		cm_say_locked(id, &no, false);
-		cm_bus_send(&id->peer, id->message);
-		cm_gone_locked(id, RDMA_CM_EVENT_CONNECT_ERROR, -error);
-		return;
-	}
-	id->state = CM_ESTABLISHED;
-	send_rtu_locked(id);
-	cm_raise_locked(id, NULL, RDMA_CM_EVENT_ESTABLISHED, 0, &conn, NULL);
+	id->state = CM_RESPONDED;
+	cm_raise_locked(id, NULL, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, &conn, NULL);
 }
 
 /* Nobody listens (yet): true where that is to be tried again. */
@@ -214,17 +196,14 @@ static bool tries_again_locked(struct cm_id *id)
 
 static void on_refusal_locked(struct cm_id *id, const struct tp_cm_mad *mad)
 {
-	if (id->state != CM_REQUESTED && id->state != CM_ANSWERED && id->state != CM_PENDING)
+	if (id->state != CM_REQUESTED && id->state != CM_RESPONDED && id->state != CM_ANSWERED && id->state != CM_PENDING)
 		return;
 	if (mad->reason == TP_REJ_INVALID_SERVICE && tries_again_locked(id))
 		return;
 	struct rdma_conn_param conn = { .private_data = mad->private_data, .private_data_len = mad->private_bytes };
 	id->resend_ms = id->give_up_ms = 0;
-	bool asked = id->state == CM_REQUESTED;
 	id->state = CM_DONE;
-	if (id->pub.qp && !id->ud)
-		cm_qp_to(id, IBV_QPS_ERR);
-	cm_raise_locked(id, NULL, asked || mad->reason != TP_REJ_TIMEOUT ? RDMA_CM_EVENT_REJECTED : RDMA_CM_EVENT_UNREACHABLE, mad->reason, &conn, NULL);
+	cm_raise_locked(id, NULL, RDMA_CM_EVENT_REJECTED, mad->reason, &conn, NULL);
 }
 
 static void on_parting_locked(struct cm_id *id, const struct tp_cm_mad *mad, const struct cm_target *from)
@@ -274,14 +253,24 @@ void cm_established_locked(struct cm_id *id)
 	cm_raise_locked(id, NULL, RDMA_CM_EVENT_ESTABLISHED, 0, NULL, NULL);
 }
 
+/* Who gave up says, in the reason's details, which card it is. */
+static uint64_t guid_in(const struct tp_cm_mad *mad)
+{
+	uint64_t guid = 0;
+	if (mad->ari_bytes >= sizeof(guid))
+		memcpy(&guid, mad->ari, sizeof(guid));
+	return be64toh(guid);
+}
+
 /* The connection that a message is of; a stranger's has none. */
 static struct cm_id *find_connection(const struct tp_cm_mad *mad, const struct cm_target *from)
 {
 	uint32_t number = mad->kind == TP_CM_SIDR_REP ? mad->local_id : mad->remote_id;
-	/* A peer that gave up before it knew our number. */
-	bool early = mad->kind == TP_CM_REJ && mad->reason == TP_REJ_TIMEOUT && !number;
 	for (struct cm_id *id = cm_ids; id; id = id->next) {
-		if (early ? !id->listener || id->remote_id != mad->local_id : id->local_id != number)
+		bool its = tp_cm_rej_of_request(mad) ? id->state == CM_REQUESTED && !id->ud && id->transaction == mad->transaction :
+			tp_cm_rej_of_peer(mad) ? id->listener && id->remote_id == mad->local_id && id->peer_guid == guid_in(mad) :
+			number && id->local_id == number;
+		if (!its)
 			continue;
 		/* The number may be that of an earlier connection's peer. */
 		bool other = id->remote_id && mad->kind != TP_CM_SIDR_REP && mad->local_id && id->remote_id != mad->local_id;

@@ -7,10 +7,11 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 #include "verbs/rdmacm/cm.h"
 
-enum { MAX_BACKLOG = 1024 };
+enum { MAX_BACKLOG = 1024, RETIRED = 64 };
 
 pthread_mutex_t cm_lock = PTHREAD_MUTEX_INITIALIZER;
 struct cm_id *cm_ids;
@@ -35,22 +36,80 @@ struct rdma_event_channel *rdma_create_event_channel(void)
 	return &channel->pub;
 }
 
+static void unlink_locked(struct cm_id *id)
+{
+	for (struct cm_id **at = &cm_ids; *at; at = &(*at)->next)
+		if (*at == id) {
+			*at = id->next;
+			break;
+		}
+}
+
+/* Takes an event out of its channel, and the ring for it back. The count may have been read by a thread
+ * that comes for the event just now, and the program decides whether a read waits: so this one must not. */
+static void take_out_locked(struct cm_channel *channel, struct cm_event **at)
+{
+	eventfd_t one;
+	struct iovec part = { &one, sizeof(one) };
+	struct cm_event *event = *at;
+	int error = errno;
+	*at = event->next;
+	if (channel->last == &event->next)
+		channel->last = at;
+	event->next = NULL;
+	/* A kernel that can't leaves one ring too many: who fetches then waits for the next event. */
+	if (preadv2(channel->pub.fd, &part, 1, -1, RWF_NOWAIT) < 0)
+		errno = error;
+}
+
+/* A request that the program was never told of. */
+static void refuse_unseen_locked(struct cm_id *request)
+{
+	cm_leave_locked(request);
+	unlink_locked(request);
+	free(request);
+}
+
+/* Frees a channel, but a while later: a program (rping) may have a thread that comes back to one which another thread has destroyed at
+ * its end. It finds no descriptor then, as it would find none with the kernel. */
+static void retire_locked(struct cm_channel *channel)
+{
+	static struct cm_channel *retired[RETIRED];
+	static unsigned count;
+	close(channel->pub.fd);
+	channel->pub.fd = -1;
+	channel->first = NULL;
+	free(retired[count % RETIRED]);
+	retired[count++ % RETIRED] = channel;
+}
+
+/* Ids that are still there have lost their connections, as when the kernel closes a channel: the program may still destroy them. */
 void rdma_destroy_event_channel(struct rdma_event_channel *pub)
 {
 	struct cm_channel *channel = (struct cm_channel *)pub;
+	pthread_mutex_lock(&cm_lock);
 	for (struct cm_event *event = channel->first, *next; event; event = next) {
 		next = event->next;
+		if (event->pub.id && event->owner != cm_of(event->pub.id))
+			refuse_unseen_locked(cm_of(event->pub.id));
 		free(event);
 	}
-	close(pub->fd);
-	free(channel);
+	for (struct cm_id *id = cm_ids; id; id = id->next)
+		if (id->channel == channel) {
+			cm_leave_locked(id);
+			cm_bus_release(id->port_fd);
+			id->port_fd = -1;
+			id->channel = NULL;
+		}
+	retire_locked(channel);
+	pthread_mutex_unlock(&cm_lock);
 }
 
 void cm_raise_locked(struct cm_id *id, struct cm_id *listener, enum rdma_cm_event_type type, int status, const struct rdma_conn_param *conn,
 	const struct rdma_ud_param *ud)
 {
 	struct cm_event *event = calloc(1, sizeof(*event));
-	struct cm_channel *channel = (struct cm_channel *)id->pub.channel;
+	struct cm_channel *channel = id->channel;
 	if (!event || !channel) {
 		free(event);
 		return;
@@ -78,19 +137,18 @@ void cm_raise_locked(struct cm_id *id, struct cm_id *listener, enum rdma_cm_even
 
 void cm_raise_joined_locked(struct cm_id *id, const struct rdma_ud_param *ud, void *context)
 {
-	struct cm_channel *channel = (struct cm_channel *)id->pub.channel;
-	struct cm_event **place = channel->last;
+	struct cm_event **place = id->channel ? id->channel->last : NULL;
 	cm_raise_locked(id, NULL, RDMA_CM_EVENT_MULTICAST_JOIN, 0, NULL, ud);
-	if (*place)
+	if (place && *place)
 		(*place)->pub.param.ud.private_data = context;
 }
 
 void cm_raise_written_locked(struct cm_id *id, enum rdma_cm_event_type type, int status, uint64_t arg)
 {
-	struct cm_event **place = ((struct cm_channel *)id->pub.channel)->last;
+	struct cm_event **place = id->channel ? id->channel->last : NULL;
 	cm_raise_locked(id, NULL, type, status, NULL, NULL);
 	/* The newest member of the event's union. */
-	if (*place)
+	if (place && *place)
 		memcpy(&(*place)->pub.param, &arg, sizeof(arg));
 }
 
@@ -109,10 +167,15 @@ int rdma_get_cm_event(struct rdma_event_channel *pub, struct rdma_cm_event **out
 			channel->first = event->next;
 			if (!channel->first)
 				channel->last = &channel->first;
-			event->owner->given++;
+			if (cm_fetch_locked(event)) {
+				event->owner->given++;
+			} else {
+				free(event);
+				event = NULL;
+			}
 		}
 		pthread_mutex_unlock(&cm_lock);
-		/* None: its id was destroyed meanwhile. */
+		/* None: its id was destroyed meanwhile, or it is the end of what never began. */
 		if (event) {
 			*out = &event->pub;
 			return 0;
@@ -157,6 +220,7 @@ struct cm_id *cm_new(struct rdma_event_channel *channel, void *context, enum rdm
 	if (!id)
 		return NULL;
 	id->pub.channel = channel;
+	id->channel = (struct cm_channel *)channel;
 	id->pub.context = context;
 	id->pub.ps = space;
 	id->pub.qp_type = space == RDMA_PS_UDP || space == RDMA_PS_IPOIB ? IBV_QPT_UD : IBV_QPT_RC;
@@ -188,34 +252,21 @@ int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, 
 	return 0;
 }
 
-static void unlink_locked(struct cm_id *id)
-{
-	for (struct cm_id **at = &cm_ids; *at; at = &(*at)->next)
-		if (*at == id) {
-			*at = id->next;
-			break;
-		}
-}
-
 /* Takes the events of id out of the channel. Requests that its program was never told of are refused. */
 static void drop_events_locked(struct cm_id *id)
 {
-	struct cm_channel *channel = (struct cm_channel *)id->pub.channel;
-	channel->last = &channel->first;
-	while (*channel->last) {
-		struct cm_event *event = *channel->last;
-		if (event->owner == id || event->pub.id == &id->pub) {
-			struct cm_id *request = event->pub.id != &id->pub ? cm_of(event->pub.id) : NULL;
-			*channel->last = event->next;
-			free(event);
-			if (request) {
-				cm_leave_locked(request);
-				unlink_locked(request);
-				free(request);
-			}
-		} else {
-			channel->last = &event->next;
+	struct cm_channel *channel = id->channel;
+	for (struct cm_event **at = channel ? &channel->first : NULL; at && *at;) {
+		struct cm_event *event = *at;
+		if (event->owner != id && event->pub.id != &id->pub) {
+			at = &event->next;
+			continue;
 		}
+		struct cm_id *request = event->pub.id != &id->pub ? cm_of(event->pub.id) : NULL;
+		take_out_locked(channel, at);
+		free(event);
+		if (request)
+			refuse_unseen_locked(request);
 	}
 }
 
@@ -238,9 +289,10 @@ int rdma_destroy_id(struct rdma_cm_id *pub)
 			other->listener = other;
 	while (id->given != id->acked)
 		pthread_cond_wait(&acked_cond, &cm_lock);
+	struct cm_channel *own = id->sync ? id->channel : NULL;
 	pthread_mutex_unlock(&cm_lock);
-	if (id->sync)
-		rdma_destroy_event_channel(pub->channel);
+	if (own)
+		rdma_destroy_event_channel(&own->pub);
 	free(pub->route.path_rec);
 	free(id->for_requests);
 	rdma_freeaddrinfo(id->resolved);
@@ -255,27 +307,27 @@ int rdma_migrate_id(struct rdma_cm_id *pub, struct rdma_event_channel *channel)
 	if (!its)
 		return -1;
 	pthread_mutex_lock(&cm_lock);
-	struct cm_channel *from = (struct cm_channel *)pub->channel, *to = (struct cm_channel *)its;
+	struct cm_channel *from = id->channel, *to = (struct cm_channel *)its;
 	bool was_sync = id->sync;
-	for (struct cm_event **at = &from->first; *at;) {
+	for (struct cm_event **at = from && from != to ? &from->first : NULL; at && *at;) {
 		struct cm_event *event = *at;
 		if (event->pub.id != pub && event->owner != id) {
 			at = &event->next;
 			continue;
 		}
-		*at = event->next;
-		event->next = NULL;
+		take_out_locked(from, at);
 		*to->last = event;
 		to->last = &event->next;
 		eventfd_write(its->fd, 1);
+		/* A request that waits to be fetched goes where its listener goes. */
+		event->pub.id->channel = its;
+		cm_of(event->pub.id)->channel = to;
 	}
-	from->last = &from->first;
-	while (*from->last)
-		from->last = &(*from->last)->next;
 	pub->channel = its;
+	id->channel = to;
 	id->sync = !channel;
 	pthread_mutex_unlock(&cm_lock);
-	if (was_sync)
+	if (was_sync && from && from != to)
 		rdma_destroy_event_channel(&from->pub);
 	return 0;
 }
@@ -337,8 +389,7 @@ static int bind_device(struct cm_id *id, const struct sockaddr *addr)
 	return 0;
 }
 
-/* Holds the port, or a free one where it is 0. */
-static int hold_port(struct cm_id *id)
+static int hold_port_locked(struct cm_id *id)
 {
 	uint16_t *port = port_at(&id->pub.route.addr.src_storage);
 	if (id->port_fd >= 0)
@@ -359,6 +410,27 @@ static int hold_port(struct cm_id *id)
 	return error;
 }
 
+/* Holds the port, or a free one where it is 0: the id is bound then. */
+static int hold_port(struct cm_id *id)
+{
+	pthread_mutex_lock(&cm_lock);
+	int error = hold_port_locked(id);
+	if (!error)
+		id->state = CM_BOUND;
+	pthread_mutex_unlock(&cm_lock);
+	return error;
+}
+
+/* A loopback address that no GID has is bound to no device: who listens there can be reached by any of this machine's, and libfabric,
+ * whose servers ask for such an address when they are told none, then takes the devices' own, which other machines can reach. */
+static bool has_no_device(const struct sockaddr *addr)
+{
+	union ibv_gid gid;
+	uint8_t port, index;
+	cm_gid_of(addr, &gid);
+	return is_any(addr) || (is_loopback(addr) && !cm_device_of(&gid, &port, &index));
+}
+
 static int bind_addr(struct cm_id *id, const struct sockaddr *addr)
 {
 	socklen_t bytes = length_of(addr);
@@ -368,12 +440,8 @@ static int bind_addr(struct cm_id *id, const struct sockaddr *addr)
 		return EINVAL;
 	memset(&id->pub.route.addr.src_storage, 0, sizeof(id->pub.route.addr.src_storage));
 	memcpy(&id->pub.route.addr.src_storage, addr, bytes);
-	int error = is_any(addr) ? 0 : bind_device(id, addr);
-	if (!error)
-		error = hold_port(id);
-	if (!error)
-		id->state = CM_BOUND;
-	return error;
+	int error = has_no_device(addr) ? 0 : bind_device(id, addr);
+	return error ? error : hold_port(id);
 }
 
 int rdma_bind_addr(struct rdma_cm_id *pub, struct sockaddr *addr)
@@ -385,7 +453,7 @@ int rdma_bind_addr(struct rdma_cm_id *pub, struct sockaddr *addr)
 int rdma_listen(struct rdma_cm_id *pub, int backlog)
 {
 	struct cm_id *id = cm_of(pub);
-	struct sockaddr_in any = { .sin_family = AF_INET };
+	struct sockaddr_storage any = { .ss_family = AF_INET };
 	int error = id->state == CM_IDLE ? bind_addr(id, (struct sockaddr *)&any) : id->state == CM_BOUND ? hold_port(id) : EINVAL;
 	if (error)
 		return cm_fail(error);
@@ -430,15 +498,12 @@ static int resolve(struct cm_id *id, const struct sockaddr *from, const struct s
 	memcpy(&addr->dst_storage, to, length_of(to));
 	if (!error)
 		error = bind_device(id, &addr->src_addr);
-	if (!error)
-		error = hold_port(id);
 	if (error)
 		return error;
 	cm_gid_of(to, &addr->addr.ibaddr.dgid);
 	if (is_loopback(to))
 		addr->addr.ibaddr.dgid = addr->addr.ibaddr.sgid;
-	id->state = CM_BOUND;
-	return 0;
+	return hold_port(id);
 }
 
 int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *from, struct sockaddr *to, int timeout_ms)

@@ -66,7 +66,11 @@ int cm_qp_to(struct cm_id *id, enum ibv_qp_state state)
 	int mask = IBV_QP_STATE;
 	if (state != IBV_QPS_ERR && rdma_init_qp_attr(&id->pub, &attr, &mask))
 		return -1;
-	int error = ibv_modify_qp(id->pub.qp, &attr, mask);
+	struct ibv_qp *qp = tp_card_inner_qp_hold(id->qpn);
+	if (!qp)
+		return cm_fail(ENOENT);
+	int error = ibv_modify_qp(qp, &attr, mask);
+	tp_card_inner_qp_let_go(qp);
 	return error ? cm_fail(error) : 0;
 }
 
@@ -122,6 +126,7 @@ int rdma_create_qp_ex(struct rdma_cm_id *pub, struct ibv_qp_init_attr_ex *attr)
 		return cm_fail(error);
 	}
 	pub->pd = attr->pd;
+	id->qpn = pub->qp->qp_num;
 	if (cm_qp_to(id, IBV_QPS_INIT) || (id->ud && (cm_qp_to(id, IBV_QPS_RTR) || cm_qp_to(id, IBV_QPS_RTS)))) {
 		int error = errno;
 		rdma_destroy_qp(pub);

@@ -131,4 +131,31 @@ struct tp_dev_transfers_head { uint64_t comm; uint32_t ntransfers, nchannels; };
 struct tp_dev_transfers { struct tp_dev_transfers_head head; struct tp_dev_transfer transfers[TP_DEV_TRANSFERS]; };
 struct tp_dev_transfers_more { struct tp_dev_transfers_head head; struct tp_dev_transfer transfers[TP_DEV_TRANSFERS_MORE]; };
 
+/* The same between ranks that map each other's regions (streams.h): units of TP_DEV_STREAM_UNIT bytes, of which each part has units_each, the
+ * first units_more one more. */
+enum { TP_DEV_STREAM_UNIT = 120, TP_DEV_STREAM_SLOTS = 4, TP_DEV_STREAM_RANKS = 8, TP_DEV_STREAM_LANES = 16 };
+struct tp_dev_stream {
+	uint64_t buf, bytes, from;
+	uint32_t units, units_each, units_more;
+	uint16_t base, nparts;
+	uint16_t next;
+	uint8_t is_send, is_first;
+	int16_t peer;
+	uint16_t pad;
+};
+/* Each (peer, channel) has a ring in the region: a line whose first word is how far the peer has read what this rank sent it, then
+ * slots that the peer writes. counters: [peer][is_send][channel], in this rank's memory. */
+struct tp_dev_streams_head {
+	uint64_t comm, counters;
+	uint64_t rings[TP_DEV_STREAM_RANKS];        /* of each rank */
+	uint32_t slot_units, ntransfers;
+	int16_t rank, nranks;
+	uint16_t nchannels;
+	uint8_t gives_way, counts;
+	uint8_t channels[TP_DEV_MAX_CHANNELS];      /* of each block */
+};
+enum { TP_DEV_STREAMS = 72, TP_DEV_STREAMS_MORE = 192 };
+struct tp_dev_streams { struct tp_dev_streams_head head; struct tp_dev_stream streams[TP_DEV_STREAMS]; };
+struct tp_dev_streams_more { struct tp_dev_streams_head head; struct tp_dev_stream streams[TP_DEV_STREAMS_MORE]; };
+
 #endif

@@ -6,7 +6,7 @@
 
 size_t tp_cuda_region_bytes(int nlocal_max, int nchannels)
 {
-	return tp_fused_region_bytes(nlocal_max, nchannels);
+	return tp_align_up(tp_fused_region_bytes(nlocal_max, nchannels), 4096) + tp_cuda_streams_region_bytes(nlocal_max, nchannels);
 }
 
 /* What the kernels know of the communicator; epochs and counters begin at zero. */
@@ -73,6 +73,7 @@ ncclResult_t tp_cuda_exec_create(struct tp_boot *boot, struct tp_links *links, c
 	struct tp_fused_options fused = { .gpu = options->gpu, .nchannels = options->nchannels, .shared_gpu = options->shared_gpu,
 		.counts = options->counts, .comm = exec->comm };
 	if (result == ncclSuccess) result = tp_fused_init(boot, links, &fused, &exec->fused);
+	if (result == ncclSuccess) result = tp_cuda_streams_init(exec);
 	if (result == ncclSuccess) *out = exec;
 	else tp_cuda_exec_destroy(exec);
 	return result;

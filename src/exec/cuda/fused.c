@@ -46,33 +46,6 @@ size_t tp_fused_region_bytes(int nlocal, int nchannels)
 	return (size_t)layout.share * (size_t)nchannels;
 }
 
-/* ---- tables ---- */
-
-void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
-{
-	enum { KB = 1 << 10, MB = 1 << 20, GB = 1 << 30 };
-	*out = (struct tp_fused_table){
-		/* NVLink; without it lines of 128 bytes aren't allowed, and the first column alone counts. Two ranks send in one shot as much as
-		 * in two; with more, two shots soon send less. */
-		.limits = {
-			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1 * MB },
-			[TP_FUSED_TWO_SHOT] = { 96 * KB, GB },
-			[TP_FUSED_GATHER] = { 96 * KB, GB },
-			[TP_FUSED_SCATTER] = { 96 * KB, GB },
-			[TP_FUSED_PAIRS] = { 96 * KB, GB },
-			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB },
-		},
-		.threads = { 128, 512 },
-		.max_blocks = TP_DEV_MAX_CHANNELS,
-		.allows_128 = 1,
-		.window = 1 * MB,
-	};
-	if (!shared_gpu) return;
-	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. (LL128 only where asked for.) */
-	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, 16 * MB };
-	out->limits[TP_FUSED_ROOTED] = (struct tp_fused_limit){ 1 * MB, 1 * MB };
-}
-
 /* ---- agreement ---- */
 
 /* What each rank says; usable where all say so. Of tables, rank 0's counts. */
@@ -132,6 +105,7 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 	struct word mine = { .version = WORD_VERSION };
 	mine.usable = see_regions(boot, links, &f);
 	tp_fused_defaults(options->shared_gpu, boot->nranks, &mine.table);
+	TP_TRY(tp_fused_read_table(&mine.table));
 	if (options->nchannels < (int)mine.table.max_blocks) mine.table.max_blocks = (uint32_t)options->nchannels;
 	mine.allows_128 = allows_128(boot, links);
 	struct word *words = tp_alloc((size_t)boot->nranks, sizeof(*words), "what ranks say of fused kernels");
@@ -165,7 +139,7 @@ struct shape {
 	enum tp_fused_class class;
 	const char *name[2];
 	enum tp_fused_pattern pattern;
-	bool reduces, gathers;
+	bool reduces, gathers, owners;
 	size_t slice, total, in_stride, out_stride, sends;
 };
 
@@ -223,6 +197,13 @@ static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape 
 	} else {
 		return false;
 	}
+	if ((coll == TP_BROADCAST || coll == TP_REDUCE) && n > 2 && f->table.allows_128 && bytes >= f->table.owners) {
+		s.class = TP_FUSED_OWNERS;
+		s.name[1] = "TWO_STEP/LL128";
+		s.owners = s.gathers = true;
+		s.sends = bytes;
+		if (coll == TP_REDUCE) s.pattern = TP_FUSED_ALL;
+	}
 	*out = s;
 	return bytes && bytes <= MOST_BYTES / n;
 }
@@ -230,7 +211,7 @@ static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape 
 static int protocol_of(const struct tp_fused *f, const struct shape *s)
 {
 	const struct tp_fused_limit *limit = &f->table.limits[s->class];
-	if (s->sends <= limit->ll) return 0;
+	if (s->sends <= limit->ll && !s->owners) return 0;
 	return f->table.allows_128 && s->sends <= limit->ll128 ? 1 : -1;
 }
 
@@ -239,7 +220,7 @@ static void fill_args(const struct tp_fused *f, const struct tp_exec_call *call,
 	*args = (struct tp_fused_args){ .comm = f->comm, .input = (uint64_t)(uintptr_t)call->input,
 		.output = (uint64_t)(uintptr_t)call->output, .slice_bytes = (uint32_t)s->slice, .total_bytes = (uint32_t)s->total,
 		.in_stride = (uint32_t)s->in_stride, .out_stride = (uint32_t)s->out_stride, .layout = f->layout, .tag = call->tag, .rank = (int16_t)f->rank, .nranks = (int16_t)f->nranks,
-		.root = (int16_t)call->plan->spec.root, .pattern = (uint8_t)s->pattern, .gathers = s->gathers, .gives_way = f->shared_gpu, .counts = f->counts };
+		.root = (int16_t)call->plan->spec.root, .pattern = (uint8_t)s->pattern, .gathers = s->gathers, .owners = s->owners, .gives_way = f->shared_gpu, .counts = f->counts };
 	memcpy(args->region, f->region, sizeof(args->region));
 	if (s->reduces) tp_cuda_fill_reduce(call, &args->reduce);
 }
@@ -260,25 +241,31 @@ static void spread(const struct tp_fused *f, int protocol, uint32_t units, uint3
 	out->threads = (unsigned)TP_MIN(tp_align_up((size_t)each * lanes, 32) + 32, TP_DEV_THREADS);
 }
 
+/* Of a shape and a protocol; slices are units that ranks share where it gathers. */
+static void fit_lines(const struct tp_fused *f, const struct tp_exec_call *call, struct shape *s, int protocol, struct tp_fused_launch *out)
+{
+	const uint32_t data = protocol ? 120 : 16, lanes = protocol ? 8 : 1;
+	uint32_t units = (uint32_t)tp_div_up(s->slice, data);
+	if (s->gathers) {
+		units = (uint32_t)tp_div_up(units, (size_t)f->nranks - s->owners);
+		s->slice = s->in_stride = s->out_stride = (size_t)units * data;
+	}
+	out->kind = s->owners ? TP_FUSED_TWO_STEP : protocol ? TP_FUSED_LL128 : TP_FUSED_LL;
+	out->reduces = s->reduces;
+	out->name = s->name[protocol];
+	fill_args(f, call, s, &out->args);
+	out->args.aligned = ((out->args.input | out->args.output | out->args.in_stride | out->args.out_stride) & (protocol ? 7 : 15)) == 0;
+	out->args.units_a_round = f->layout.slot[protocol] / (protocol ? LL128_UNIT : LL_UNIT);
+	spread(f, protocol, units, lanes, out);
+}
+
 bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_launch *out)
 {
 	struct shape s;
 	if (!f->usable || !call->plan || !shape_of(f, call->plan->spec.coll, call->plan->shape, call->block_bytes, &s)) return false;
 	int protocol = protocol_of(f, &s);
 	if (protocol < 0) return false;
-	const uint32_t data = protocol ? 120 : 16, lanes = protocol ? 8 : 1;
-	uint32_t units = (uint32_t)tp_div_up(s.slice, data);
-	if (s.gathers) {
-		units = (uint32_t)tp_div_up(units, (size_t)f->nranks);
-		s.slice = s.in_stride = s.out_stride = (size_t)units * data;
-	}
-	out->kind = protocol ? TP_FUSED_LL128 : TP_FUSED_LL;
-	out->reduces = s.reduces;
-	out->name = s.name[protocol];
-	fill_args(f, call, &s, &out->args);
-	out->args.aligned = ((out->args.input | out->args.output | out->args.in_stride | out->args.out_stride) & (protocol ? 7 : 15)) == 0;
-	out->args.units_a_round = f->layout.slot[protocol] / (protocol ? LL128_UNIT : LL_UNIT);
-	spread(f, protocol, units, lanes, out);
+	fit_lines(f, call, &s, protocol, out);
 	return true;
 }
 

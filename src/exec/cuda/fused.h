@@ -9,7 +9,7 @@
  *   LL     slots of 16-byte lines, {data, flag, data, flag};
  *   LL128  slots of 128-byte lines, 120 bytes of data and two flags.
  * Slots exist for two phases (scatter, gather) by two parities. Nothing but lines of one protocol is ever written to a slot, so
- * a flag is never taken for data nor data for a flag. */
+ * a flag is never taken for data nor data for a flag. Of a share, in this order: heads, gates, LL, LL128. */
 #ifndef TP_EXEC_CUDA_FUSED_H
 #define TP_EXEC_CUDA_FUSED_H
 
@@ -17,15 +17,16 @@
 
 /* Kernels: tp_ll_<type>_<op>, tp_ll128_<type>_<op> (all-reduce in one or two shots, reduce-scatter, reduce), tp_ll_copy,
  * tp_ll128_copy (all-gather, all-to-all, broadcast, gather, scatter), tp_window_<type>_<op> (all-reduce and reduce-scatter of
- * memory that all ranks have mapped). */
-enum tp_fused_kind { TP_FUSED_LL, TP_FUSED_LL128, TP_FUSED_WINDOW, TP_FUSED_KINDS };
+ * memory that all ranks have mapped), tp_two_step_<type>_<op> and tp_two_step_copy (reduce and broadcast by way of all others, on
+ * lines of 128 bytes). */
+enum tp_fused_kind { TP_FUSED_LL, TP_FUSED_LL128, TP_FUSED_WINDOW, TP_FUSED_TWO_STEP, TP_FUSED_KINDS };
 
 enum { TP_FUSED_PHASES = 2, TP_FUSED_PARITIES = 2, TP_FUSED_INLINE = 8 };
 
 /* Who sends to whom. */
 enum tp_fused_pattern { TP_FUSED_ALL, TP_FUSED_FROM_ROOT, TP_FUSED_TO_ROOT };
 
-/* A block's share of a region, in bytes from its beginning; each block has `share` bytes. The share's first bytes are zero. */
+/* A block's share of a region, in bytes from its beginning; each block has `share` bytes. All zero at init. */
 struct tp_fused_layout {
 	uint32_t share;
 	uint32_t heads, gates;
@@ -49,6 +50,7 @@ struct tp_fused_args {
 	int16_t rank, nranks, root;
 	uint8_t pattern;                            /* enum tp_fused_pattern */
 	uint8_t gathers;                            /* two-shot: what was reduced goes to all */
+	uint8_t owners;                             /* two steps: slices belong to all ranks but the root, in their order */
 	uint8_t aligned;                            /* buffers and strides are, to 16 bytes (LL) or 8 (LL128) */
 	uint8_t gives_way;                          /* peers run on the same GPU */
 	uint8_t counts;                             /* somebody wants to know when kernels are done */
@@ -64,7 +66,8 @@ struct tp_fused_args {
 
 /* Each protocol up to how many bytes, counted as what a rank sends to all peers together (of user data, both phases): LL up to `ll`, then
  * LL128, where lines of 128 bytes are allowed, up to `ll128`; what is larger isn't fused. The same on all ranks. */
-enum tp_fused_class { TP_FUSED_ONE_SHOT, TP_FUSED_TWO_SHOT, TP_FUSED_GATHER, TP_FUSED_SCATTER, TP_FUSED_PAIRS, TP_FUSED_ROOTED, TP_FUSED_CLASSES };
+enum tp_fused_class { TP_FUSED_ONE_SHOT, TP_FUSED_TWO_SHOT, TP_FUSED_GATHER, TP_FUSED_SCATTER, TP_FUSED_PAIRS, TP_FUSED_ROOTED, TP_FUSED_OWNERS,
+	TP_FUSED_CLASSES };
 struct tp_fused_limit { uint64_t ll, ll128; };
 struct tp_fused_table {
 	struct tp_fused_limit limits[TP_FUSED_CLASSES];
@@ -72,6 +75,8 @@ struct tp_fused_table {
 	uint32_t max_blocks;
 	uint32_t allows_128;                        /* lines of 128 bytes arrive whole here */
 	uint64_t window;                            /* two-shot all-reduces and reduce-scatters of windows: from so many bytes on where they lie */
+	uint64_t owners;                            /* broadcast and reduce of three ranks and more: from so many bytes on in two steps */
+	uint64_t stream;                            /* gather and scatter: blocks from so many bytes on as sends and receives */
 };
 
 /* What of a communicator decides; the same on all ranks but for the addresses. */
@@ -116,7 +121,9 @@ bool tp_fused_fit_windows(const struct tp_fused *fused, const struct tp_exec_cal
 /* Which algorithm these kernels want for a message, before there is a plan; false: they have no opinion. */
 bool tp_fused_suggest(const struct tp_fused *fused, enum tp_coll coll, size_t block_bytes, enum tp_algo *out);
 
-/* Tables. */
+/* ---- table.c ---- */
 void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out);
+/* TELPHER_CUDA_TABLE over what is there. */
+ncclResult_t tp_fused_read_table(struct tp_fused_table *table);
 #endif
 #endif

@@ -6,7 +6,9 @@
  *   program.c   plans to programs in device memory
  *   launch.c    calls to launches of fused kernels, on windows or on lines, or of the steps kernels
  *   transfers.c groups of sends and receives to launches
- * fused.h: which calls run as fused kernels. */
+ *   streams.c   the same between ranks that map each other's regions, and collectives that are such groups
+ *   fused.c     which calls run as fused kernels, and how
+ *   table.c     from which sizes on */
 #ifndef TP_EXEC_CUDA_INTERNAL_H
 #define TP_EXEC_CUDA_INTERNAL_H
 
@@ -26,7 +28,7 @@ struct tp_cuda_kernels {
 	const struct tp_gpu *gpu;
 	CUfunction reduce[TP_CUDA_NKINDS][ncclNumTypes][TP_CUDA_NOPS];      /* NULL: the kind has none */
 	CUfunction copy[TP_CUDA_NKINDS];
-	CUfunction transfers, transfers_more;
+	CUfunction transfers, transfers_more, streams, streams_more;
 	int resident;
 };
 /* reduces: of this type and operation; else the copying one. */
@@ -43,6 +45,14 @@ extern const int tp_cuda_nimages;
 enum { TP_CUDA_PLAN_BUCKETS = 64, TP_CUDA_LOCAL_LINKS = 64, TP_CUDA_STAGING_BYTES = 64 << 10 };
 struct tp_cuda_plan;
 struct tp_cuda_ordered;
+/* Sends and receives by lines (streams.h). */
+struct tp_cuda_streams {
+	bool usable;                                /* agreed */
+	uint32_t slot_units;
+	size_t rings_at;                            /* in the region */
+	uint64_t counters;                          /* the device's address */
+	struct tp_dev_streams_more args;
+};
 struct tp_cuda_chunk { struct tp_cuda_chunk *next; struct tp_gpu_memory memory; size_t used; };
 struct tp_cuda_exec {
 	struct tp_boot *boot;
@@ -71,6 +81,7 @@ struct tp_cuda_exec {
 	struct tp_cuda_ordered *transfer_order;
 	int transfer_room;
 	bool transfer_uploads;
+	struct tp_cuda_streams streams;
 };
 /* struct tp_reduce as kernels get it. */
 void tp_cuda_fill_reduce(const struct tp_exec_call *call, struct tp_dev_reduce *out);
@@ -113,7 +124,21 @@ struct tp_cuda_plan *tp_cuda_find_plan(struct tp_cuda_exec *exec, const struct t
 
 /* ---- transfers.c ---- */
 ncclResult_t tp_cuda_transfers_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call);
+/* A cut of them, in order: one launch. */
+struct tp_cuda_ordered { uint64_t cut; int index, from; };  /* from: of a self-receive, the number of its send; -1: another's */
+uint32_t tp_cuda_transfer_distance(const struct tp_cuda_exec *exec, const struct tp_exec_transfer *t);
 /* Of the largest launch. */
 int tp_cuda_transfers_blocks(const struct tp_cuda_exec *exec, const struct tp_exec_call *call);
+
+/* ---- streams.c ---- */
+size_t tp_cuda_streams_region_bytes(int nlocal, int nchannels);
+/* After the agreement on fused kernels. */
+ncclResult_t tp_cuda_streams_init(struct tp_cuda_exec *exec);
+ncclResult_t tp_cuda_streams_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, const struct tp_cuda_ordered *order,
+	int count);
+int tp_cuda_streams_blocks(const struct tp_cuda_exec *exec, const struct tp_exec_call *call);
+/* A collective that is nothing but sends and receives, as such: false: it isn't, or other kernels are better. transfers: 2 * nranks. */
+bool tp_cuda_streams_take(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_exec_transfer *transfers,
+	struct tp_exec_call *out);
 
 #endif

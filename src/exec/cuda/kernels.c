@@ -15,9 +15,9 @@ TP_PARAM_TABLE("exec", params)
 enum { MOST_MODULES = 32, MOST_IMAGE_BYTES = 64 << 20 };
 
 static const char *const kind_names[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = "steps", [TP_CUDA_FUSED + TP_FUSED_LL] = "ll",
-	[TP_CUDA_FUSED + TP_FUSED_LL128] = "ll128", [TP_CUDA_FUSED + TP_FUSED_WINDOW] = "window" };
+	[TP_CUDA_FUSED + TP_FUSED_LL128] = "ll128", [TP_CUDA_FUSED + TP_FUSED_WINDOW] = "window", [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = "two_step" };
 static const bool kind_copies[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = true, [TP_CUDA_FUSED + TP_FUSED_LL] = true,
-	[TP_CUDA_FUSED + TP_FUSED_LL128] = true };
+	[TP_CUDA_FUSED + TP_FUSED_LL128] = true, [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = true };
 static const char *const op_names[TP_CUDA_NOPS] = { [ncclSum] = "sum", [ncclProd] = "prod", [ncclMax] = "max", [ncclMin] = "min" };
 static const char *const type_names[ncclNumTypes] = { [ncclInt8] = "i8", [ncclUint8] = "u8", [ncclInt32] = "i32", [ncclUint32] = "u32",
 	[ncclInt64] = "i64", [ncclUint64] = "u64", [ncclFloat16] = "f16", [ncclFloat32] = "f32", [ncclFloat64] = "f64",
@@ -139,6 +139,8 @@ static ncclResult_t load_all(struct loading *l)
 	}
 	TP_TRY(find_function(l, "tp_transfers", &l->kernels->transfers));
 	TP_TRY(find_function(l, "tp_transfers_more", &l->kernels->transfers_more));
+	TP_TRY(find_function(l, "tp_streams", &l->kernels->streams));
+	TP_TRY(find_function(l, "tp_streams_more", &l->kernels->streams_more));
 	if (l->resident < 1)
 		return TP_FAIL(ncclSystemError, "a block of %d threads of our kernels doesn't fit %s", TP_DEV_THREADS, l->kernels->gpu->name);
 	l->kernels->resident = l->resident * l->kernels->gpu->sms;

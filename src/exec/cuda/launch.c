@@ -106,6 +106,8 @@ bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, si
 /* As many of the calls as one launch of a steps kernel can do; the first isn't fused. */
 static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *calls, int ncalls, int *taken)
 {
+	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
+	struct tp_exec_call group;
 	struct tp_dev_steps args;
 	struct tp_fused_launch fused;
 	struct tp_cuda_plan *p;
@@ -114,7 +116,7 @@ static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, con
 	int n = 0;
 	for (; n < ncalls && n < TP_DEV_MAX_CALLS; n++) {
 		const struct tp_exec_call *call = &calls[n];
-		if (n && (!call->plan || fit_fused(exec, call, &fused))) break;
+		if (n && (!call->plan || fit_fused(exec, call, &fused) || tp_cuda_streams_take(exec, call, transfers, &group))) break;
 		TP_TRY(find_prepared(exec, call, &p));
 		CUfunction its = tp_cuda_kernel(exec->kernels, TP_CUDA_STEPS, p->reduces, &call->reduce);
 		if (n && its != function) break;
@@ -134,12 +136,16 @@ static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, con
 
 ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *calls, int ncalls)
 {
+	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
+	struct tp_exec_call group;
 	struct tp_fused_launch fused;
 	if (__builtin_expect(exec->status->abort || exec->status->fault, 0)) return fail_stopped(exec);
 	for (int i = 0, taken = 1; i < ncalls; i += taken, taken = 1) {
 		const struct tp_exec_call *call = &calls[i];
 		if (!call->plan) {
 			TP_TRY(tp_cuda_transfers_launch(exec, stream, call));
+		} else if (tp_cuda_streams_take(exec, call, transfers, &group)) {
+			TP_TRY(tp_cuda_transfers_launch(exec, stream, &group));
 		} else if (fit_fused(exec, call, &fused)) {
 			CUfunction function = tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + fused.kind, fused.reduces, &call->reduce);
 			TP_TRY(tp_cuda_exec_run(exec, stream, function, fused.blocks, fused.threads, &fused.args));
@@ -156,10 +162,16 @@ const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec
 		[TP_ALGO_HALVING_DOUBLING] = "HALVING_DOUBLING/SIMPLE", [TP_ALGO_PAT] = "PAT/SIMPLE", [TP_ALGO_ONE_SHOT] = "ONE_SHOT/SIMPLE",
 		[TP_ALGO_TWO_SHOT] = "TWO_SHOT/SIMPLE", [TP_ALGO_DIRECT] = "DIRECT/SIMPLE", [TP_ALGO_BRUCK] = "BRUCK/SIMPLE",
 		[TP_ALGO_HIERARCHICAL] = "HIERARCHICAL/SIMPLE" };
+	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
+	struct tp_exec_call group;
 	struct tp_fused_launch fused;
 	if (!call->plan) {
 		*blocks = tp_cuda_transfers_blocks(exec, call);
-		return "SEND_RECV/SIMPLE";
+		return exec->streams.usable ? "SEND_RECV/LL128" : "SEND_RECV/SIMPLE";
+	}
+	if (tp_cuda_streams_take(exec, call, transfers, &group)) {
+		*blocks = tp_cuda_transfers_blocks(exec, &group);
+		return "DIRECT/STREAM";
 	}
 	if (fit_fused(exec, call, &fused)) {
 		*blocks = (int)fused.blocks;

@@ -10,8 +10,9 @@
  *     write to it waits for the head of e - 1. tp_dev_epoch.heard tells whether that is needed at all.
  * Units that lie beyond a slice's end travel as well, empty, so that nobody is left without word.
  *
- * Before the epochs reach the end of their 32 bits, all lines of a block are zeroed and time begins anew, between two sides of a
- * barrier: what is left of the last age could be taken for a line of the next.
+ * Before the epochs reach the end of their 32 bits, all lines of a block, heads too, are zeroed and time begins anew, between two
+ * barriers: what is left of the last age could be taken for a line or a head of the next. So within an age epochs only grow, and are
+ * compared as they are: however long ago a head was written (blocks get none while all hear from all), it is never taken for news.
  *
  * Units. A unit is what a protocol moves at once: a thread's 16 bytes in two lines (LL), or the 120 bytes of a line of 128 that eight
  * threads share (LL128): 16 bytes each, the eighth 8 and the flag. A warp's store to a line lands whole, and so does its load; the
@@ -219,12 +220,12 @@ TP_DEVICE void tp_lines_send_heads(const tp_fused_args &a, uint32_t epoch)
 TP_DEVICE bool tp_lines_sends_to(const tp_fused_args &a, int p)
 {
 	if (p == a.rank) return false;
-	return a.pattern == TP_FUSED_ALL || (a.pattern == TP_FUSED_FROM_ROOT ? a.rank == a.root : p == a.root);
+	return a.pattern == TP_FUSED_ALL || (a.pattern == TP_FUSED_FROM_ROOT ? a.rank == a.root || a.owners : p == a.root);
 }
 TP_DEVICE bool tp_lines_takes_from(const tp_fused_args &a, int p)
 {
 	if (p == a.rank) return false;
-	return a.pattern == TP_FUSED_ALL || (a.pattern == TP_FUSED_FROM_ROOT ? p == a.root : a.rank == a.root);
+	return a.pattern == TP_FUSED_ALL || (a.pattern == TP_FUSED_FROM_ROOT ? p == a.root || (a.owners && a.rank != a.root) : a.rank == a.root);
 }
 
 /* Until those that are about to be written to have begun the epoch before. */
@@ -235,7 +236,7 @@ TP_DEVICE void tp_lines_await_heads(const tp_fused_args &a, tp_lines &k, uint32_
 		if (!tp_lines_sends_to(a, p)) continue;
 		for (;;) {
 			tp_four head = tp_load_line(tp_lines_head(a, a.rank, p, before));
-			if (head.y == head.w && (int32_t)(head.y - before) >= 0) break;
+			if (head.y == head.w && head.y >= before) break;
 			if (!tp_lines_wait(a, k)) break;
 		}
 	}
@@ -249,7 +250,7 @@ TP_DEVICE void tp_lines_check_heads(const tp_fused_args &a, tp_lines &k, uint32_
 		if (!tp_lines_takes_from(a, p)) continue;
 		for (;;) {
 			tp_four head = tp_load_line(tp_lines_head(a, a.rank, p, epoch));
-			if (head.y == head.w && (int32_t)(head.y - epoch) > 0) break;
+			if (head.y == head.w && head.y > epoch) break;
 			if (head.y == epoch && head.w == epoch) {
 				if (head.x != a.tag) tp_block_fault(tp_lines_comm(a), TP_BLOCK_TAG, p, tp_block(), head.x, a.tag);
 				break;
@@ -276,18 +277,19 @@ TP_DEVICE void tp_lines_barrier(const tp_fused_args &a, tp_lines &k)
 	tp_block_sync();
 }
 
-/* The end of an age. All that was sent to this block it has heard; nobody sends anything new before the barrier. */
+/* The end of an age. At the first barrier all that was ever sent to this block lies there, heads that it had no reason to look at too;
+ * nobody sends anything new before the second. */
 TP_DEVICE void tp_lines_scrub(const tp_fused_args &a, tp_lines &k)
 {
-	uint32_t slots = TP_FUSED_PHASES * TP_FUSED_PARITIES * ((uint32_t)a.nranks - 1);
-	for (int kind = 0; kind < 2; kind++) {
-		char *lines = tp_lines_share(a, a.rank) + a.layout.lines[kind];
+	char *share = tp_lines_share(a, a.rank);
+	TP_NO_UNROLL
+	for (int side = 0; side < 2; side++) {
+		tp_lines_barrier(a, k);
 		TP_NO_UNROLL
-		for (uint32_t at = (uint32_t)tp_thread() * 16; at < slots * a.layout.slot[kind]; at += (uint32_t)tp_threads() * 16)
-			tp_store_line(lines + at, { 0, 0, 0, 0 });
+		for (uint32_t at = (uint32_t)tp_thread() * 16; side == 0 && at < a.layout.share; at += (uint32_t)tp_threads() * 16)
+			if (at < a.layout.gates || at >= a.layout.lines[0]) tp_store_line(share + at, { 0, 0, 0, 0 });
+		tp_fence();
 	}
-	tp_fence();
-	tp_lines_barrier(a, k);
 	k.now = k.heard = 0;
 }
 
@@ -394,7 +396,7 @@ TP_DEVICE void tp_unit_store(char *to, bool whole, uint32_t left, const tp_four 
 }
 
 /* One unit of several ranks, all there: v[q] is of first + q, the own one is left alone. */
-template <class L, int B>
+template <class L, int B, bool OWNERS>
 TP_DEVICE void tp_unit_take(const tp_fused_args &a, tp_lines &k, int first, int phase, uint32_t epoch, uint32_t unit, bool mine,
 	tp_four (*v)[L::VECTORS])
 {
@@ -406,6 +408,8 @@ TP_DEVICE void tp_unit_take(const tp_fused_args &a, tp_lines &k, int first, int 
 		for (int q = 0; q < B; q++) {
 			int p = first + q;
 			if (!mine || p >= a.nranks || !tp_lines_takes_from(a, p)) continue;
+			/* From a root in two steps: it gives in the first, the other owners in the second. */
+			if (OWNERS && a.pattern == TP_FUSED_FROM_ROOT && (phase == 0) != (p == a.root)) continue;
 			ok &= L::look(at + tp_lines_seat<L>(a, a.rank, p), v[q], epoch);
 		}
 		if (L::all(ok)) return;

@@ -41,6 +41,9 @@ struct tp_raw {
 	TP_OF_OBJECT tp_four scale(tp_four v) const { return v; }
 };
 
+/* The number of a rank's slice. In two steps (OWNERS) the root has none: -1. */
+template <bool OWNERS>
+TP_DEVICE int tp_lines_slice(const tp_fused_args &a, int p) { return !OWNERS ? p : p == a.root ? -1 : p - (p > a.root); }
 TP_DEVICE int tp_lines_peer(const tp_fused_args &a, int i) { int p = a.rank + i; return p < a.nranks ? p : p - a.nranks; }
 
 template <class L>
@@ -48,9 +51,9 @@ TP_DEVICE uint32_t tp_lines_from(const tp_fused_args &a, const tp_lines &k, uint
 { return (k.first + round * a.units_a_round + unit) * (uint32_t)L::BYTES; }
 
 /* Is the unit whole in every slice, and aligned? The last slice is the shortest. */
-template <class L>
+template <class L, bool OWNERS>
 TP_DEVICE bool tp_lines_whole(const tp_fused_args &a, uint32_t from)
-{ return a.aligned && tp_lines_left(a, a.nranks - 1, from) >= L::BYTES; }
+{ return a.aligned && tp_lines_left(a, a.nranks - 1 - OWNERS, from) >= L::BYTES; }
 
 /* A unit of `slice` of INPUT. */
 template <class L>
@@ -65,7 +68,7 @@ TP_DEVICE void tp_lines_scale(const R &reduction, tp_four *v)
 }
 
 /* The units of the slices of INPUT to those they belong to, beginning with the next rank. */
-template <class L, class R>
+template <class L, bool OWNERS, class R>
 TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R &reduction, uint32_t round)
 {
 	const uint32_t epoch = k.now + 1 + round;
@@ -73,13 +76,14 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
 		if (!u.mine()) continue;
 		uint32_t from = tp_lines_from<L>(a, k, round, u.at);
-		if (!tp_lines_whole<L>(a, from) || reduction.scales()) {
+		if (!tp_lines_whole<L, OWNERS>(a, from) || reduction.scales()) {
 			TP_NO_UNROLL
 			for (int i = 1; i < a.nranks; i++) {
 				int p = tp_lines_peer(a, i);
-				if (!tp_lines_sends_to(a, p)) continue;
+				const int slice = tp_lines_slice<OWNERS>(a, p);
+				if ((OWNERS && slice < 0) || !tp_lines_sends_to(a, p)) continue;
 				tp_four v[L::VECTORS];
-				tp_lines_load<L>(a, p, from, false, v);
+				tp_lines_load<L>(a, slice, from, false, v);
 				if (reduction.scales()) tp_lines_scale<L>(reduction, v);
 				L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 0, epoch), u.at), v, epoch);
 			}
@@ -91,12 +95,13 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 			TP_UNROLL
 			for (int q = 0; q < L::PEERS; q++) {
 				int p = tp_lines_peer(a, first + q);
-				if (first + q < a.nranks && tp_lines_sends_to(a, p)) L::get((const char *)a.input + (uint32_t)p * a.in_stride + from, v[q]);
+				const int slice = tp_lines_slice<OWNERS>(a, p);
+				if (first + q < a.nranks && (!OWNERS || slice >= 0) && tp_lines_sends_to(a, p)) L::get((const char *)a.input + (uint32_t)slice * a.in_stride + from, v[q]);
 			}
 			TP_UNROLL
 			for (int q = 0; q < L::PEERS; q++) {
 				int p = tp_lines_peer(a, first + q);
-				if (first + q < a.nranks && tp_lines_sends_to(a, p))
+				if (first + q < a.nranks && (!OWNERS || tp_lines_slice<OWNERS>(a, p) >= 0) && tp_lines_sends_to(a, p))
 					L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 0, epoch), u.at), v[q], epoch);
 			}
 		}
@@ -104,7 +109,7 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 }
 
 /* This rank's slice. */
-template <class L, class R>
+template <class L, bool OWNERS, class R>
 TP_DEVICE void tp_lines_reduce(const tp_fused_args &a, tp_lines &k, const R &reduction, uint32_t round)
 {
 	constexpr int B = (int)R::PEERS < (int)L::PEERS ? (int)R::PEERS : (int)L::PEERS;
@@ -113,14 +118,15 @@ TP_DEVICE void tp_lines_reduce(const tp_fused_args &a, tp_lines &k, const R &red
 	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
 		uint32_t from = tp_lines_from<L>(a, k, round, u.at);
 		tp_four own[L::VECTORS];
-		const bool whole = tp_lines_whole<L>(a, from);
-		if (u.mine()) tp_lines_load<L>(a, a.rank, from, whole, own);
+		const bool whole = tp_lines_whole<L, OWNERS>(a, from);
+		const int slice = tp_lines_slice<OWNERS>(a, a.rank);
+		if (u.mine()) tp_lines_load<L>(a, slice, from, whole, own);
 		if (reduction.scales()) tp_lines_scale<L>(reduction, own);
 		typename R::acc sum[L::VECTORS];
 		TP_NO_UNROLL
 		for (int first = 0; first < a.nranks; first += B) {
 			tp_four v[B][L::VECTORS];
-			tp_unit_take<L, B>(a, k, first, 0, epoch, u.at, u.mine(), v);
+			tp_unit_take<L, B, OWNERS>(a, k, first, 0, epoch, u.at, u.mine(), v);
 			TP_UNROLL
 			for (int q = 0; q < B; q++) {
 				if (first + q >= a.nranks) break;
@@ -136,8 +142,11 @@ TP_DEVICE void tp_lines_reduce(const tp_fused_args &a, tp_lines &k, const R &red
 		tp_four result[L::VECTORS];
 		TP_UNROLL
 		for (int i = 0; i < L::VECTORS; i++) result[i] = reduction.last(sum[i]);
-		tp_unit_store<L>((char *)a.output + (a.gathers ? (uint32_t)a.rank * a.out_stride : 0u) + from, whole, tp_lines_left(a, a.rank, from),
-			result);
+		if (OWNERS) {
+			L::push(L::place(tp_lines_slot<L>(a, a.root, a.rank, 1, epoch), u.at), result, epoch);
+			continue;
+		}
+		tp_unit_store<L>((char *)a.output + (a.gathers ? (uint32_t)a.rank * a.out_stride : 0u) + from, whole, tp_lines_left(a, slice, from), result);
 		if (!a.gathers) continue;
 		TP_NO_UNROLL
 		for (int i = 1; i < a.nranks; i++) {
@@ -148,30 +157,62 @@ TP_DEVICE void tp_lines_reduce(const tp_fused_args &a, tp_lines &k, const R &red
 }
 
 /* What the others have sent, to their places in OUTPUT. phase 0: every slice is slice_bytes long. */
-template <class L>
+template <class L, bool OWNERS>
 TP_DEVICE void tp_lines_collect(const tp_fused_args &a, tp_lines &k, uint32_t round, int phase)
 {
 	const uint32_t epoch = k.now + 1 + round;
 	TP_NO_UNROLL
 	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
 		const uint32_t from = tp_lines_from<L>(a, k, round, u.at);
-		const bool whole = L::all(!u.mine() || (phase ? tp_lines_whole<L>(a, from) : a.aligned && a.slice_bytes - from >= L::BYTES));
+		const bool whole = L::all(!u.mine() || (phase ? tp_lines_whole<L, OWNERS>(a, from) : a.aligned && a.slice_bytes - from >= L::BYTES));
 		char *to = (char *)a.output + from;
 		TP_NO_UNROLL
 		for (int first = 0; first < a.nranks; first += whole ? L::PEERS : 1) {
 			tp_four v[L::PEERS][L::VECTORS];
 			if (!whole) {
-				tp_unit_take<L, 1>(a, k, first, phase, epoch, u.at, u.mine(), v);
-				if (u.mine() && tp_lines_takes_from(a, first))
-					tp_unit_store<L>(to + (uint32_t)first * a.out_stride, false, phase ? tp_lines_left(a, first, from) : a.slice_bytes - from, v[0]);
+				tp_unit_take<L, 1, OWNERS>(a, k, first, phase, epoch, u.at, u.mine(), v);
+				const int slice = tp_lines_slice<OWNERS>(a, first);
+				if (u.mine() && (!OWNERS || slice >= 0) && tp_lines_takes_from(a, first))
+					tp_unit_store<L>(to + (uint32_t)slice * a.out_stride, false, phase ? tp_lines_left(a, slice, from) : a.slice_bytes - from, v[0]);
 				continue;
 			}
-			tp_unit_take<L, L::PEERS>(a, k, first, phase, epoch, u.at, u.mine(), v);
+			tp_unit_take<L, L::PEERS, OWNERS>(a, k, first, phase, epoch, u.at, u.mine(), v);
 			TP_UNROLL
 			for (int q = 0; q < L::PEERS; q++)
-				if (u.mine() && first + q < a.nranks && tp_lines_takes_from(a, first + q)) L::put(to + (uint32_t)(first + q) * a.out_stride, v[q]);
+				if (u.mine() && first + q < a.nranks && (!OWNERS || tp_lines_slice<OWNERS>(a, first + q) >= 0) && tp_lines_takes_from(a, first + q))
+					L::put(to + (uint32_t)tp_lines_slice<OWNERS>(a, first + q) * a.out_stride, v[q]);
 		}
 	}
+}
+
+/* Two steps to a root: all give to the owners of slices, who reduce and give to the root. So each rank hears from every other one in each
+ * round, as in two shots; the root hears of a round's owners by what it gathers, and so gathers the first round before it pushes the
+ * second. And what it pushes last says that it has gathered the round before, for whatever comes after this kernel. */
+template <class L, class R>
+TP_DEVICE void tp_lines_run_reduce_owners(const tp_fused_args &a)
+{
+	const R reduction(a.reduce);
+	tp_lines k = tp_lines_begin(a);
+	const bool root = a.rank == a.root;
+	TP_NO_UNROLL
+	for (uint32_t round = 0; round <= k.rounds; round++) {
+		const bool last = round && round + 1 == k.rounds, first = root && (last || round == 1) && round < k.rounds;
+		if (first) {
+			tp_lines_collect<L, true>(a, k, round - 1, 1);
+			tp_block_sync();
+		}
+		if (round < k.rounds) {
+			tp_lines_open(a, k, round);
+			/* Owners hear from each other by what is pushed alone: the last says that all threads have ended the round before. */
+			if (last && !root) tp_block_sync();
+			tp_lines_push<L, true>(a, k, reduction, round);
+		}
+		if (root && round && !first) tp_lines_collect<L, true>(a, k, round - 1, 1);
+		if (round == k.rounds) break;
+		if (!root) tp_lines_reduce<L, true>(a, k, reduction, round);
+	}
+	if (tp_block() == 0) tp_lines_check_heads(a, k, k.now + 1);
+	tp_lines_end(a, k);
 }
 
 /* Two shots: round r + 1 is pushed before round r is gathered. */
@@ -187,15 +228,74 @@ TP_DEVICE void tp_lines_run_reduce(const tp_fused_args &a)
 		if (round < k.rounds) {
 			tp_lines_open(a, k, round);
 			if (all && last && !a.gathers) tp_block_sync();
-			if (all || !root) tp_lines_push<L>(a, k, reduction, round);
+			if (all || !root) tp_lines_push<L, false>(a, k, reduction, round);
 		}
-		if (a.gathers && round) tp_lines_collect<L>(a, k, round - 1, 1);
+		if (a.gathers && round) tp_lines_collect<L, false>(a, k, round - 1, 1);
 		if (round == k.rounds) break;
 		if (last && a.gathers) tp_block_sync();
-		if (all || root) tp_lines_reduce<L>(a, k, reduction, round);
+		if (all || root) tp_lines_reduce<L, false>(a, k, reduction, round);
 		if (root && tp_block() == 0) tp_lines_check_heads(a, k, k.now + 1 + round);
 	}
 	if (all && tp_block() == 0) tp_lines_check_heads(a, k, k.now + 1);
+	tp_lines_end(a, k);
+}
+
+/* Two steps from a root: what it gave this rank goes to the other owners, and here where it belongs. */
+template <class L>
+TP_DEVICE void tp_lines_forward(const tp_fused_args &a, tp_lines &k, uint32_t round)
+{
+	const uint32_t epoch = k.now + 1 + round, slice = (uint32_t)tp_lines_slice<true>(a, a.rank);
+	TP_NO_UNROLL
+	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
+		const uint32_t from = tp_lines_from<L>(a, k, round, u.at);
+		tp_four v[1][L::VECTORS];
+		tp_unit_take<L, 1, true>(a, k, a.root, 0, epoch, u.at, u.mine(), v);
+		if (!u.mine()) continue;
+		TP_NO_UNROLL
+		for (int i = 1; i < a.nranks; i++) {
+			const int p = tp_lines_peer(a, i);
+			if (p != a.root) L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 1, epoch), u.at), v[0], epoch);
+		}
+		tp_unit_store<L>((char *)a.output + slice * a.out_stride + from, tp_lines_whole<L, true>(a, from), tp_lines_left(a, (int)slice, from), v[0]);
+	}
+}
+
+/* The root's own copy. */
+template <class L>
+TP_DEVICE void tp_lines_keep_all(const tp_fused_args &a, const tp_lines &k, uint32_t round)
+{
+	if (a.input == a.output) return;
+	TP_NO_UNROLL
+	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
+		if (!u.mine()) continue;
+		const uint32_t from = tp_lines_from<L>(a, k, round, u.at);
+		const bool whole = tp_lines_whole<L, true>(a, from);
+		TP_NO_UNROLL
+		for (int slice = 0; slice < a.nranks - 1; slice++) {
+			const uint32_t left = tp_lines_left(a, slice, from), at = (uint32_t)slice * a.in_stride + from;
+			tp_four v[L::VECTORS];
+			tp_unit_load<L>((const char *)a.input + at, whole, left, v);
+			tp_unit_store<L>((char *)a.output + at, whole, left, v);
+		}
+	}
+}
+
+template <class L>
+TP_DEVICE void tp_lines_run_broadcast(const tp_fused_args &a)
+{
+	tp_lines k = tp_lines_begin(a);
+	TP_NO_UNROLL
+	for (uint32_t round = 0; round < k.rounds; round++) {
+		tp_lines_open(a, k, round);
+		if (a.rank == a.root) {
+			tp_lines_push<L, true>(a, k, tp_raw(), round);
+			tp_lines_keep_all<L>(a, k, round);
+		} else {
+			tp_lines_forward<L>(a, k, round);
+			tp_lines_collect<L, true>(a, k, round, 1);
+		}
+		if (tp_block() == 0) tp_lines_check_heads(a, k, k.now + 1 + round);
+	}
 	tp_lines_end(a, k);
 }
 
@@ -226,9 +326,9 @@ TP_DEVICE void tp_lines_run_copy(const tp_fused_args &a)
 	for (uint32_t round = 0; round < k.rounds; round++) {
 		tp_lines_open(a, k, round);
 		if (all && round && round + 1 == k.rounds) tp_block_sync();
-		tp_lines_push<L>(a, k, tp_raw(), round);
+		tp_lines_push<L, false>(a, k, tp_raw(), round);
 		tp_lines_keep<L>(a, k, round);
-		tp_lines_collect<L>(a, k, round, 0);
+		tp_lines_collect<L, false>(a, k, round, 0);
 		if (!all && tp_block() == 0) tp_lines_check_heads(a, k, k.now + 1 + round);
 	}
 	if (all && tp_block() == 0) tp_lines_check_heads(a, k, k.now + 1);

@@ -16,8 +16,6 @@ enum {
 _Static_assert(2 * CUT_DISTANCES * CUT_PLACES <= TP_DEV_TRANSFERS_MORE, "a cut must fit one launch");
 _Static_assert(2 * CUT_DISTANCES + CUT_PLACES <= TP_DEV_TRANSFER_LANES, "a cut's lanes must fit a block");
 
-struct tp_cuda_ordered { uint64_t cut; int index, from; };  /* from: of a self-receive, the number of its send; -1: another's */
-
 struct cutting {
 	struct tp_cuda_exec *exec;
 	const struct tp_exec_call *call;
@@ -27,7 +25,7 @@ struct cutting {
 	unsigned blocks;
 };
 
-static uint32_t distance_of(const struct tp_cuda_exec *exec, const struct tp_exec_transfer *t)
+uint32_t tp_cuda_transfer_distance(const struct tp_cuda_exec *exec, const struct tp_exec_transfer *t)
 {
 	int d = t->is_send ? t->peer - exec->boot->rank : exec->boot->rank - t->peer;
 	return (uint32_t)(d < 0 ? d + exec->boot->nranks : d);
@@ -75,7 +73,7 @@ static ncclResult_t add_transfer(struct cutting *c, const struct tp_cuda_ordered
 	const struct tp_exec_transfer *t = &c->call->transfers[o->index];
 	struct tp_dev_transfer *out = &c->args->transfers[c->args->head.ntransfers];
 	bool self = t->peer == exec->boot->rank;
-	unsigned nparts = parts_of(exec, t->bytes), base = base_of(exec, distance_of(exec, t));
+	unsigned nparts = parts_of(exec, t->bytes), base = base_of(exec, tp_cuda_transfer_distance(exec, t));
 	*out = (struct tp_dev_transfer){ .buf = (uint64_t)(uintptr_t)t->buf, .bytes = t->bytes, .base = (uint16_t)base, .nparts = (uint16_t)nparts,
 		.chunk_bytes = self ? SELF_CHUNK_BYTES : chunk_of(c, t->bytes, nparts), .is_send = t->is_send, .is_first = 1 };
 	uint32_t number = ++c->args->head.ntransfers;
@@ -158,7 +156,7 @@ static ncclResult_t order_transfers(struct cutting *c, struct tp_cuda_ordered *o
 	for (int i = 0; i < c->call->ntransfers; i++) {
 		const struct tp_exec_transfer *t = &c->call->transfers[i];
 		uint64_t place = c->last[2 * (size_t)t->peer + t->is_send]++;
-		order[i] = (struct tp_cuda_ordered){ place / CUT_PLACES * windows + distance_of(exec, t) / CUT_DISTANCES, i, -1 };
+		order[i] = (struct tp_cuda_ordered){ place / CUT_PLACES * windows + tp_cuda_transfer_distance(exec, t) / CUT_DISTANCES, i, -1 };
 		*cuts |= order[i].cut > 0;
 	}
 	for (int i = 0; i < c->call->ntransfers; i++) {
@@ -205,7 +203,8 @@ ncclResult_t tp_cuda_transfers_launch(struct tp_cuda_exec *exec, CUstream stream
 	if (cuts) qsort(order, (size_t)count, sizeof(*order), compare_cuts);
 	for (int i = 0, n; i < count; i += n) {
 		for (n = 1; i + n < count && order[i + n].cut == order[i].cut; n++) { }
-		TP_TRY(launch_cut(&c, stream, &order[i], n));
+		if (exec->streams.usable) TP_TRY(tp_cuda_streams_launch(exec, stream, call, &order[i], n));
+		else TP_TRY(launch_cut(&c, stream, &order[i], n));
 	}
 	return ncclSuccess;
 }
@@ -213,8 +212,9 @@ ncclResult_t tp_cuda_transfers_launch(struct tp_cuda_exec *exec, CUstream stream
 int tp_cuda_transfers_blocks(const struct tp_cuda_exec *exec, const struct tp_exec_call *call)
 {
 	unsigned blocks = 1;
+	if (exec->streams.usable) return tp_cuda_streams_blocks(exec, call);
 	for (int i = 0; i < call->ntransfers; i++) {
-		unsigned nparts = parts_of(exec, call->transfers[i].bytes), base = base_of(exec, distance_of(exec, &call->transfers[i]));
+		unsigned nparts = parts_of(exec, call->transfers[i].bytes), base = base_of(exec, tp_cuda_transfer_distance(exec, &call->transfers[i]));
 		blocks = TP_MAX(blocks, TP_MIN(base + nparts, (unsigned)exec->nchannels));
 	}
 	return (int)blocks;

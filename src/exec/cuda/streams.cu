@@ -1,0 +1,14 @@
+/* The kernels of sends and receives by lines (streams.h): one for the usual group, one for large ones. */
+#include "exec/cuda/streams.h"
+
+TP_KERNEL_BLOCKS(tp_streams, tp_dev_streams, 2)
+{
+	TP_SHARED(tp_streams_shared, shared);
+	tp_streams_kernel(shared, args.head, args.streams);
+}
+
+TP_KERNEL_BLOCKS(tp_streams_more, tp_dev_streams_more, 2)
+{
+	TP_SHARED(tp_streams_shared, shared);
+	tp_streams_kernel(shared, args.head, args.streams);
+}

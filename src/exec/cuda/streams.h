@@ -1,0 +1,277 @@
+/* Groups of sends and receives between ranks that map each other's regions: lines of 128 bytes that carry their flags, pushed into
+ * rings near the receiver, so that a message needs one way only, and nothing waits for a fence.
+ *
+ * A block has a lane for each (peer, direction), and a lane has warps of its own, so nothing waits for anything but its peer; a
+ * lane's transfers follow each other, at both ends. A ring has slots of so many lines. A round, which is a slot or less, has a
+ * number that counts on for ever (40 bits); it is the flag in the round's lines, together with the size of the transfer, so that
+ * unequal sizes are seen. The receiver's warps meet after each round, and one thread says how far they have read; the sender
+ * writes over a slot once that is known, and so waits only where it is a whole ring ahead.
+ * Which warps of a lane move which lines is each end's own affair. */
+#ifndef TP_EXEC_CUDA_STREAMS_H
+#define TP_EXEC_CUDA_STREAMS_H
+
+#include "exec/cuda/lines.h"
+
+enum { TP_STREAM_NONE = 0xffff, TP_STREAM_COUNT_BITS = 40, TP_STREAM_DEEP = TP_WARP == 1 ? 2 : 4 };
+
+struct tp_stream_lane { uint64_t count; uint32_t seen, transfer; };
+struct tp_streams_shared {
+	tp_stream_lane lanes[TP_DEV_STREAM_LANES];
+	uint32_t nlanes, stopped;
+};
+/* A warp's view. */
+struct tp_stream {
+	tp_dev_comm *comm;
+	char *slots;                        /* of the ring that this lane writes or reads */
+	uint32_t *ack;                      /* sender: near; receiver: the peer's */
+	uint64_t count;                     /* rounds so far */
+	uint32_t seen, slot_units, warp, warps, barrier;
+	int peer;
+	bool gives_way, stopped;
+};
+
+TP_DEVICE uint64_t tp_stream_size_bits(uint64_t bytes)
+{ return ((bytes ^ bytes >> 24 ^ bytes >> 48) & 0xffffff) << TP_STREAM_COUNT_BITS; }
+TP_DEVICE uint64_t tp_stream_flag(uint64_t count, uint64_t bytes) { return (count & ((1ull << TP_STREAM_COUNT_BITS) - 1)) | tp_stream_size_bits(bytes); }
+
+/* The part of a transfer that a channel has, in units; false: none. */
+TP_DEVICE bool tp_stream_part(const tp_dev_stream &t, uint32_t channel, uint32_t nchannels, uint32_t *begin, uint32_t *end)
+{
+	const uint32_t place = channel >= t.base ? channel - t.base : channel + nchannels - t.base;
+	if (place >= t.nparts) return false;
+	*begin = t.units_each * place + (place < t.units_more ? place : t.units_more);
+	*end = *begin + t.units_each + (place < t.units_more);
+	return true;
+}
+/* From number + 1 on along the chain: the next that has a part here, or TP_STREAM_NONE. */
+TP_DEVICE uint32_t tp_stream_find(const tp_dev_stream *all, uint32_t next, uint32_t channel, uint32_t nchannels)
+{
+	uint32_t begin, end;
+	while (next && !tp_stream_part(all[next - 1], channel, nchannels, &begin, &end)) next = all[next - 1].next;
+	return next ? next - 1 : (uint32_t)TP_STREAM_NONE;
+}
+
+TP_DEVICE char *tp_stream_ring(const tp_dev_streams_head &h, int at, int from, uint32_t channel)
+{
+	const uint64_t bytes = 128 + (uint64_t)TP_DEV_STREAM_SLOTS * h.slot_units * 128;
+	return (char *)h.rings[at] + ((uint64_t)(uint32_t)(from - (from > at)) * h.nchannels + channel) * bytes;
+}
+
+TP_DEVICE void tp_stream_push(char *at, const tp_four *v, uint64_t flag)
+{
+	TP_UNROLL
+	for (int i = 0; i < tp_ll128::VECTORS; i++) {
+		const bool last = tp_ll128::lane(i) == 7;
+		tp_store_line(at + tp_ll128::lane(i) * 16, { v[i].x, v[i].y, last ? (uint32_t)flag : v[i].z, last ? (uint32_t)(flag >> 32) : v[i].w });
+	}
+}
+TP_DEVICE bool tp_stream_look(const char *at, tp_four *v, uint64_t flag)
+{
+	bool ok = true;
+	TP_UNROLL
+	for (int i = tp_ll128::VECTORS - 1; i >= 0; i--) {
+		v[i] = tp_load_line(at + tp_ll128::lane(i) * 16);
+		if (tp_ll128::lane(i) == 7) ok = v[i].z == (uint32_t)flag && v[i].w == (uint32_t)(flag >> 32);
+	}
+	return ok;
+}
+/* A line that has come, of this round, but of a transfer of another size? */
+TP_FAR void tp_stream_doubt(tp_dev_comm *comm, int peer, const char *at, uint64_t flag)
+{
+	const tp_four v = tp_load_line(at + 112);
+	const uint64_t found = (uint64_t)v.z | (uint64_t)v.w << 32;
+	if (found == flag || (found ^ flag) << (64 - TP_STREAM_COUNT_BITS)) return;
+	tp_block_fault(comm, TP_BLOCK_SIZE, peer, tp_block(), (uint32_t)(found >> TP_STREAM_COUNT_BITS), (uint32_t)(flag >> TP_STREAM_COUNT_BITS));
+}
+
+/* Units a warp has at once, and this thread's among them. */
+enum { TP_STREAM_AT_ONCE = TP_WARP / tp_ll128::LANES };
+TP_DEVICE uint32_t tp_stream_seat() { return (uint32_t)tp_thread() % TP_WARP / tp_ll128::LANES; }
+
+/* One round, at `slot`: `units` lines from `from` on, of which `left` bytes are there. whole: all of them, at aligned places. Not inlined:
+ * what they need at once, and what a lane has to know, together are more registers than there are. */
+struct tp_stream_round { char *slot, *user; uint64_t left, flag; uint32_t units, first, step; };
+
+TP_DEVICE uint32_t tp_stream_left(uint64_t left, uint32_t unit)
+{
+	const uint64_t at = (uint64_t)unit * tp_ll128::BYTES;
+	return at >= left ? 0 : left - at < tp_ll128::BYTES ? (uint32_t)(left - at) : (uint32_t)tp_ll128::BYTES;
+}
+template <int D, bool WHOLE>
+TP_FAR void tp_stream_send_round(const tp_stream_round r)
+{
+	TP_NO_UNROLL
+	for (uint32_t unit = r.first + tp_stream_seat(); unit < r.units; unit += D * r.step) {
+		tp_four v[D][tp_ll128::VECTORS];
+		TP_UNROLL
+		for (int d = 0; d < D; d++) {
+			const uint32_t u = unit + (uint32_t)d * r.step;
+			if (u < r.units) tp_unit_load<tp_ll128>(r.user + u * tp_ll128::BYTES, WHOLE, WHOLE ? 0 : tp_stream_left(r.left, u), v[d]);
+		}
+		TP_UNROLL
+		for (int d = 0; d < D; d++) {
+			const uint32_t u = unit + (uint32_t)d * r.step;
+			if (u < r.units) tp_stream_push(r.slot + u * 128, v[d], r.flag);
+		}
+	}
+}
+/* False: it was stopped. */
+template <int D, bool WHOLE>
+TP_FAR bool tp_stream_take_round(const tp_stream_round r, tp_dev_comm *comm, int peer, bool gives_way)
+{
+	unsigned turn = 0;
+	TP_NO_UNROLL
+	for (uint32_t first = r.first; first < r.units; first += D * r.step) {
+		const uint32_t unit = first + tp_stream_seat();
+		tp_four v[D][tp_ll128::VECTORS];
+		tp_lines_delay();
+		for (;; turn++) {
+			bool ok = true;
+			TP_UNROLL
+			for (int d = 0; d < D; d++) {
+				const uint32_t u = unit + (uint32_t)d * r.step;
+				if (u < r.units) ok &= tp_stream_look(r.slot + u * 128, v[d], r.flag);
+			}
+			if (tp_warp_all(ok)) break;
+			if (turn % 64 == 62 && unit < r.units) tp_stream_doubt(comm, peer, r.slot + unit * 128, r.flag);
+			if (tp_warp_any(tp_block_stopped(comm, turn))) return false;
+			tp_nap(turn, gives_way);
+		}
+		TP_UNROLL
+		for (int d = 0; d < D; d++) {
+			const uint32_t u = unit + (uint32_t)d * r.step;
+			if (u < r.units) tp_unit_store<tp_ll128>(r.user + u * tp_ll128::BYTES, WHOLE, WHOLE ? 0 : tp_stream_left(r.left, u), v[d]);
+		}
+	}
+	return true;
+}
+
+TP_DEVICE tp_stream_round tp_stream_open(const tp_stream &s, const tp_dev_stream &t, uint32_t begin, uint32_t end, bool *whole)
+{
+	const uint32_t units = end - begin < s.slot_units ? end - begin : s.slot_units;
+	const uint64_t at = (uint64_t)begin * tp_ll128::BYTES, left = at < t.bytes ? t.bytes - at : 0;
+	*whole = t.buf % 8 == 0 && left >= units * (uint32_t)tp_ll128::BYTES;
+	return { s.slots + (uint32_t)(s.count % TP_DEV_STREAM_SLOTS) * s.slot_units * 128, (char *)t.buf + at, left, tp_stream_flag(s.count, t.bytes), units,
+		s.warp * TP_STREAM_AT_ONCE, s.warps * TP_STREAM_AT_ONCE };
+}
+
+/* A transfer's units [begin, end), round by round. */
+TP_DEVICE void tp_stream_send(tp_stream &s, const tp_dev_stream &t, uint32_t begin, uint32_t end)
+{
+	TP_NO_UNROLL
+	for (uint32_t u = begin; u < end; u += s.slot_units) {
+		bool whole;
+		s.count++;
+		for (unsigned turn = 0; (int32_t)((uint32_t)s.count - s.seen) > TP_DEV_STREAM_SLOTS; turn++) {
+			s.seen = tp_load_relaxed(s.ack);            /* stored by tp_stream_receive */
+			if ((int32_t)((uint32_t)s.count - s.seen) <= TP_DEV_STREAM_SLOTS) break;
+			if (tp_block_stopped(s.comm, turn)) s.stopped = true;
+			if (s.stopped) break;
+			tp_nap(turn, s.gives_way);
+		}
+		tp_warp_sync();
+		if (tp_warp_any(s.stopped)) return;
+		const tp_stream_round r = tp_stream_open(s, t, u, end, &whole);
+		if (whole) tp_stream_send_round<TP_STREAM_DEEP, true>(r);
+		else tp_stream_send_round<1, false>(r);
+	}
+}
+TP_DEVICE void tp_stream_receive(tp_stream &s, const tp_dev_stream &t, uint32_t begin, uint32_t end)
+{
+	TP_NO_UNROLL
+	for (uint32_t u = begin; u < end; u += s.slot_units) {
+		bool whole;
+		s.count++;
+		const tp_stream_round r = tp_stream_open(s, t, u, end, &whole);
+		if (s.stopped) ;
+		else if (whole) s.stopped = !tp_stream_take_round<TP_STREAM_DEEP, true>(r, s.comm, s.peer, s.gives_way);
+		else s.stopped = !tp_stream_take_round<1, false>(r, s.comm, s.peer, s.gives_way);
+		tp_warp_sync();
+		if (s.warps > 1) tp_group_sync((int)s.barrier, (int)s.warps * TP_WARP);
+		/* What was read has arrived in registers, or its flag would not have been seen: nothing to wait for. A release here would wait for
+		 * the stores to the user's buffer, which no peer looks at, once a round. */
+		if (s.warp == 0 && (uint32_t)tp_thread() % TP_WARP == 0) tp_store_relaxed(s.ack, (uint32_t)s.count);    /* read by tp_stream_send */
+	}
+}
+/* From one's own send to one's own receive: 16 bytes a thread, or at any alignment. */
+TP_FAR void tp_stream_copy(const tp_stream s, const tp_dev_stream *transfer, uint32_t begin, uint32_t end)
+{
+	const tp_dev_stream &t = *transfer;
+	/* Two units are a multiple of 16 bytes. */
+	const uint64_t at = (uint64_t)(begin & ~1u) * tp_ll128::BYTES, most = end == t.units ? t.bytes : (uint64_t)(end & ~1u) * tp_ll128::BYTES;
+	const char *from = (const char *)t.from;
+	char *to = (char *)t.buf;
+	const uint64_t last = most < t.bytes ? most : t.bytes, step = (uint64_t)s.warps * TP_WARP * 16 * TP_STREAM_DEEP;
+	const bool aligned = (t.from | t.buf) % 16 == 0;
+	if (from == to) return;
+	TP_NO_UNROLL
+	for (uint64_t i = at + ((uint64_t)s.warp * TP_WARP + (uint32_t)tp_thread() % TP_WARP) * 16; i < last; i += step) {
+		tp_four v[TP_STREAM_DEEP];
+		TP_UNROLL
+		for (int d = 0; d < TP_STREAM_DEEP; d++) {
+			const uint64_t k = i + (uint64_t)d * s.warps * TP_WARP * 16;
+			if (k < last) v[d] = aligned && last - k >= 16 ? tp_load_user16(from + k) : tp_user_load(from + k, last - k < 16 ? (uint32_t)(last - k) : 16);
+		}
+		TP_UNROLL
+		for (int d = 0; d < TP_STREAM_DEEP; d++) {
+			const uint64_t k = i + (uint64_t)d * s.warps * TP_WARP * 16;
+			if (k >= last) continue;
+			if (aligned && last - k >= 16) tp_store_user16(to + k, v[d]);
+			else tp_user_store(to + k, v[d], last - k < 16 ? (uint32_t)(last - k) : 16);
+		}
+	}
+}
+
+TP_DEVICE uint64_t *tp_stream_counter(const tp_dev_streams_head &h, const tp_dev_stream &t, uint32_t channel)
+{ return (uint64_t *)h.counters + ((uint32_t)t.peer * 2u + t.is_send) * h.nchannels + channel; }
+
+TP_DEVICE void tp_stream_lane_run(const tp_streams_shared &sh, const tp_dev_streams_head &h, const tp_dev_stream *all, uint32_t number, uint32_t warp,
+	uint32_t warps)
+{
+	const uint32_t channel = h.channels[tp_block()];
+	const tp_stream_lane lane = sh.lanes[number];
+	const tp_dev_stream *t = &all[lane.transfer];
+	const bool copies = t->from != 0;
+	tp_stream s = { (tp_dev_comm *)h.comm, nullptr, nullptr, lane.count, lane.seen, h.slot_units, warp, warps, 1 + number, t->peer,
+		h.gives_way != 0, false };
+	if (!copies) {
+		char *near = tp_stream_ring(h, h.rank, t->peer, channel), *far = tp_stream_ring(h, t->peer, h.rank, channel);
+		s.slots = (t->is_send ? far : near) + 128;
+		s.ack = (uint32_t *)(t->is_send ? near : far);
+	}
+	for (;;) {
+		uint32_t begin, end;
+		tp_stream_part(*t, channel, h.nchannels, &begin, &end);
+		if (copies) tp_stream_copy(s, t, begin, end);
+		else if (t->is_send) tp_stream_send(s, *t, begin, end);
+		else tp_stream_receive(s, *t, begin, end);
+		const uint32_t next = tp_stream_find(all, t->next, channel, h.nchannels);
+		if (next == TP_STREAM_NONE) break;
+		t = &all[next];
+	}
+	if (!copies && warp == 0 && (uint32_t)tp_thread() % TP_WARP == 0) *tp_stream_counter(h, *t, channel) = s.count;
+}
+
+TP_DEVICE void tp_streams_kernel(tp_streams_shared &sh, const tp_dev_streams_head &h, const tp_dev_stream *all)
+{
+	tp_dev_comm *comm = (tp_dev_comm *)h.comm;
+	const uint32_t channel = h.channels[tp_block()];
+	if (tp_thread() == 0) sh.nlanes = 0;
+	tp_block_sync();
+	for (uint32_t i = (uint32_t)tp_thread(); i < h.ntransfers; i += (uint32_t)tp_threads()) {
+		if (!all[i].is_first) continue;
+		const uint32_t transfer = tp_stream_find(all, i + 1, channel, h.nchannels);
+		if (transfer == TP_STREAM_NONE) continue;
+		tp_stream_lane lane = { 0, 0, transfer };
+		if (!all[i].from) lane.count = *tp_stream_counter(h, all[i], channel);
+		if (!all[i].from && all[i].is_send) lane.seen = tp_load_relaxed((const uint32_t *)tp_stream_ring(h, h.rank, all[i].peer, channel));
+		sh.lanes[tp_block_take(&sh.nlanes, 1)] = lane;
+	}
+	if (tp_thread() == tp_threads() - 1) sh.stopped = tp_load_relaxed(&comm->stop);
+	tp_block_sync();
+	const uint32_t nlanes = sh.nlanes, warps = (uint32_t)tp_threads() / TP_WARP / (nlanes ? nlanes : 1), warp = (uint32_t)tp_thread() / TP_WARP;
+	if (warps && !sh.stopped && warp < warps * nlanes) tp_stream_lane_run(sh, h, all, warp / warps, warp % warps, warps);
+	if (h.counts) tp_kernel_end(comm);
+}
+
+#endif

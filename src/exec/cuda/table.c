@@ -1,0 +1,105 @@
+/* Up to which sizes each kind of kernel moves each collective: what was measured, by kind of machine, and what the user says instead. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "exec/cuda/internal.h"
+
+enum { KB = 1 << 10, MB = 1 << 20, GB = 1 << 30 };
+
+void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
+{
+	*out = (struct tp_fused_table){
+		/* NVLink; without it lines of 128 bytes aren't allowed, and the first column alone counts. Two ranks send in one shot as much as
+		 * in two; with more, two shots soon send less. */
+		.limits = {
+			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1 * MB },
+			[TP_FUSED_TWO_SHOT] = { 96 * KB, GB },
+			[TP_FUSED_GATHER] = { 96 * KB, GB },
+			[TP_FUSED_SCATTER] = { 96 * KB, GB },
+			[TP_FUSED_PAIRS] = { 96 * KB, GB },
+			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB },
+			[TP_FUSED_OWNERS] = { 0, GB },
+		},
+		.threads = { 128, 256 },
+		.max_blocks = TP_DEV_MAX_CHANNELS,
+		.allows_128 = 1,
+		.window = 1 * MB,
+		.owners = 512 * KB,
+		.stream = 16 * KB,
+	};
+	if (!shared_gpu) return;
+	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. (LL128 only where asked for.) */
+	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, 16 * MB };
+	out->limits[TP_FUSED_ROOTED] = out->limits[TP_FUSED_OWNERS] = (struct tp_fused_limit){ 1 * MB, 1 * MB };
+}
+
+/* ---- what the user says ---- */
+
+static struct tp_param params[] = {
+	{ .name = "TELPHER_CUDA_TABLE", .kind = TP_PARAM_STRING,
+		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 (bytes that a rank sends; one_shot, two_shot, gather, "
+			"scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream), threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
+};
+TP_PARAM_TABLE("exec", params)
+
+static const char *const class_names[TP_FUSED_CLASSES] = { [TP_FUSED_ONE_SHOT] = "one_shot", [TP_FUSED_TWO_SHOT] = "two_shot",
+	[TP_FUSED_GATHER] = "gather", [TP_FUSED_SCATTER] = "scatter", [TP_FUSED_PAIRS] = "pairs", [TP_FUSED_ROOTED] = "rooted", [TP_FUSED_OWNERS] = "two_step" };
+
+/* Digits, then K, M or G. */
+static bool read_bytes(const char **at, uint64_t *out)
+{
+	char *end;
+	if (**at < '0' || **at > '9') return false;
+	uint64_t v = strtoull(*at, &end, 10), unit = *end == 'K' ? KB : *end == 'M' ? MB : *end == 'G' ? GB : 1;
+	if (v > UINT64_MAX / unit) return false;
+	*at = end + (unit > 1);
+	*out = v * unit;
+	return true;
+}
+
+static bool read_entry(const char **at, struct tp_fused_table *table)
+{
+	struct { const char *name; uint64_t *first, *second; } entries[TP_FUSED_CLASSES + 3] = { { "window", &table->window, NULL },
+		{ "two_step_from", &table->owners, NULL }, { "stream", &table->stream, NULL } };
+	for (int c = 0; c < TP_FUSED_CLASSES; c++) {
+		entries[3 + c].name = class_names[c];
+		entries[3 + c].first = &table->limits[c].ll;
+		entries[3 + c].second = &table->limits[c].ll128;
+	}
+	if (strncmp(*at, "threads=", 8) == 0) {
+		uint64_t threads[2];
+		*at += 8;
+		if (!read_bytes(at, &threads[0]) || *(*at)++ != ':' || !read_bytes(at, &threads[1])) return false;
+		for (int p = 0; p < 2; p++) {
+			if (threads[p] < 32 || threads[p] > TP_DEV_THREADS) return false;
+			table->threads[p] = (uint32_t)threads[p] / 32 * 32;
+		}
+		return true;
+	}
+	for (size_t i = 0; i < TP_ARRAY_LEN(entries); i++) {
+		size_t n = strlen(entries[i].name);
+		if (strncmp(*at, entries[i].name, n) != 0 || (*at)[n] != '=') continue;
+		*at += n + 1;
+		if (!read_bytes(at, entries[i].first)) return false;
+		if (!entries[i].second) return true;
+		return *(*at)++ == ':' && read_bytes(at, entries[i].second);
+	}
+	return false;
+}
+
+ncclResult_t tp_fused_read_table(struct tp_fused_table *table)
+{
+	const char *text = tp_param_string(&params[0]), *at = text;
+	struct tp_fused_table t = *table;
+	if (!text || !*text) return ncclSuccess;
+	for (;;) {
+		const char *entry = at;
+		if (!read_entry(&at, &t) || (*at && *at != ','))
+			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 (one_shot, two_shot, gather, scatter, pairs, "
+				"rooted, two_step), NAME=BYTES (window, two_step_from, stream) or threads=LL:LL128, with commas between", text, entry);
+		if (!*at) break;
+		at++;
+	}
+	*table = t;
+	return ncclSuccess;
+}

@@ -1,0 +1,64 @@
+/* Memory of the library's own (ncclMemAlloc), registered and made a window, in collectives of GPU ranks. */
+#include "cuda/helper_gpu.h"
+
+/* Sums of rank + 1 everywhere, in place and not, from the window's beginning and not. */
+static void sum_in_window(struct gpu_rank *g, void *window, size_t count, size_t offset, bool in_place)
+{
+	struct ranks *r = g->r;
+	int32_t *in = (int32_t *)window + offset, *out = in_place ? in : in + count;
+	int32_t *result = malloc(count * sizeof(*result));
+	CUDA_OK(MemsetD32Async((CUdeviceptr)(uintptr_t)in, (unsigned)r->rank + 1, count, g->streams[0]));
+	REQUIRE_OK(ncclAllReduce(in, out, count, ncclInt32, ncclSum, g->comm, GPU_STREAM(g, 0)));
+	gpu_get(g, result, (CUdeviceptr)(uintptr_t)out, count * sizeof(*result));
+	for (size_t k = 0; k < count; k++) REQUIRE(result[k] == r->nranks * (r->nranks + 1) / 2);
+	CUDA_OK(MemsetD32Async((CUdeviceptr)(uintptr_t)in, (unsigned)r->rank + 1, count, g->streams[0]));
+	size_t part = count / (size_t)r->nranks;
+	REQUIRE_OK(ncclReduceScatter(in, out + (in_place ? part * (size_t)r->rank : 0), part, ncclInt32, ncclSum, g->comm, GPU_STREAM(g, 0)));
+	gpu_get(g, result, (CUdeviceptr)(uintptr_t)(out + (in_place ? part * (size_t)r->rank : 0)), part * sizeof(*result));
+	for (size_t k = 0; k < part; k++) REQUIRE(result[k] == r->nranks * (r->nranks + 1) / 2);
+	free(result);
+}
+
+static void memory_and_windows(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	enum { BYTES = 4 << 20 };
+	void *buffer, *handle, *none = &none;
+	ncclWindow_t window = NULL;
+	REQUIRE_OK(ncclMemAlloc(&none, 0));
+	REQUIRE(!none);
+	REQUIRE_OK(ncclMemAlloc(&buffer, BYTES));
+	ranks_barrier(r);
+	sum_in_window(g, buffer, 100000, 0, true);
+	REQUIRE_OK(ncclCommRegister(g->comm, buffer, BYTES, &handle));
+	REQUIRE_OK(ncclCommWindowRegister(g->comm, buffer, BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
+	for (int i = 0; i < 2; i++) {
+		sum_in_window(g, buffer, 5000, 0, i);
+		sum_in_window(g, buffer, 400000, 0, i);
+		sum_in_window(g, buffer, 400000, 4 * 77, i);
+		sum_in_window(g, buffer, 400001, 1, i);
+	}
+	ranks_barrier(r);
+	REQUIRE_OK(ncclCommWindowDeregister(g->comm, window));
+	REQUIRE_IS(ncclCommWindowDeregister(g->comm, window), ncclInvalidArgument);
+	sum_in_window(g, buffer, 400000, 0, true);
+	REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+	ranks_barrier(r);
+	REQUIRE_OK(ncclMemFree(buffer));
+	ranks_barrier(r);
+}
+
+static void memory_of_the_librarys_own_registers_and_makes_windows(void **state)
+{
+	(void)state;
+	gpu_everywhere(memory_and_windows, 2);
+	struct gpu_options o = { .nranks = 4, .ndevices = 4 };
+	assert_true(gpu_run(&o, memory_and_windows, NULL));
+}
+
+int main(void)
+{
+	gpu_need();
+	const struct CMUnitTest tests[] = { cmocka_unit_test(memory_of_the_librarys_own_registers_and_makes_windows) };
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
