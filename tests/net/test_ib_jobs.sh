@@ -15,7 +15,7 @@ all="all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatt
 job() { # RANKS HOSTS COLLECTIVE OPTIONS…
 	local ranks=$1 hosts=$2 what=$3
 	shift 3
-	timeout 100 "$telpher" run -n $ranks --hosts $hosts -- "$telpher" perf $what -b 8 -e 64K -f 64 -n 3 -w 1 -c 1 "$@" >"$work/out" 2>&1 || fail "$what, $ranks ranks on $hosts hosts"
+	timeout 100 "$telpher" run -n $ranks --hosts $hosts -- "$telpher" perf $what -b 8 -e ${most:-64K} -f 64 -n 3 -w 1 -c 1 "$@" >"$work/out" 2>&1 || fail "$what, $ranks ranks on $hosts hosts"
 	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$what: wrong results"
 	grep -q 'Using network IB' "$work/out" || fail "$what: not over RDMA"
 	grep -q 'NCCL WARN' "$work/out" && fail "$what: a warning"
@@ -27,11 +27,11 @@ grep -q "NET/IB : Using \[0\]telpher0:1/RoCE (Telpher's software card)" "$work/o
 for ranks in 3 5 8; do job $ranks 2 all_reduce -d bfloat16; done
 job 4 4 alltoall
 echo "ok   3 to 8 ranks"
-TELPHER_VERBS_DEVICES=2 job 4 2 all_reduce -e 1M
+most=1M TELPHER_VERBS_DEVICES=2 job 4 2 all_reduce
 grep -q 'via NET/IB/1' "$work/out" || fail "the second device isn't used"
-NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=1 job 2 2 all_gather -e 1M
+most=1M NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=1 job 2 2 all_gather
 echo "ok   two devices, four queue pairs"
-TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 job 2 2 all_reduce -e 1M
+TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 most=1M job 2 2 all_reduce
 echo "ok   with 1 % loss"
 
 # One host has no port: all go over sockets, and it is said why.
