@@ -26,6 +26,7 @@ static const struct { const char *component, *title; } sections[] = {
 	{ "topo", "The machine (telpher topo)" },
 	{ "net", "Networks" },
 	{ "socket", "TCP sockets" },
+	{ "ib", "InfiniBand and RoCE" },
 	{ "verbs", "The software card (libibverbs.so.1)" },
 	{ "watch", "Guarantees and diagnosis" },
 };

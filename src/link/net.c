@@ -12,6 +12,7 @@
 #define QUIET_LOOKS 64
 #define MANY_ENDS 8
 #define GPU_CHUNK ((size_t)128 << 10)
+#define FALLBACK "Socket"           /* the network that every host has */
 
 enum { PARAM_CHUNK, PARAM_DEPTH };
 static struct tp_param params[] = {
@@ -23,24 +24,48 @@ static struct tp_param params[] = {
 TP_PARAM_TABLE("link", params)
 
 /* What each rank tells all others. */
-struct net_card { char network[24]; uint64_t capacity; unsigned char handle[TP_NET_HANDLE_BYTES]; };
+struct net_card { char network[24]; uint64_t capacity; uint8_t forced; unsigned char handle[TP_NET_HANDLE_BYTES]; };
 
-static ncclResult_t gather_cards(struct tp_net_links *nets, const unsigned char *handle)
+/* What all have is the last resort. Whoever lacks the better one says why; rank 0 says it in any case. */
+static void warn_of_fallback(const struct tp_boot *boot, const struct net_card *cards, int r)
+{
+	const char *own = cards[boot->rank].network, *better = strcmp(cards[0].network, FALLBACK) != 0 ? cards[0].network : cards[r].network, *why;
+
+	if (strcmp(own, FALLBACK) == 0) {
+		why = tp_net_why_not_named(better);
+		TP_WARN("rank %d (%s) can't use network %s, which others have (%s), so all ranks use %s instead. NCCL_NET=%s makes this an error", boot->rank,
+			boot->peers[boot->rank].host_name, better, why ? why : "no reason is known", FALLBACK, better);
+	} else if (boot->rank == 0) {
+		TP_WARN("rank 0 (%s) could use network %s, but rank %d (%s) can't, so all ranks use %s instead", boot->peers[0].host_name, own, r, boot->peers[r].host_name, FALLBACK);
+	}
+}
+
+/* *common: all came with the same network. */
+static ncclResult_t gather_cards(struct tp_net_links *nets, const unsigned char *handle, bool *common)
 {
 	const struct tp_boot *boot = nets->boot;
 	struct net_card *cards = tp_alloc((size_t)boot->nranks, sizeof(*cards), "the ranks' network addresses");
 	struct net_card *mine;
 	ncclResult_t result;
+	bool forced = false;
 
+	*common = true;
 	if (!cards) return ncclSystemError;
 	mine = &cards[boot->rank];
+	mine->forced = nets->forced;
 	snprintf(mine->network, sizeof(mine->network), "%s", nets->ops->name);
 	mine->capacity = nets->capacity;
 	memcpy(mine->handle, handle, sizeof(mine->handle));
 	result = tp_boot_all_gather(nets->boot, cards, sizeof(*cards));
 	for (int r = 0; r < boot->nranks && result == ncclSuccess; r++) {
 		cards[r].network[sizeof(cards[r].network) - 1] = 0;
-		if (strcmp(cards[r].network, cards[0].network) != 0)
+		forced |= cards[r].forced != 0;
+	}
+	for (int r = 0; r < boot->nranks && result == ncclSuccess && *common; r++) {
+		*common = strcmp(cards[r].network, cards[0].network) == 0;
+		if (!*common && !forced)
+			warn_of_fallback(boot, cards, r);
+		else if (!*common)
 			result = TP_FAIL(ncclInvalidUsage, "rank 0 (%s) uses network %s, rank %d (%s) uses %s: they must be the same (NCCL_NET)",
 				boot->peers[0].host_name, cards[0].network, r, boot->peers[r].host_name, cards[r].network);
 		else if (cards[r].capacity != cards[0].capacity)
@@ -52,15 +77,21 @@ static ncclResult_t gather_cards(struct tp_net_links *nets, const unsigned char 
 	return result;
 }
 
-/* Ranks of one host share out the interfaces where the user names several; unasked, the first is the one that all can reach. */
+/* Ranks of one host share out the devices; interfaces only where the user names several: unasked, the first is the one that all
+ * can reach. */
 static ncclResult_t choose_device(struct tp_net_links *nets)
 {
 	struct tp_param *names = tp_param_find("NCCL_SOCKET_IFNAME");
-	int count;
 
-	TP_TRY(nets->ops->devices(&count));
-	nets->dev = names && tp_param_is_set(names) ? nets->boot->local % count : 0;
+	TP_TRY(nets->ops->devices(&nets->ndevs));
+	nets->dev = nets->ops->spreads || (names && tp_param_is_set(names)) ? nets->boot->local % nets->ndevs : 0;
 	return ncclSuccess;
+}
+
+/* A link's: channels take turns where all devices lead to all peers. */
+static int device_of(const struct tp_net_links *nets, const struct tp_link_net *end)
+{
+	return nets->ops->spreads ? (nets->dev + end->channel) % nets->ndevs : nets->dev;
 }
 
 ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle, struct tp_net_links **out)
@@ -79,6 +110,7 @@ ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links
 	for (nets->nslots = 2; nets->nslots < (uint32_t)tp_param_int(&params[PARAM_DEPTH]);) nets->nslots *= 2;
 	nets->handles = tp_alloc((size_t)boot->nranks, TP_NET_HANDLE_BYTES, "the ranks' network addresses");
 	if (!nets->handles) goto destroy;
+	nets->forced = tp_net_is_forced() || (options->net_name && *options->net_name);
 	result = tp_net_choose(options->net_name, &nets->ops);
 	if (result != ncclSuccess) goto destroy;
 	tp_net_log_using(nets->ops);
@@ -97,11 +129,19 @@ destroy:
 ncclResult_t tp_net_links_create(struct tp_boot *boot, const struct tp_net_links_options *options, struct tp_net_links **out)
 {
 	unsigned char handle[TP_NET_HANDLE_BYTES];
+	struct tp_net_links_options fallback = *options;
 	struct tp_net_links *nets;
 	ncclResult_t result;
+	bool common;
 
 	TP_TRY(tp_net_links_listen(boot, options, handle, &nets));
-	result = gather_cards(nets, handle);
+	result = gather_cards(nets, handle, &common);
+	if (result == ncclSuccess && !common) {
+		tp_net_links_destroy(nets);
+		fallback.net_name = FALLBACK;
+		TP_TRY(tp_net_links_listen(boot, &fallback, handle, &nets));
+		result = gather_cards(nets, handle, &common);
+	}
 	if (result != ncclSuccess) {
 		tp_net_links_destroy(nets);
 		return result;
@@ -189,7 +229,7 @@ static ncclResult_t connect_end(struct tp_link_net *end, bool *moved)
 	void *comm = NULL;
 
 	fill_hello(nets, end, &hello);
-	TP_TRY(nets->ops->connect(nets->dev, nets->handles + (size_t)end->to * TP_NET_HANDLE_BYTES, &hello, &end->connecting, &comm));
+	TP_TRY(nets->ops->connect(device_of(nets, end), nets->handles + (size_t)end->to * TP_NET_HANDLE_BYTES, &hello, &end->connecting, &comm));
 	if (!comm) return ncclSuccess;
 	*moved = true;
 	return end_ready(end, comm);
@@ -240,8 +280,8 @@ ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_
 	if (result != ncclSuccess) goto unmap;
 	link->net = end;
 	if (!end->sending) nets->nexpected++;
-	TP_INFO(TP_INIT | TP_NET, "Channel %02d/0 : %d[%d] -> %d[%d] [%s] via %s", channel, from, (int)boot->peers[from].device, to,
-		(int)boot->peers[to].device, end->sending ? "send" : "receive", nets->via);
+	TP_INFO(TP_INIT | TP_NET, "Channel %02d/0 : %d[%d] -> %d[%d] [%s] via NET/%s/%d", channel, from, (int)boot->peers[from].device, to,
+		(int)boot->peers[to].device, end->sending ? "send" : "receive", nets->ops->name, device_of(nets, end));
 	result = end->sending ? connect_end(end, &moved) : take_early(end);
 	if (result != ncclSuccess) tp_net_links_close(nets, link);
 	return result;

@@ -47,7 +47,8 @@ struct tp_net_links {
 	const struct tp_gpu *gpu;   /* NULL: host ranks */
 	struct tp_net_pool *pool;
 	const struct tp_net_ops *ops;
-	int dev, nchannels;
+	int dev, ndevs, nchannels;
+	bool forced;                /* the user names the network: no other will do */
 	char via[48];
 	size_t capacity, stride;
 	uint32_t nslots;

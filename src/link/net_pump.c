@@ -6,6 +6,7 @@
 #include "link/net_link.h"
 
 #define LOST_GRACE_MS 300
+#define BYE_MS 300
 
 static struct tp_slot *slot_at(const struct tp_link *link, uint32_t index)
 {
@@ -134,13 +135,20 @@ ncclResult_t tp_net_link_pump(struct tp_link_net *end, bool *moved)
 
 void tp_net_link_say_bye(struct tp_link_net *end)
 {
-	struct tp_net_chunk *bye = &end->headers[end->posted % TP_NET_MAX_REQUESTS];
+	/* From the next slot, which is free and, unlike anything else here, registered memory. */
+	struct tp_slot *slot = slot_at(end->link, end->posted);
 	const struct tp_net_ops *ops = end->nets->ops;
 	void *request = NULL;
 	bool done = false;
 
-	*bye = (struct tp_net_chunk){ 0, 0, TP_NET_KIND_BYE };
-	if (ops->isend(end->comm, bye, sizeof(*bye), TP_NET_LINK_TAG, end->mhandle, &request) != ncclSuccess || !request) return;
+	if (ops->leaving) ops->leaving(end->comm);
+	slot->bytes = slot->tag = 0;
+	slot->kind = TP_NET_KIND_BYE;
+	/* A transport whose receiver says where data goes has room only when the receiver has used a chunk up. */
+	for (uint64_t until = tp_clock_ms() + BYE_MS; !request;) {
+		if (ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk), TP_NET_LINK_TAG, end->mhandle, &request) != ncclSuccess) return;
+		if (!request && (tp_clock_ms() >= until || sched_yield() != 0)) return;
+	}
 	for (int tries = 0; tries < 100 && !done; tries++)
 		if (ops->test(request, &done, NULL) != ncclSuccess || (!done && sched_yield() != 0)) return;
 }

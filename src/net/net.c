@@ -6,12 +6,17 @@
 #include "net/net.h"
 
 static struct tp_param net_params[] = {
-	{ .name = "NCCL_NET", .kind = TP_PARAM_STRING, .doc = "network to use, by name (Socket); init fails where it can't be used" },
+	{ .name = "NCCL_NET", .kind = TP_PARAM_STRING, .doc = "network to use, by name (IB, Socket); init fails where it can't be used" },
 };
 TP_PARAM_TABLE("net", net_params)
 
 /* Best first. */
-static const struct tp_net_ops *const networks[] = { &tp_net_socket };
+static const struct tp_net_ops *const networks[] = {
+#ifdef TELPHER_IB
+	&tp_net_ib,
+#endif
+	&tp_net_socket,
+};
 
 #define WHY_BYTES 512
 static char reasons[TP_ARRAY_LEN(networks)][WHY_BYTES];
@@ -29,11 +34,36 @@ const char *tp_net_why_not(const struct tp_net_ops *ops)
 	return why;
 }
 
-static ncclResult_t try_network(size_t i)
+const char *tp_net_why_not_named(const char *name)
+{
+	for (size_t i = 0; i < TP_ARRAY_LEN(networks); i++)
+		if (strcasecmp(name, networks[i]->name) == 0) return tp_net_why_not(networks[i]);
+	return "this library was built without it";
+}
+
+bool tp_net_is_forced(void)
+{
+	const char *forced = tp_param_string(&net_params[0]);
+	return forced && *forced;
+}
+
+static ncclResult_t try_network(size_t i, bool asked)
 {
 	const struct tp_net_ops *ops = networks[i];
+	char why[WHY_BYTES];
 	int count = 0;
-	ncclResult_t result = ops->init();
+	ncclResult_t result;
+
+	/* What isn't there at all is no error to be logged. */
+	if (ops->present && !ops->present(asked, why, sizeof(why))) {
+		pthread_mutex_lock(&reasons_lock);
+		failed[i] = true;
+		snprintf(reasons[i], sizeof(reasons[i]), "%s", why);
+		pthread_mutex_unlock(&reasons_lock);
+		TP_INFO(TP_INIT | TP_NET, "NET/%s : %s", ops->name, why);
+		return ncclInvalidUsage;
+	}
+	result = ops->init();
 
 	if (result == ncclSuccess) result = ops->devices(&count);
 	if (result == ncclSuccess && count == 0) result = TP_FAIL(ncclInvalidUsage, "network %s has no device", ops->name);
@@ -52,7 +82,7 @@ static void list_networks(char *text, size_t size)
 
 	text[0] = 0;
 	for (size_t i = 0; i < TP_ARRAY_LEN(networks) && used < size; i++) {
-		bool usable = try_network(i) == ncclSuccess;
+		bool usable = try_network(i, false) == ncclSuccess;
 		used += (size_t)snprintf(text + used, size - used, "%s%s (%s%.400s)", i ? ", " : "", networks[i]->name, usable ? "usable" : "not usable: ",
 			usable ? "" : reasons[i]);
 	}
@@ -65,7 +95,7 @@ static ncclResult_t choose_named(const char *name, const char *source, const str
 
 	for (size_t i = 0; i < TP_ARRAY_LEN(networks); i++) {
 		if (strcasecmp(name, networks[i]->name) != 0) continue;
-		if (try_network(i) != ncclSuccess) {
+		if (try_network(i, true) != ncclSuccess) {
 			list_networks(list, sizeof(list));
 			return TP_FAIL(ncclInvalidUsage, "%s=%s: that network can't be used here. There are: %s", source, name, list);
 		}
@@ -85,7 +115,7 @@ ncclResult_t tp_net_choose(const char *name, const struct tp_net_ops **out)
 	if (forced && *forced) TP_TRY(choose_named(forced, "NCCL_NET", &ops));
 	else if (name && *name) TP_TRY(choose_named(name, "netName", &ops));
 	for (size_t i = 0; i < TP_ARRAY_LEN(networks) && !ops; i++)
-		if (try_network(i) == ncclSuccess) ops = networks[i];
+		if (try_network(i, false) == ncclSuccess) ops = networks[i];
 	if (!ops) {
 		list_networks(list, sizeof(list));
 		return TP_FAIL(ncclInvalidUsage, "no network can be used on %s. There are: %s", tp_host_name(), list);

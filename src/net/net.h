@@ -33,6 +33,9 @@ struct tp_net_hello {
 
 struct tp_net_ops {
 	const char *name;                   /* "Socket", "IB": as in "Using network …" and NCCL_NET */
+	bool spreads;                       /* every device leads to every peer: links take turns with them */
+	/* Is there anything for it here? Says nothing; why gets the reason. asked: by its name. NULL: always. */
+	bool (*present)(bool asked, char *why, size_t bytes);
 	ncclResult_t (*init)(void);         /* ncclSuccess with devices() > 0, or an error whose reason is in tp_net_why_not */
 	ncclResult_t (*devices)(int *count);
 	ncclResult_t (*properties)(int dev, struct tp_net_properties *out);
@@ -62,6 +65,8 @@ struct tp_net_ops {
 	/* The same for a connect under way and for a listener; NULL where a transport can't. */
 	int (*poll_connect_fds)(void *state, int *fds, uint32_t *events, int max);
 	int (*poll_listen_fds)(void *listener, int *fds, uint32_t *events, int max);
+	/* The end is near: from now on a peer that has gone is no news (no WARN). NULL where a transport has no need of it. */
+	void (*leaving)(void *send_comm);
 	ncclResult_t (*close_send)(void *send_comm);
 	ncclResult_t (*close_recv)(void *recv_comm);
 	ncclResult_t (*close_listen)(void *listener);
@@ -69,11 +74,14 @@ struct tp_net_ops {
 
 /* close_*: safe with requests outstanding; what wasn't sent by then is lost. */
 extern const struct tp_net_ops tp_net_socket;
+extern const struct tp_net_ops tp_net_ib;                   /* where it is built (TELPHER_IB) */
 /* By NCCL_NET (an unknown or unusable name is an error that lists what there is and why each isn't usable), a
  * communicator's netName, or the best one. */
 ncclResult_t tp_net_choose(const char *name, const struct tp_net_ops **out);
 /* "Using network Socket": once a communicator, at its init. */
 void tp_net_log_using(const struct tp_net_ops *ops);
+bool tp_net_is_forced(void);                                /* by NCCL_NET */
+const char *tp_net_why_not_named(const char *name);
 const char *tp_net_why_not(const struct tp_net_ops *ops);   /* why init failed; NULL where it didn't */
 
 #endif

@@ -98,6 +98,9 @@ void tp_sock_signal_done(struct tp_sock_comm *comm);
 
 /* ---- handshake ---- */
 ncclResult_t tp_sock_connect(int dev, const void *handle, const struct tp_net_hello *hello, void **state, void **send_comm);
+/* The same with one socket and whichever device leads there: a connection for others to talk over. */
+ncclResult_t tp_sock_connect_one(const void *handle, const struct tp_net_hello *hello, void **state, void **send_comm);
+int tp_sock_comm_take_fd(void *comm);    /* of one socket, nothing sent or received yet: the caller's now, the comm is gone */
 void tp_sock_cancel_connect(void *state);
 int tp_sock_poll_connect_fds(void *state, int *fds, uint32_t *events, int max);
 ncclResult_t tp_sock_listen(int dev, void *handle, void **listener);

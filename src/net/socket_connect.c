@@ -88,7 +88,7 @@ static void start_over(struct connecting *c)
 	}
 }
 
-static ncclResult_t connecting_create(int dev, const void *handle, const struct tp_net_hello *hello, struct connecting **out)
+static ncclResult_t connecting_create(int dev, const void *handle, const struct tp_net_hello *hello, bool alone, struct connecting **out)
 {
 	struct connecting *c = tp_alloc(1, sizeof(*c), "a connection under way");
 	ncclResult_t result = ncclSystemError;
@@ -99,6 +99,7 @@ static ncclResult_t connecting_create(int dev, const void *handle, const struct 
 	if (result != ncclSuccess) goto free_c;
 	tp_addr_format(&c->to, c->text);
 	tp_sock_get_params(dev, &c->params);
+	if (alone) c->params.nthreads = c->params.nsocks_per_thread = 1;
 	result = choose_source(c, dev);
 	if (result != ncclSuccess) goto free_c;
 	c->count = c->params.nthreads > 1 ? 1 + c->params.nthreads * c->params.nsocks_per_thread : c->params.nsocks_per_thread;
@@ -326,16 +327,11 @@ static ncclResult_t finish(struct connecting *c, void **send_comm)
 	return ncclSuccess;
 }
 
-ncclResult_t tp_sock_connect(int dev, const void *handle, const struct tp_net_hello *hello, void **state, void **send_comm)
+static ncclResult_t connecting_step(struct connecting *c, void **state, void **send_comm)
 {
-	struct connecting *c = *state;
 	ncclResult_t result = ncclSuccess;
 	int connected = 0;
 
-	if (!c) {
-		TP_TRY(connecting_create(dev, handle, hello, &c));
-		*state = c;
-	}
 	for (int i = 0; i < c->count && result == ncclSuccess; i++) {
 		struct attempt *a = &c->attempts[i];
 		bool moved;
@@ -350,6 +346,37 @@ ncclResult_t tp_sock_connect(int dev, const void *handle, const struct tp_net_he
 	tp_sock_cancel_connect(c);
 	*state = NULL;
 	return result;
+}
+
+static ncclResult_t connect_some(int dev, const void *handle, const struct tp_net_hello *hello, bool alone, void **state, void **send_comm)
+{
+	struct connecting *c = *state;
+
+	if (!c) {
+		TP_TRY(connecting_create(dev, handle, hello, alone, &c));
+		*state = c;
+	}
+	return connecting_step(c, state, send_comm);
+}
+
+ncclResult_t tp_sock_connect(int dev, const void *handle, const struct tp_net_hello *hello, void **state, void **send_comm)
+{
+	return connect_some(dev, handle, hello, false, state, send_comm);
+}
+
+ncclResult_t tp_sock_connect_one(const void *handle, const struct tp_net_hello *hello, void **state, void **send_comm)
+{
+	return connect_some(0, handle, hello, true, state, send_comm);
+}
+
+int tp_sock_comm_take_fd(void *handle)
+{
+	struct tp_sock_comm *comm = handle;
+	int fd = comm->streams[0].fd;
+
+	comm->nstreams = 0;
+	tp_sock_comm_destroy(comm);
+	return fd;
 }
 
 int tp_sock_poll_connect_fds(void *state, int *fds, uint32_t *events, int max)

@@ -1,0 +1,326 @@
+/* The IB transport: RDMA over libibverbs (net/verbs_dl.h), on hardware or on Telpher's software card.
+ *
+ * A connection carries messages one way, as NCCL's does: the receiver writes where it wants message n into the sender's *FIFO*
+ * (address, size, keys, tag, number: one RDMA WRITE into place n % TP_IB_RING), the sender writes the data there, split over queue
+ * pairs, and ends each with WRITE_WITH_IMM, whose immediate is the message's size. Receives for these are posted ahead, before the
+ * peer is told the queue pair's number. Only that write makes a completion at the receiver, so data is never waited for by looking at it.
+ *
+ * A connection has *paths*: a local port, a remote port, and queue pairs between them. One path is active, the others stand by.
+ * The TCP connection over which the two ends met stays open as *control*: it answers life signs (a thread of ours does, whatever
+ * the application is doing) and lets the two ends agree to leave a path. To leave it each end moves its queue pairs to ERROR, so
+ * that nothing can arrive there any more, takes what had completed, and says which messages it has: from then on the active path
+ * is another, the receiver writes its FIFO entries anew, and the sender sends exactly the messages that the receiver doesn't have.
+ * A path that is dead is set up afresh and tried with a write of no bytes; once both ends have seen one through, it stands by again,
+ * or is taken back if it comes before the active one.
+ *
+ * How a path is known to be dead: a completion with an error; a port that is not ACTIVE; or nothing completing for
+ * TELPHER_IB_PATH_TIMEOUT although a write of no bytes was posted and the peer has answered life signs meanwhile (the queue
+ * pair's own time is half a minute). Where no other path is left, that is the error, which names it.
+ *
+ *   params      NCCL_IB_* and our own            hca         NCCL_IB_HCA's syntax
+ *   device      contexts, ports, properties      gid         which address of a port is used
+ *   reg         the registration cache           watch       the thread: async events, life signs
+ *   wire        records of the control           control     sending and taking them
+ *   meet        listen, connect, accept          comm        a connection's memory, paths, end
+ *   qp          queue pairs and their states     send, recv, progress   data
+ *   path        judging, leaving, reviving paths explain     what is said when something fails
+ *
+ * A connection belongs to one thread at a time (the holder of the run lock); the watch thread touches only struct
+ * tp_ib_control (under its lock) and the atomic fields of contexts and ports. */
+#ifndef TP_NET_IB_IB_H
+#define TP_NET_IB_IB_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include "net/net.h"
+#include "net/verbs_dl.h"
+#include "net/ib/wire.h"
+
+#define TP_IB_MAX_PORTS 32
+#define TP_IB_RING 64                       /* FIFO places: twice what can be outstanding, so no entry meets an older one */
+_Static_assert(TP_IB_RING >= 2 * TP_NET_MAX_REQUESTS, "a FIFO place must be free before it is used again");
+
+struct tp_ib_params {
+	int disable, gid_index, roce_version, timeout, retry_cnt, sl, tc, fifo_tc, pkey, qps, split, adaptive, relaxed, use_inline, flid_gid_index, return_async;
+	int subnet_bits;
+	int failover, recovery, modify_retry_all, modify_retries, modify_retry_ms, max_paths, path_timeout_ms;
+	int64_t ar_threshold;
+	int addr_family;                        /* AF_INET, AF_INET6; 0: whichever there is, IPv4 first */
+	const char *hca, *addr_range;
+};
+void tp_ib_params_read(struct tp_ib_params *out);
+
+/* ---- NCCL_IB_HCA ---- */
+enum { TP_IB_HCA_ITEMS = 64 };
+struct tp_ib_hca_list {
+	bool exclude, exact;
+	int count;
+	struct { char name[64]; int port; } items[TP_IB_HCA_ITEMS];    /* port -1: any */
+};
+/* "^", "=", "^=", then name[:port],…; NULL or empty: all. false: it can't be read; what is wrong is in why. */
+bool tp_ib_hca_parse(const char *text, struct tp_ib_hca_list *out, char *why, size_t bytes);
+bool tp_ib_hca_allows(const struct tp_ib_hca_list *list, const char *device, int port);
+/* Does it name Telpher's card (a name that begins with "telpher")? */
+bool tp_ib_hca_asks_for_card(const struct tp_ib_hca_list *list);
+
+/* ---- devices ---- */
+struct tp_ib_mr_node;
+struct tp_ib_cache { pthread_mutex_t lock; struct tp_ib_mr_node *root; uint32_t seed; size_t count; };
+
+struct tp_ib_context {                      /* an open device; its ports share it */
+	const struct tp_verbs *verbs;
+	struct ibv_context *ibv;
+	struct ibv_device_attr attr;
+	struct ibv_pd *pd;
+	char name[64], pci_path[128];
+	uint64_t guid;
+	int index;
+	bool relaxed;                           /* relaxed ordering is asked for and there */
+	struct tp_ib_cache cache;
+	_Atomic uint32_t fatal;                 /* enum ibv_event_type + 1 of the event that ended it; 0: none */
+};
+
+struct tp_ib_gid_choice { int index; uint8_t raw[16]; int type; char text[48]; };    /* type: of enum tp_ib_gid_type */
+
+struct tp_ib_port {
+	struct tp_ib_context *context;
+	uint8_t number;
+	struct ibv_port_attr attr;              /* as of init */
+	uint32_t mbps;
+	_Atomic uint32_t state;                 /* enum ibv_port_state; kept by the watch thread */
+	_Atomic uint32_t downs;                 /* how often it went down */
+	_Atomic uint64_t told_ms;               /* when a warning said that it is left */
+	char text[80];                          /* "mlx5_0:1" */
+};
+
+/* Opens the library and its devices; once. False: why says the reason. asked: by name (NCCL_NET=IB). */
+bool tp_ib_present(bool asked, char *why, size_t bytes);
+ncclResult_t tp_ib_init(void);
+int tp_ib_port_count(void);
+struct tp_ib_port *tp_ib_port(int index);
+bool tp_ib_on_software(void);
+void tp_ib_forget_devices(void);            /* tests: closes all; no connection may be open */
+void tp_ib_forget_after_fork(void);         /* in the child: devices are opened anew at the next use */
+/* Asks the device; keeps state up to date where events don't come. */
+bool tp_ib_port_is_active(struct tp_ib_port *port);
+
+/* ---- addresses ---- */
+enum tp_ib_gid_type { TP_IB_GID_IB, TP_IB_GID_ROCE_V1, TP_IB_GID_ROCE_V2, TP_IB_GID_UNKNOWN };
+struct tp_ib_gid { int index; uint8_t raw[16]; enum tp_ib_gid_type type; };
+struct tp_ib_gid_wish { int index; int version; int family; uint8_t range[16]; int range_bits; bool ethernet; };
+/* Chooses among a port's GIDs. -1: none will do, why says what there is and what was wanted. *doubt: "" or what is odd about it. */
+int tp_ib_gid_choose(const struct tp_ib_gid *gids, int count, const struct tp_ib_gid_wish *wish, char *why, size_t bytes, char *doubt, size_t doubt_bytes);
+/* "192.0.2.0/24", "2001:db8::/32" as 16 bytes and bits of a GID; false: it can't be read. */
+bool tp_ib_gid_range(const char *text, uint8_t range[16], int *bits, int *family);
+const char *tp_ib_gid_format(const uint8_t raw[16], char text[48]);
+const char *tp_ib_gid_type_name(int type);
+/* Reads the port's table and chooses. */
+ncclResult_t tp_ib_port_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *out);
+/* Why a packet from one can't get to the other: NULL where nothing speaks against it. text: room for words. */
+const char *tp_ib_gid_unreachable(const uint8_t from[16], int from_type, const uint8_t to[16], int to_type, bool ethernet, char *text, size_t bytes);
+/* How many leading bits two GIDs share: the more, the nearer. */
+int tp_ib_gid_common_bits(const uint8_t a[16], const uint8_t b[16]);
+
+/* ---- memory ---- */
+/* A registration that covers [data, data + bytes), from the cache or new. Each get is undone by one put. */
+ncclResult_t tp_ib_reg_get(struct tp_ib_context *context, void *data, size_t bytes, struct tp_ib_mr_node **node, struct ibv_mr **mr);
+ncclResult_t tp_ib_reg_put(struct tp_ib_context *context, struct tp_ib_mr_node *node);
+size_t tp_ib_reg_count(struct tp_ib_context *context);
+ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes, const char *what, int error);     /* logs */
+
+struct tp_ib_memory { struct tp_ib_mr_node *nodes[TP_IB_MAX_PATHS]; struct ibv_mr *mrs[TP_IB_MAX_PATHS]; };
+
+/* ---- control ---- */
+enum { TP_IB_INBOX = 32 };
+struct tp_ib_control {
+	int fd;
+	uint32_t id;                            /* in the watch thread's table */
+	pthread_mutex_t lock;
+	size_t have;                            /* bytes of a record that isn't whole yet */
+	unsigned char buffer[TP_IB_RECORD_MAX];
+	struct tp_ib_record inbox[TP_IB_INBOX];
+	uint32_t first, count;
+	_Atomic uint32_t waiting;               /* records in the inbox: a look without the lock */
+	_Atomic uint32_t pongs;
+	_Atomic uint32_t closed;                /* the peer's end is gone; 2: it sent what no peer sends */
+	struct tp_ib_control *next;
+};
+ncclResult_t tp_ib_watch_start(void);
+void tp_ib_watch_port(struct tp_ib_context *context);       /* the context's events are read from now on */
+void tp_ib_watch_stop(void);                                /* tests: with forget_devices */
+int tp_ib_ready_fd(void);                   /* a descriptor that is always readable */
+ncclResult_t tp_ib_control_add(struct tp_ib_control *control, int fd);      /* takes fd over */
+void tp_ib_control_remove(struct tp_ib_control *control);
+/* 0 or errno: the peer will hear of it by the closed connection if it can't be sent. */
+int tp_ib_control_send(struct tp_ib_control *control, const struct tp_ib_record *record);
+bool tp_ib_control_take(struct tp_ib_control *control, struct tp_ib_record *out);
+/* Bytes that the peer's kernel hasn't acknowledged. */
+int tp_ib_control_unacknowledged(const struct tp_ib_control *control);
+
+/* ---- connections ---- */
+struct tp_ib_comm;
+
+enum tp_ib_kind { TP_IB_DATA = 1, TP_IB_FIFO, TP_IB_RECEIVE, TP_IB_PROBE };
+
+struct tp_ib_qp {
+	struct ibv_qp *ibv;
+	uint32_t remote_qpn;
+	uint32_t posted, freed;                 /* of the send queue: handed in, known to be over */
+	uint32_t receives;                      /* posted and not completed */
+	uint32_t since_signal;                  /* FIFO writes since the last that completes */
+	uint64_t next;                          /* receiver: the message whose end comes next here */
+};
+
+enum tp_ib_path_state { TP_IB_PATH_NONE, TP_IB_PATH_LIVE, TP_IB_PATH_DEAD, TP_IB_PATH_REVIVING, TP_IB_PATH_CONNECTED, TP_IB_PATH_PROBING, TP_IB_PATH_PROVEN };
+
+struct tp_ib_path {
+	struct tp_ib_port *port;
+	enum tp_ib_path_state state;
+	struct tp_ib_gid_choice gid;
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq;
+	struct ibv_mr *mr;                      /* of the connection's block */
+	struct tp_ib_qp *qps;                   /* [nqps] */
+	struct tp_ib_wire_path remote;
+	int mtu;
+	uint32_t generation;                    /* completions of older ones are no longer ours */
+	uint32_t attempt, peer_attempt;         /* of reviving */
+	uint32_t psn, peer_psn;                 /* of the queue pairs as they are now, or will be */
+	bool peer_connected, peer_proven;
+	int probes;                             /* writes of no bytes under way */
+	uint32_t failures;                      /* since it last proved itself for long */
+	uint64_t next_ms, since_ms;             /* when to try again; since when it is in its state */
+	uint32_t unacked_events;
+	char why[800];                          /* DEAD: the reason */
+};
+
+struct tp_ib_request {
+	struct tp_ib_comm *comm;
+	bool busy, done;
+	uint64_t message;
+	int n;                                  /* receives of a group */
+	size_t bytes;                           /* of a send */
+	size_t sizes[TP_NET_MAX_RECVS];
+	int nparts;
+	struct iovec parts[TP_NET_MAX_PARTS];
+	struct tp_ib_memory *memory[TP_NET_MAX_PARTS];
+};
+
+struct tp_ib_message {                      /* by number % TP_IB_RING */
+	int n;
+	bool sent, done;                        /* sender: on the wire, or tried to be; both: through */
+	uint32_t left;                          /* ends (completions) that are still to come */
+	uint64_t imm;                           /* receiver: the size that came */
+	struct tp_ib_request *requests[TP_NET_MAX_RECVS];      /* receiver: [0] only */
+	struct tp_ib_fifo entries[TP_NET_MAX_RECVS];           /* sender: as the receiver wrote them */
+	size_t capacity[TP_NET_MAX_RECVS];      /* receiver */
+};
+
+/* The registered memory of a connection, the same layout on both sides. */
+struct tp_ib_block {
+	struct tp_ib_fifo fifo[TP_IB_RING][TP_NET_MAX_RECVS];  /* sender: written by the receiver; receiver: what it writes from */
+	uint32_t sizes[TP_IB_RING][TP_NET_MAX_RECVS];          /* sender: what it writes from; receiver: written by the sender */
+};
+
+struct tp_ib_comm {
+	bool sending;
+	int nqps, npaths, active;
+	uint32_t next_request;
+	bool split;
+	int adaptive;
+	struct tp_ib_params params;
+	struct tp_ib_path paths[TP_IB_MAX_PATHS];
+	struct tp_ib_control control;
+	struct tp_ib_block *block;
+	uint64_t remote_block;
+	int32_t from, to;
+	char peer[TP_ADDR_TEXT], peer_host[64];
+	uint32_t sq_depth, rq_depth;
+	uint64_t head;                          /* messages begun: sent (whole groups), or receives posted */
+	uint64_t below;                         /* all messages below are done */
+	struct tp_ib_message messages[TP_IB_RING];
+	struct tp_ib_request requests[TP_NET_MAX_REQUESTS];
+	ncclResult_t error;                     /* the first; it stays */
+	/* stalls */
+	uint32_t looks;
+	uint64_t moved_ms, ping_ms, probe_ms, care_ms;
+	uint32_t pongs_at_probe;
+	bool probing, leaving;
+	uint64_t failing_ms;                    /* since when no path is left: the peer may turn out to have ended */
+	/* leaving a path */
+	uint32_t epoch;
+	bool switching, peer_says;
+	uint64_t switch_ms;
+	struct tp_ib_wire_switch peer_switch;
+	uint32_t switches;                      /* for tests and the log */
+};
+
+ncclResult_t tp_ib_comm_create(bool sending, const struct tp_net_hello *who, int nqps, struct tp_ib_comm **out);
+void tp_ib_comm_destroy(struct tp_ib_comm *comm);
+/* Adds a path over this port; its queue pairs are in INIT with their receives posted. */
+ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, struct tp_ib_port *port);
+void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out);
+/* What the peer says of itself; checked already (tp_ib_wire_check_meta). Connects all paths; at least one, or an error. */
+ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer);
+/* Acceptor: the connector's READY, which says what is used. */
+ncclResult_t tp_ib_comm_settle(struct tp_ib_comm *comm, const struct tp_ib_wire_revive *ready);
+ncclResult_t tp_ib_close(void *comm);
+
+/* ---- queue pairs ---- */
+ncclResult_t tp_ib_qps_create(struct tp_ib_comm *comm, struct tp_ib_path *path);
+void tp_ib_qps_destroy(struct tp_ib_comm *comm, struct tp_ib_path *path);
+/* To INIT (from RESET or anew), with all receives posted. */
+ncclResult_t tp_ib_qps_prepare(struct tp_ib_comm *comm, struct tp_ib_path *path);
+/* To RTR and RTS. Where quiet the reason goes to path->why instead of the log. */
+ncclResult_t tp_ib_qps_connect(struct tp_ib_comm *comm, struct tp_ib_path *path, bool quiet);
+/* To ERROR, and takes all that completes until nothing is outstanding (200 ms at most). */
+void tp_ib_qps_close(struct tp_ib_comm *comm, struct tp_ib_path *path);
+void tp_ib_qp_fill(struct tp_ib_comm *comm, struct tp_ib_path *path, int q);
+uint64_t tp_ib_wr_id(enum tp_ib_kind kind, const struct tp_ib_path *path, int q, int count, uint64_t message);
+/* Posts; a refusal fails the path. */
+bool tp_ib_post(struct tp_ib_comm *comm, struct tp_ib_path *path, int q, struct ibv_send_wr *wr, int count);
+
+/* ---- data ---- */
+ncclResult_t tp_ib_isendv(void *comm, const struct iovec *parts, int n, int tag, void *const *mhandles, void **request);
+ncclResult_t tp_ib_isend(void *comm, const void *data, size_t bytes, int tag, void *mhandle, void **request);
+ncclResult_t tp_ib_irecv(void *comm, int n, void *const *data, const size_t *bytes, const int *tags, void *const *mhandles, void **request);
+ncclResult_t tp_ib_test(void *request, bool *done, size_t *sizes);
+int tp_ib_poll_fds(void *comm, int *fds, uint32_t *events, int max);
+void tp_ib_send_message(struct tp_ib_comm *comm, uint64_t number);
+void tp_ib_announce(struct tp_ib_comm *comm, uint64_t number);
+/* Receiver: the end of a message came in at queue pair q. Sender: one end of it is through. */
+void tp_ib_arrived(struct tp_ib_comm *comm, int q, uint32_t imm);
+void tp_ib_sent(struct tp_ib_comm *comm, uint64_t number);
+/* Receiver: the message whose end comes next at each queue pair, from what is done. */
+void tp_ib_expect(struct tp_ib_comm *comm, struct tp_ib_path *path);
+void tp_ib_message_done(struct tp_ib_comm *comm, uint64_t number);
+struct tp_ib_request *tp_ib_new_request(struct tp_ib_comm *comm);
+/* Takes what has completed on a path. */
+int tp_ib_poll_path(struct tp_ib_comm *comm, struct tp_ib_path *path);
+ncclResult_t tp_ib_progress(struct tp_ib_comm *comm);
+
+/* ---- paths ---- */
+/* Something is wrong with this path; what follows is decided by tp_ib_care. */
+void tp_ib_path_failed(struct tp_ib_comm *comm, struct tp_ib_path *path, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Which messages are through here. */
+void tp_ib_report(const struct tp_ib_comm *comm, struct tp_ib_wire_switch *out);
+/* Takes records, watches for stalls, leaves and revives paths. */
+ncclResult_t tp_ib_care(struct tp_ib_comm *comm);
+
+/* ---- words ---- */
+/* "rank 1 -> rank 2, host (mlx5_0:1, GID …, QP 17) -> other (…)"; path_text: without the ranks. */
+const char *tp_ib_name(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, char *text, size_t bytes);
+const char *tp_ib_path_text(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, char *text, size_t bytes);
+void tp_ib_explain(struct tp_ib_comm *comm, struct tp_ib_path *path, const struct ibv_wc *wc, char *text, size_t bytes);
+ncclResult_t tp_ib_fail(struct tp_ib_comm *comm, ncclResult_t result, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* ---- meeting ---- */
+ncclResult_t tp_ib_listen(int dev, void *handle, void **listener);
+ncclResult_t tp_ib_connect(int dev, const void *handle, const struct tp_net_hello *hello, void **state, void **send_comm);
+void tp_ib_cancel_connect(void *state);
+ncclResult_t tp_ib_accept(void *listener, const struct tp_net_hello *expect, struct tp_net_hello *who, void **recv_comm);
+ncclResult_t tp_ib_close_listen(void *listener);
+int tp_ib_poll_connect_fds(void *state, int *fds, uint32_t *events, int max);
+int tp_ib_poll_listen_fds(void *listener, int *fds, uint32_t *events, int max);
+
+#endif

@@ -1,0 +1,430 @@
+/* How two ends meet. The Socket transport's handshake proves over TCP that they belong together; the same connection then carries
+ * who each is:
+ *
+ *   connector: queue pairs in INIT     META ->
+ *                                           <- META    acceptor: queue pairs in INIT with receives posted, then RTR and RTS
+ *   RTR, RTS                          READY ->         from here on both may write
+ *
+ * Neither end blocks on the other; a refusal says why. */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "net/ib/ib.h"
+#include "net/socket.h"
+
+enum phase { MEETING, SENDING_META, READING_META, SENDING_READY, READING_READY, MET };
+
+struct talk {                           /* either end, once TCP is there */
+	int fd;
+	enum phase phase;
+	uint64_t since_ms, limit_ms;
+	size_t moved;
+	struct tp_ib_record out, in;
+	struct tp_ib_comm *comm;
+};
+
+struct connecting {
+	struct tp_net_hello hello;
+	int dev;
+	void *socket;                       /* the Socket transport's state */
+	struct talk talk;
+};
+
+struct guest { struct tp_net_hello hello; struct talk talk; struct guest *next; };
+struct listener { void *socket; int dev; struct guest *guests; };
+
+/* ---- which ports ---- */
+
+static ncclResult_t own_paths(struct tp_ib_comm *comm, int dev)
+{
+	int count = tp_ib_port_count(), wanted = TP_MIN(comm->params.max_paths, count);
+
+	for (int i = 0; i < wanted; i++) TP_TRY(tp_ib_comm_add_path(comm, tp_ib_port((dev + i) % count)));
+	return ncclSuccess;
+}
+
+/* Of the ports that are still free the one nearest to the peer's: the same kind of link, then the same network, as far as leading
+ * bits tell, then the same place in both hosts' lists (rails). */
+static int nearest_port(const struct tp_ib_params *params, const struct tp_ib_wire_path *peer, uint32_t taken, int dev)
+{
+	int count = tp_ib_port_count(), best = -1, best_bits = -1;
+	int enough = peer->gid[10] == 0xff && peer->gid[11] == 0xff ? 96 + params->subnet_bits : 64;
+
+	for (int i = 0; i < count; i++) {
+		int at = (dev + i) % count, bits;
+		struct tp_ib_gid_choice gid;
+		struct tp_ib_port *port = tp_ib_port(at);
+		if ((taken >> at & 1) || port->attr.link_layer != peer->link_layer || tp_ib_port_gid(port, &gid) != ncclSuccess) continue;
+		bits = 2 * TP_MIN(tp_ib_gid_common_bits(gid.raw, peer->gid), enough) + (at == peer->index);
+		if (bits > best_bits) best = at, best_bits = bits;
+	}
+	return best;
+}
+
+static ncclResult_t matching_paths(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer, int dev)
+{
+	uint32_t taken = 0;
+
+	for (uint32_t p = 0; p < peer->npaths; p++) {
+		int at = peer->paths[p].port ? nearest_port(&comm->params, &peer->paths[p], taken, dev) : -1;
+		if (at < 0) {
+			comm->npaths++;
+			continue;
+		}
+		taken |= 1u << at;
+		TP_TRY(tp_ib_comm_add_path(comm, tp_ib_port(at)));
+	}
+	return ncclSuccess;
+}
+
+static void warn_of_other_set(const struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
+{
+	static _Atomic uint32_t warned;
+	char own[128] = "";
+	size_t used = 0;
+
+	if ((int)peer->ports == tp_ib_port_count() || atomic_exchange_explicit(&warned, 1, memory_order_relaxed)) return;
+	for (int i = 0; i < tp_ib_port_count() && used < sizeof(own); i++) used += (size_t)snprintf(own + used, sizeof(own) - used, "%s%s", i ? "," : "", tp_ib_port(i)->text);
+	TP_WARN("NET/IB : rank %d (%s) has %d ports (%s), rank %d (%s) has %u (%s): what both have is used. Make all hosts the same, or name the common set by NCCL_IB_HCA",
+		comm->sending ? comm->from : comm->to, tp_host_name(), tp_ib_port_count(), own, peer->rank, peer->host, peer->ports, peer->set);
+}
+
+/* ---- talking ---- */
+
+static void start_talk(struct talk *talk, int fd, enum phase phase, uint64_t limit_ms)
+{
+	*talk = (struct talk){ .fd = fd, .phase = phase, .since_ms = tp_clock_ms(), .limit_ms = limit_ms };
+}
+
+static void end_talk(struct talk *talk)
+{
+	if (talk->fd >= 0) close(talk->fd);
+	talk->fd = -1;
+	tp_ib_comm_destroy(talk->comm);
+	talk->comm = NULL;
+}
+
+static const char *who_text(const struct tp_net_hello *who, char *text, size_t bytes)
+{
+	snprintf(text, bytes, "rank %d -> rank %d [channel %d]", who->from, who->to, who->channel);
+	return text;
+}
+
+/* 1: the record is sent whole, 0: later. */
+static ncclResult_t push(struct talk *talk, const struct tp_net_hello *who, bool *whole)
+{
+	char text[96];
+
+	*whole = false;
+	while (talk->moved < talk->out.head.bytes) {
+		ssize_t n = send(talk->fd, (char *)&talk->out + talk->moved, talk->out.head.bytes - talk->moved, MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (n < 0 && errno == EINTR) continue;
+		if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return ncclSuccess;
+		if (n < 0) return TP_FAIL(ncclRemoteError, "NET/IB : %s : the peer has gone while the connection was made: %s", who_text(who, text, sizeof(text)), strerror(errno));
+		talk->moved += (size_t)n;
+	}
+	talk->moved = 0;
+	*whole = true;
+	return ncclSuccess;
+}
+
+static ncclResult_t pull(struct talk *talk, const struct tp_net_hello *who, int wanted, bool *whole)
+{
+	char text[96];
+	const char *why;
+	long length = 0;
+
+	*whole = false;
+	for (;;) {
+		/* Only this record: what comes behind it is for the watch thread. */
+		size_t want = talk->moved < sizeof(talk->in.head) ? sizeof(talk->in.head) - talk->moved : talk->in.head.bytes - talk->moved;
+		ssize_t n = want > 0 ? recv(talk->fd, (char *)&talk->in + talk->moved, want, MSG_DONTWAIT) : 0;
+		if (n < 0 && errno == EINTR) continue;
+		if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+		if (want > 0 && n <= 0)
+			return TP_FAIL(ncclRemoteError, "NET/IB : %s : the peer closed the connection while it was made: has it died, or failed itself?", who_text(who, text, sizeof(text)));
+		talk->moved += (size_t)n;
+		length = tp_ib_record_check(&talk->in, talk->moved, &why);
+		if (length < 0) return TP_FAIL(ncclRemoteError, "NET/IB : %s : %s", who_text(who, text, sizeof(text)), why);
+		if (length > 0) break;
+	}
+	if (length == 0) {
+		if (tp_clock_ms() - talk->since_ms < talk->limit_ms) return ncclSuccess;
+		return TP_FAIL(ncclRemoteError, "NET/IB : %s : the peer has said nothing for %llu ms while the connection was made", who_text(who, text, sizeof(text)),
+			(unsigned long long)talk->limit_ms);
+	}
+	talk->moved = 0;
+	*whole = true;
+	if (talk->in.head.type == TP_IB_REFUSED) {
+		talk->in.as.text.text[sizeof(talk->in.as.text.text) - 1] = 0;
+		return TP_FAIL(ncclRemoteError, "NET/IB : %s : the peer refuses: %s", who_text(who, text, sizeof(text)), talk->in.as.text.text);
+	}
+	if (talk->in.head.type != wanted)
+		return TP_FAIL(ncclRemoteError, "NET/IB : %s : record %u came where %d was expected", who_text(who, text, sizeof(text)), talk->in.head.type, wanted);
+	if (wanted == TP_IB_META && (why = tp_ib_wire_check_meta(&talk->in.as.meta)) != NULL)
+		return TP_FAIL(ncclRemoteError, "NET/IB : %s : what the peer says of itself is wrong: %s", who_text(who, text, sizeof(text)), why);
+	return ncclSuccess;
+}
+
+/* Tells the peer why it won't be; it would see a closed connection only. */
+static void refuse(struct talk *talk)
+{
+	struct tp_ib_record record;
+
+	tp_ib_record_start(&record, TP_IB_REFUSED);
+	snprintf(record.as.text.text, sizeof(record.as.text.text), "%.511s", tp_log_last_error());
+	if (talk->fd >= 0 && send(talk->fd, &record, record.head.bytes, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return;
+}
+
+static void decide_adaptive(struct tp_ib_comm *comm)
+{
+	bool infiniband = comm->paths[0].port && comm->paths[0].port->attr.link_layer == IBV_LINK_LAYER_INFINIBAND;
+
+	comm->adaptive = comm->params.adaptive >= 0 ? comm->params.adaptive : infiniband;
+}
+
+static ncclResult_t met(struct talk *talk, void **out)
+{
+	union tp_addr addr;
+	socklen_t length = sizeof(addr);
+	int fd = talk->fd;
+
+	memset(&addr, 0, sizeof(addr));
+	if (getpeername(fd, &addr.sa, &length) == 0) tp_addr_format(&addr, talk->comm->peer);
+	talk->fd = -1;
+	TP_TRY(tp_ib_control_add(&talk->comm->control, fd));
+	talk->phase = MET;
+	*out = talk->comm;
+	talk->comm = NULL;
+	return ncclSuccess;
+}
+
+/* ---- connecting ---- */
+
+static ncclResult_t connecting_step(struct connecting *c, void **out)
+{
+	struct talk *talk = &c->talk;
+	bool whole;
+
+	switch (talk->phase) {
+	case SENDING_META:
+		TP_TRY(push(talk, &c->hello, &whole));
+		if (!whole) return ncclSuccess;
+		talk->phase = READING_META;
+		/* fall through */
+	case READING_META:
+		TP_TRY(pull(talk, &c->hello, TP_IB_META, &whole));
+		if (!whole) return ncclSuccess;
+		decide_adaptive(talk->comm);
+		warn_of_other_set(talk->comm, &talk->in.as.meta);
+		TP_TRY(tp_ib_comm_learn(talk->comm, &talk->in.as.meta));
+		tp_ib_record_start(&talk->out, TP_IB_READY);
+		talk->out.as.revive.path = (uint32_t)talk->comm->active;
+		for (int p = 0; p < talk->comm->npaths; p++)
+			if (talk->comm->paths[p].state == TP_IB_PATH_LIVE) talk->out.as.revive.attempt |= 1u << p;
+		talk->phase = SENDING_READY;
+		/* fall through */
+	case SENDING_READY:
+		TP_TRY(push(talk, &c->hello, &whole));
+		return whole ? met(talk, out) : ncclSuccess;
+	case MEETING: case READING_READY: case MET: break;
+	}
+	return ncclInternalError;
+}
+
+/* TCP is there and proven: now the queue pairs. */
+static ncclResult_t begin_talk(struct connecting *c, void *socket_comm)
+{
+	struct tp_ib_params params;
+	struct tp_sock_params sock;
+
+	tp_ib_params_read(&params);
+	tp_sock_get_params(0, &sock);
+	start_talk(&c->talk, tp_sock_comm_take_fd(socket_comm), SENDING_META, (uint64_t)sock.connect_ms);
+	TP_TRY(tp_ib_comm_create(true, &c->hello, params.qps, &c->talk.comm));
+	TP_TRY(own_paths(c->talk.comm, c->dev));
+	tp_ib_record_start(&c->talk.out, TP_IB_META);
+	tp_ib_comm_describe(c->talk.comm, &c->talk.out.as.meta);
+	return ncclSuccess;
+}
+
+void tp_ib_cancel_connect(void *state)
+{
+	struct connecting *c = state;
+
+	if (!c) return;
+	if (c->socket) tp_sock_cancel_connect(c->socket);
+	end_talk(&c->talk);
+	free(c);
+}
+
+ncclResult_t tp_ib_connect(int dev, const void *handle, const struct tp_net_hello *hello, void **state, void **send_comm)
+{
+	struct connecting *c = *state;
+	void *socket_comm = NULL;
+	ncclResult_t result = ncclSuccess;
+
+	*send_comm = NULL;
+	if (!c) {
+		c = tp_alloc(1, sizeof(*c), "a connection under way");
+		if (!c) return ncclSystemError;
+		c->hello = *hello;
+		c->dev = dev;
+		c->talk.fd = -1;
+		*state = c;
+	}
+	if (c->talk.phase == MEETING) {
+		result = tp_sock_connect_one(handle, hello, &c->socket, &socket_comm);
+		if (result == ncclSuccess && !socket_comm) return ncclSuccess;
+		if (result == ncclSuccess) result = begin_talk(c, socket_comm);
+	}
+	if (result == ncclSuccess) result = connecting_step(c, send_comm);
+	if (result == ncclSuccess && !*send_comm) return ncclSuccess;
+	if (result != ncclSuccess) refuse(&c->talk);
+	tp_ib_cancel_connect(c);
+	*state = NULL;
+	return result;
+}
+
+int tp_ib_poll_connect_fds(void *state, int *fds, uint32_t *events, int max)
+{
+	struct connecting *c = state;
+
+	if (!c || max < 1) return 0;
+	if (c->talk.phase == MEETING) return tp_sock_poll_connect_fds(c->socket, fds, events, max);
+	fds[0] = c->talk.fd;
+	events[0] = c->talk.phase == READING_META ? EPOLLIN : EPOLLOUT;
+	return 1;
+}
+
+/* ---- accepting ---- */
+
+ncclResult_t tp_ib_listen(int dev, void *handle, void **out)
+{
+	struct listener *l = tp_alloc(1, sizeof(*l), "a listener");
+	ncclResult_t result;
+
+	if (!l) return ncclSystemError;
+	l->dev = dev;
+	result = tp_sock_listen(0, handle, &l->socket);
+	if (result != ncclSuccess) {
+		free(l);
+		return result;
+	}
+	*out = l;
+	return ncclSuccess;
+}
+
+static ncclResult_t guest_step(struct listener *l, struct guest *g, void **out)
+{
+	struct talk *talk = &g->talk;
+	const struct tp_ib_wire_meta *peer = &talk->in.as.meta;
+	bool whole;
+
+	switch (talk->phase) {
+	case READING_META:
+		TP_TRY(pull(talk, &g->hello, TP_IB_META, &whole));
+		if (!whole) return ncclSuccess;
+		TP_TRY(tp_ib_comm_create(false, &g->hello, (int)peer->nqps, &talk->comm));
+		talk->comm->split = peer->split;
+		TP_TRY(matching_paths(talk->comm, peer, l->dev));
+		decide_adaptive(talk->comm);
+		warn_of_other_set(talk->comm, peer);
+		TP_TRY(tp_ib_comm_learn(talk->comm, peer));
+		tp_ib_record_start(&talk->out, TP_IB_META);
+		tp_ib_comm_describe(talk->comm, &talk->out.as.meta);
+		talk->phase = SENDING_META;
+		/* fall through */
+	case SENDING_META:
+		TP_TRY(push(talk, &g->hello, &whole));
+		if (!whole) return ncclSuccess;
+		talk->phase = READING_READY;
+		/* fall through */
+	case READING_READY:
+		TP_TRY(pull(talk, &g->hello, TP_IB_READY, &whole));
+		if (!whole) return ncclSuccess;
+		TP_TRY(tp_ib_comm_settle(talk->comm, &talk->in.as.revive));
+		return met(talk, out);
+	case MEETING: case SENDING_READY: case MET: break;
+	}
+	return ncclInternalError;
+}
+
+static ncclResult_t admit(struct listener *l, const struct tp_net_hello *expect)
+{
+	struct tp_sock_params sock;
+	struct tp_net_hello who;
+	void *comm;
+
+	tp_sock_get_params(0, &sock);
+	for (;;) {
+		TP_TRY(tp_sock_accept(l->socket, expect, &who, &comm));
+		if (!comm) return ncclSuccess;
+		int fd = tp_sock_comm_take_fd(comm);
+		struct guest *g = tp_alloc(1, sizeof(*g), "a connection being accepted"), **at = &l->guests;
+		if (!g) {
+			close(fd);
+			return ncclSystemError;
+		}
+		g->hello = who;
+		start_talk(&g->talk, fd, READING_META, (uint64_t)sock.connect_ms);
+		while (*at) at = &(*at)->next;
+		*at = g;
+	}
+}
+
+ncclResult_t tp_ib_accept(void *listener, const struct tp_net_hello *expect, struct tp_net_hello *who, void **recv_comm)
+{
+	struct listener *l = listener;
+
+	*recv_comm = NULL;
+	TP_TRY(admit(l, expect));
+	for (struct guest **at = &l->guests; *at;) {
+		struct guest *g = *at;
+		ncclResult_t result = guest_step(l, g, recv_comm);
+		if (result == ncclSuccess && !*recv_comm) {
+			at = &g->next;
+			continue;
+		}
+		if (result != ncclSuccess) refuse(&g->talk);
+		else *who = g->hello;
+		*at = g->next;
+		end_talk(&g->talk);
+		free(g);
+		return result;
+	}
+	return ncclSuccess;
+}
+
+int tp_ib_poll_listen_fds(void *listener, int *fds, uint32_t *events, int max)
+{
+	struct listener *l = listener;
+	int n = tp_sock_poll_listen_fds(l->socket, fds, events, max);
+
+	for (struct guest *g = l->guests; g && n < max; g = g->next) {
+		fds[n] = g->talk.fd;
+		events[n++] = g->talk.phase == SENDING_META ? EPOLLOUT : EPOLLIN;
+	}
+	return n;
+}
+
+ncclResult_t tp_ib_close_listen(void *listener)
+{
+	struct listener *l = listener;
+
+	if (!l) return ncclSuccess;
+	while (l->guests) {
+		struct guest *g = l->guests;
+		l->guests = g->next;
+		end_talk(&g->talk);
+		free(g);
+	}
+	tp_sock_close_listen(l->socket);
+	free(l);
+	return ncclSuccess;
+}

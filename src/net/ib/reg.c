@@ -1,0 +1,181 @@
+/* The registration cache, one a device: whole pages, counted, found in a treap ordered by address whose nodes know the highest
+ * end below them, so that a range inside a registered one is found in logarithmic time. What nobody holds any more is
+ * deregistered at once: nobody would tell us if its pages went away. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#include "net/ib/ib.h"
+
+struct tp_ib_mr_node {
+	uintptr_t start, end, highest;          /* highest end in this subtree */
+	uint32_t priority;
+	int holders;
+	struct ibv_mr *mr;
+	struct tp_ib_mr_node *left, *right;
+};
+
+static void update(struct tp_ib_mr_node *n)
+{
+	n->highest = n->end;
+	if (n->left) n->highest = TP_MAX(n->highest, n->left->highest);
+	if (n->right) n->highest = TP_MAX(n->highest, n->right->highest);
+}
+
+static bool before(const struct tp_ib_mr_node *a, const struct tp_ib_mr_node *b)
+{
+	return a->start != b->start ? a->start < b->start : (uintptr_t)a < (uintptr_t)b;
+}
+
+/* Everything before `at` goes to *low. */
+static void split(struct tp_ib_mr_node *tree, const struct tp_ib_mr_node *at, struct tp_ib_mr_node **low, struct tp_ib_mr_node **high)
+{
+	if (!tree) {
+		*low = *high = NULL;
+	} else if (before(tree, at)) {
+		split(tree->right, at, &tree->right, high);
+		*low = tree;
+		update(tree);
+	} else {
+		split(tree->left, at, low, &tree->left);
+		*high = tree;
+		update(tree);
+	}
+}
+
+static struct tp_ib_mr_node *join(struct tp_ib_mr_node *low, struct tp_ib_mr_node *high)
+{
+	if (!low) return high;
+	if (!high) return low;
+	if (low->priority > high->priority) {
+		low->right = join(low->right, high);
+		update(low);
+		return low;
+	}
+	high->left = join(low, high->left);
+	update(high);
+	return high;
+}
+
+static struct tp_ib_mr_node *without(struct tp_ib_mr_node *tree, const struct tp_ib_mr_node *node)
+{
+	if (tree == node) return join(tree->left, tree->right);
+	if (before(node, tree)) tree->left = without(tree->left, node);
+	else tree->right = without(tree->right, node);
+	update(tree);
+	return tree;
+}
+
+/* A node that covers [start, end): it begins at start or before, so only left parts that reach far enough matter. */
+static struct tp_ib_mr_node *covering(struct tp_ib_mr_node *n, uintptr_t start, uintptr_t end)
+{
+	while (n && n->highest >= end) {
+		if (n->start > start) {
+			n = n->left;
+			continue;
+		}
+		if (n->end >= end) return n;
+		/* All to the left begin no later than this one: the first whose end is high enough will do. */
+		if (n->left && n->left->highest >= end) {
+			for (n = n->left; n->end < end;) n = n->left && n->left->highest >= end ? n->left : n->right;
+			return n;
+		}
+		n = n->right;
+	}
+	return NULL;
+}
+
+ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes, const char *what, int error)
+{
+	struct rlimit limit = { 0 };
+
+	getrlimit(RLIMIT_MEMLOCK, &limit);
+	if (error == ENOMEM && limit.rlim_cur != RLIM_INFINITY)
+		return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_reg_mr failed: %s. %zu bytes (%s) must be locked in memory, and this process may lock %llu bytes in all "
+			"(RLIMIT_MEMLOCK): raise it with ulimit -l unlimited, /etc/security/limits.conf (then log in again), LimitMEMLOCK=infinity in a systemd unit, or "
+			"docker run --ulimit memlock=-1", context->name, strerror(error), bytes, what, (unsigned long long)limit.rlim_cur);
+	if (error == ENOMEM)
+		return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_reg_mr failed: %s. %zu bytes (%s) can't be registered; locked memory is unlimited here, so it is the card's "
+			"limit of registrations (max_mr %d), memory itself, or a cgroup's", context->name, strerror(error), bytes, what, context->attr.max_mr);
+	return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_reg_mr of %zu bytes (%s) failed: %s", context->name, bytes, what, strerror(error));
+}
+
+static struct ibv_mr *register_pages(struct tp_ib_context *context, uintptr_t start, size_t bytes)
+{
+	const struct tp_verbs *v = context->verbs;
+	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+
+	errno = 0;
+	if (context->relaxed && v->reg_mr_iova2)
+		return v->reg_mr_iova2(context->pd, (void *)start, bytes, start, (unsigned)access | IBV_ACCESS_RELAXED_ORDERING);
+	return v->reg_mr(context->pd, (void *)start, bytes, access);
+}
+
+static ncclResult_t add(struct tp_ib_context *context, uintptr_t start, uintptr_t end, struct tp_ib_mr_node **out)
+{
+	struct tp_ib_cache *cache = &context->cache;
+	struct tp_ib_mr_node *node = tp_alloc(1, sizeof(*node), "a registration"), *low, *high;
+
+	if (!node) return ncclSystemError;
+	node->mr = register_pages(context, start, end - start);
+	if (!node->mr) {
+		int error = errno ? errno : ENOMEM;
+		free(node);
+		return tp_ib_reg_failed(context, end - start, "a buffer", error);
+	}
+	cache->seed = cache->seed * 1664525u + 1013904223u;
+	node->start = start;
+	node->end = end;
+	node->priority = cache->seed;
+	update(node);
+	split(cache->root, node, &low, &high);
+	/* The treap's order of priorities is kept by joining its three parts. */
+	cache->root = join(join(low, node), high);
+	cache->count++;
+	*out = node;
+	return ncclSuccess;
+}
+
+ncclResult_t tp_ib_reg_get(struct tp_ib_context *context, void *data, size_t bytes, struct tp_ib_mr_node **node, struct ibv_mr **mr)
+{
+	struct tp_ib_cache *cache = &context->cache;
+	struct tp_ib_mr_node *found;
+	ncclResult_t result = ncclSuccess;
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	uintptr_t start = (uintptr_t)data / page * page, end = tp_align_up((uintptr_t)data + TP_MAX(bytes, (size_t)1), page);
+	pthread_mutex_lock(&cache->lock);
+	found = covering(cache->root, start, end);
+	if (!found) result = add(context, start, end, &found);
+	if (result == ncclSuccess) {
+		found->holders++;
+		*node = found;
+		*mr = found->mr;
+	}
+	pthread_mutex_unlock(&cache->lock);
+	return result;
+}
+
+ncclResult_t tp_ib_reg_put(struct tp_ib_context *context, struct tp_ib_mr_node *node)
+{
+	struct tp_ib_cache *cache = &context->cache;
+	int error = 0;
+
+	pthread_mutex_lock(&cache->lock);
+	if (--node->holders == 0) {
+		cache->root = without(cache->root, node);
+		cache->count--;
+		error = context->verbs->dereg_mr(node->mr);
+		free(node);
+	}
+	pthread_mutex_unlock(&cache->lock);
+	return error ? TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_dereg_mr failed: %s", context->name, strerror(error)) : ncclSuccess;
+}
+
+size_t tp_ib_reg_count(struct tp_ib_context *context)
+{
+	pthread_mutex_lock(&context->cache.lock);
+	size_t count = context->cache.count;
+	pthread_mutex_unlock(&context->cache.lock);
+	return count;
+}

@@ -1,0 +1,104 @@
+/* What the two ends of an IB connection say over its TCP connection, and the FIFO entry that is written by RDMA. Every record has
+ * a type tag, a version and its length; nothing that comes in is believed before it was checked. Pure functions over bytes.
+ * Integers are little-endian, as every machine that we run on is. */
+#ifndef TP_NET_IB_WIRE_H
+#define TP_NET_IB_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TP_IB_WIRE_VERSION 1
+#define TP_IB_MAX_PATHS 4
+#define TP_IB_MAX_QPS 16                    /* of a path */
+
+enum tp_ib_record_type {
+	TP_IB_META = 1,                         /* connector, then acceptor: who I am */
+	TP_IB_READY,                            /* connector: my queue pairs can receive; path: the active one, attempt: those that live, by bit */
+	TP_IB_REFUSED,                          /* instead of META or READY: text says why */
+	TP_IB_PING, TP_IB_PONG,
+	TP_IB_SWITCH,                           /* I have left the active path */
+	TP_IB_REVIVE,                           /* a dead path's queue pairs are set up afresh */
+	TP_IB_CONNECTED,                        /* … and can receive */
+	TP_IB_PROVEN,                           /* … and a write went through */
+	TP_IB_GOODBYE,                          /* the connection has failed here: text says why */
+	TP_IB_LEAVING,                          /* receiver, at a good end: what it has got; acknowledgements may be lost with its queue pairs */
+	TP_IB_RECORD_TYPES
+};
+
+struct tp_ib_wire_head { uint8_t magic[4]; uint16_t version, type; uint32_t bytes; } __attribute__((packed));
+
+struct tp_ib_wire_path {
+	uint8_t gid[16];
+	uint8_t gid_type;                       /* enum tp_ib_gid_type */
+	uint8_t gid_index;
+	uint8_t link_layer;                     /* IBV_LINK_LAYER_* */
+	uint8_t port;                           /* 0: this path is not there */
+	uint8_t mtu;                            /* enum ibv_mtu */
+	uint8_t live;                           /* in the acceptor's answer: its queue pairs are connected */
+	uint8_t index;                          /* of the port among this side's */
+	uint8_t zero;
+	uint16_t lid, flid;                     /* flid: of the routable GID; 0: none */
+	uint32_t rkey;                          /* of the block */
+	uint32_t psn;                           /* of queue pair 0; the next has the next */
+	uint32_t qpns[TP_IB_MAX_QPS];
+	char device[32];
+} __attribute__((packed));
+
+struct tp_ib_wire_meta {
+	uint64_t block;                         /* address of the FIFO and sizes */
+	uint32_t nqps, npaths;
+	uint32_t split, adaptive;
+	uint32_t ports;                         /* that this side could use in all */
+	int32_t rank;
+	char host[64];
+	char set[128];                          /* names of these ports, for messages */
+	struct tp_ib_wire_path paths[TP_IB_MAX_PATHS];
+} __attribute__((packed));
+
+struct tp_ib_wire_switch {                  /* SWITCH, LEAVING (below and ahead) */
+	uint32_t epoch;
+	uint32_t dead;                          /* paths that can't be used, by bit */
+	uint64_t below, ahead;                  /* receiver: all messages below are here, and of those from there on these, by bit */
+	char why[256];
+} __attribute__((packed));
+
+struct tp_ib_wire_revive { uint32_t path, attempt, psn; } __attribute__((packed));      /* READY, REVIVE, CONNECTED, PROVEN */
+
+struct tp_ib_wire_text { char text[512]; } __attribute__((packed));
+
+struct tp_ib_record {
+	struct tp_ib_wire_head head;
+	union {
+		struct tp_ib_wire_meta meta;
+		struct tp_ib_wire_switch change;
+		struct tp_ib_wire_revive revive;
+		struct tp_ib_wire_text text;
+		unsigned char bytes[1];
+	} as;
+} __attribute__((packed));
+#define TP_IB_RECORD_MAX sizeof(struct tp_ib_record)
+
+/* One receive of a group. The number comes last: it is what the sender waits for, and a card writes a small write in order. */
+struct tp_ib_fifo {
+	uint64_t addr;
+	uint64_t bytes;
+	uint32_t rkeys[TP_IB_MAX_PATHS];
+	int32_t tag;
+	uint32_t n;                             /* receives of the group */
+	uint64_t zero[2];
+	_Atomic uint64_t number;                /* of the message, plus one */
+};
+_Static_assert(sizeof(struct tp_ib_fifo) == 64, "a FIFO entry is a cache line");
+
+/* Bytes of a whole record of this type, head included; 0: there is no such type. */
+size_t tp_ib_record_bytes(int type);
+void tp_ib_record_start(struct tp_ib_record *record, enum tp_ib_record_type type);
+/* Looks at the first `have` bytes: 0: more are needed, the record's length where it is whole, -1: no record of ours (why). */
+long tp_ib_record_check(const void *data, size_t have, const char **why);
+/* NULL, or what is wrong with it. Makes all texts end. */
+const char *tp_ib_wire_check_meta(struct tp_ib_wire_meta *meta);
+const char *tp_ib_wire_check_switch(struct tp_ib_wire_switch *change);
+const char *tp_ib_wire_check_revive(const struct tp_ib_wire_revive *revive);
+
+#endif

@@ -1,0 +1,252 @@
+/* Two ranks in two network namespaces, joined by a pair of interfaces for start-up and two for RDMA on the software card, add up
+ * numbers without end while ports die and live again, and peers are killed. Needs root and ip (skipped otherwise). */
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "nccl.h"
+#include "telpher.h"
+
+#define COUNT 50000
+#define WAIT_S 60
+
+struct shared {
+	ncclUniqueId id;
+	_Atomic int ready[2], go, has_id, stop;
+	_Atomic unsigned rounds[2], wrong;
+	_Atomic int result[2];
+	char error[2][1024];
+};
+static struct shared *shared;
+static pid_t ranks[2];
+
+static bool command(const char *format, ...)
+{
+	char line[512];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(line, sizeof(line), format, args);
+	va_end(args);
+	return system(line) == 0;
+}
+
+static double now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void keep(int rank, ncclResult_t result)
+{
+	snprintf(shared->error[rank], sizeof(shared->error[rank]), "%s", ncclGetLastError(NULL));
+	atomic_store(&shared->result[rank], (int)result);
+}
+
+static void run_rank(int rank)
+{
+	ncclComm_t comm;
+	float *send = malloc(COUNT * sizeof(float)), *recv = malloc(COUNT * sizeof(float));
+	ncclResult_t result;
+
+	if (unshare(CLONE_NEWNET) != 0) _exit(77);
+	atomic_store(&shared->ready[rank], 1);
+	while (!atomic_load(&shared->go)) usleep(1000);
+	if (rank == 0) {
+		if (ncclGetUniqueId(&shared->id) != ncclSuccess) _exit(3);
+		atomic_store(&shared->has_id, 1);
+	}
+	while (!atomic_load(&shared->has_id)) usleep(1000);
+	result = ncclCommInitRank(&comm, 2, shared->id, rank);
+	for (unsigned round = 0; result == ncclSuccess; round++) {
+		size_t count = round % 2 ? COUNT : 16;
+		/* A last round that both know of: the flag is part of the sum. */
+		float stop = (float)atomic_load(&shared->stop);
+		for (size_t i = 0; i < count; i++) send[i] = (float)((rank + 1) * (int)((i + round) % 1000));
+		send[0] = stop;
+		result = ncclAllReduce(send, recv, count, ncclFloat, ncclSum, comm, NULL);
+		for (size_t i = 1; i < count && result == ncclSuccess; i++)
+			if (recv[i] != (float)(3 * (int)((i + round) % 1000))) atomic_fetch_add(&shared->wrong, 1);
+		if (result == ncclSuccess) atomic_fetch_add(&shared->rounds[rank], 1);
+		if (result == ncclSuccess && recv[0] > 0) break;
+	}
+	keep(rank, result);
+	if (result == ncclSuccess) ncclCommDestroy(comm);
+	else ncclCommAbort(comm);
+	_exit(0);
+}
+
+static bool joined(int card)
+{
+	if (!command("ip link add v%d netns %d type veth peer name v%d netns %d 2>/dev/null", card, (int)ranks[0], card, (int)ranks[1])) return false;
+	for (int i = 0; i < 2; i++)
+		if (!command("nsenter -t %d -n sh -c 'ip addr add 10.95.%d.%d/24 dev v%d && ip link set v%d up && ip link set lo up'", (int)ranks[i], card, i + 1, card, card)) return false;
+	for (int tries = 0; tries < 200; tries++) {
+		if (command("nsenter -t %d -n ip link show v%d | grep -q 'state UP' && nsenter -t %d -n ip link show v%d | grep -q 'state UP'", (int)ranks[0], card, (int)ranks[1], card)) return true;
+		usleep(20000);
+	}
+	return false;
+}
+
+/* v0 is for start-up. */
+static void start(const char *devices)
+{
+	memset(shared, 0, sizeof(*shared));
+	setenv("NCCL_SOCKET_IFNAME", "v0", 1);
+	setenv("NCCL_IB_HCA", devices, 1);
+	setenv("TELPHER_VERBS_DEVICES", "2", 1);
+	setenv("TELPHER_VERBS_IFNAME", "v1,v2", 1);
+	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
+	setenv("TELPHER_DEVICE", "host", 1);
+	setenv("NCCL_NET", "IB", 1);
+	for (int i = 0; i < 2; i++) {
+		atomic_store(&shared->result[i], -1);
+		ranks[i] = fork();
+		if (ranks[i] == 0) run_rank(i);
+		while (!atomic_load(&shared->ready[i])) usleep(1000);
+	}
+	for (int card = 0; card < 3; card++) assert_true(joined(card));
+	atomic_store(&shared->go, 1);
+}
+
+static bool more_rounds(unsigned more)
+{
+	unsigned from[2] = { atomic_load(&shared->rounds[0]), atomic_load(&shared->rounds[1]) };
+	double until = now() + WAIT_S;
+
+	for (int i = 0; i < 2; i++)
+		while (atomic_load(&shared->rounds[i]) - from[i] < more) {
+			if (now() > until || atomic_load(&shared->result[0]) >= 0 || atomic_load(&shared->result[1]) >= 0) {
+				print_message("rank 0: %u rounds, %d %s\nrank 1: %u rounds, %d %s\n", shared->rounds[0], shared->result[0], shared->error[0], shared->rounds[1], shared->result[1], shared->error[1]);
+				return false;
+			}
+			usleep(2000);
+		}
+	return true;
+}
+
+static void port(int rank, int card, const char *state)
+{
+	assert_true(command("nsenter -t %d -n ip link set v%d %s", (int)ranks[rank], card, state));
+}
+
+static void end(void)
+{
+	for (int i = 0; i < 2; i++) {
+		if (ranks[i] > 0) waitpid(ranks[i], NULL, 0);
+		ranks[i] = 0;
+	}
+}
+
+static int kill_what_is_left(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 2; i++)
+		if (ranks[i] > 0) kill(ranks[i], SIGKILL);
+	end();
+	return 0;
+}
+
+static void a_job_goes_on_when_one_of_two_ports_dies_and_lives_again(void **state)
+{
+	(void)state;
+	start("telpher");
+	assert_true(more_rounds(100));
+	for (int i = 0; i < 2; i++) {
+		port(i, 1 + i, "down");
+		assert_true(more_rounds(200));
+		port(i, 1 + i, "up");
+		usleep(1500000);
+		assert_true(more_rounds(200));
+	}
+	atomic_store(&shared->stop, 1);
+	end();
+	assert_int_equal(shared->result[0], ncclSuccess);
+	assert_int_equal(shared->result[1], ncclSuccess);
+	assert_int_equal(shared->wrong, 0);
+}
+
+/* The ranks have ended; both with an error that names the same things. */
+static void both_say(const char *first, const char *second)
+{
+	end();
+	for (int i = 0; i < 2; i++) {
+		print_message("rank %d: %s\n", i, shared->error[i]);
+		assert_true(shared->result[i] > 0);
+		assert_non_null(strstr(shared->error[i], first));
+		assert_non_null(strstr(shared->error[i], second));
+	}
+}
+
+static void with_one_port_the_error_names_it(void **state)
+{
+	double since;
+
+	(void)state;
+	start("=telpher0");
+	assert_true(more_rounds(100));
+	port(1, 1, "down");
+	since = now();
+	both_say("telpher0:1", "DOWN");
+	print_message("both ended after %.1f s\n", now() - since);
+	assert_int_equal(shared->wrong, 0);
+}
+
+static void a_path_that_swallows_all_is_an_error_too(void **state)
+{
+	double since;
+
+	(void)state;
+	start("=telpher0");
+	assert_true(more_rounds(100));
+	assert_true(command("env LD_PRELOAD= %s verbs fault -p %d dead 2>/dev/null || nsenter -t %d -n env LD_PRELOAD= %s verbs fault -p %d dead,side=both", TELPHER, (int)ranks[1], (int)ranks[1], TELPHER,
+		(int)ranks[1]));
+	since = now();
+	both_say("telpher0:1", "nothing got through");
+	print_message("both ended after %.1f s\n", now() - since);
+}
+
+static void a_killed_peer_is_named(void **state)
+{
+	double since;
+
+	(void)state;
+	start("telpher");
+	assert_true(more_rounds(100));
+	since = now();
+	kill(ranks[1], SIGKILL);
+	end();
+	print_message("after %.1f s: %s\n", now() - since, shared->error[0]);
+	assert_int_equal(shared->result[0], ncclRemoteError);
+	assert_non_null(strstr(shared->error[0], "rank 1"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(a_job_goes_on_when_one_of_two_ports_dies_and_lives_again, kill_what_is_left),
+		cmocka_unit_test_teardown(with_one_port_the_error_names_it, kill_what_is_left),
+		cmocka_unit_test_teardown(a_path_that_swallows_all_is_an_error_too, kill_what_is_left),
+		cmocka_unit_test_teardown(a_killed_peer_is_named, kill_what_is_left),
+	};
+
+	if (getuid() != 0 || access(CARD_LIBRARY, R_OK) != 0 || !command("command -v ip nsenter >/dev/null 2>&1 && unshare -n true 2>/dev/null")) {
+		fprintf(stderr, "skipped: needs root, ip, nsenter, network namespaces and the software card\n");
+		return 77;
+	}
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	return shared == MAP_FAILED ? 1 : cmocka_run_group_tests(tests, NULL, NULL);
+}

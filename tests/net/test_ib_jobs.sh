@@ -1,0 +1,106 @@
+#!/bin/bash
+# Whole jobs over RDMA: ranks as processes on virtual hosts and in two network namespaces, on the software card that NCCL_IB_HCA
+# names (opened from its folder, nothing preloaded); every collective, one and two ports, with and without loss.
+set -u
+telpher=$BUILD_DIR/bin/telpher
+[ -e "$BUILD_DIR/lib/telpher-verbs/libibverbs.so.1" ] || { echo "the software card isn't built"; exit 77; }
+work=$(mktemp -d)
+spaces=()
+cleanup() { for s in "${spaces[@]}"; do ip netns del "$s" 2>/dev/null; done; rm -rf "$work"; }
+trap cleanup EXIT
+fail() { echo "FAILED: $*"; tail -30 "$work/out"; exit 1; }
+export NCCL_IB_HCA=telpher TELPHER_VERBS_HIDE_REAL=1 NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET
+all="all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv"
+
+job() { # RANKS HOSTS COLLECTIVE OPTIONS…
+	local ranks=$1 hosts=$2 what=$3
+	shift 3
+	timeout 100 "$telpher" run -n $ranks --hosts $hosts -- "$telpher" perf $what -b 8 -e ${most:-64K} -f 64 -n 3 -w 1 -c 1 "$@" >"$work/out" 2>&1 || fail "$what, $ranks ranks on $hosts hosts"
+	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$what: wrong results"
+	grep -q 'Using network IB' "$work/out" || fail "$what: not over RDMA"
+	grep -q 'NCCL WARN' "$work/out" && fail "$what: a warning"
+	true
+}
+for what in $all; do job 2 2 $what; done
+echo "ok   every collective, 2 ranks"
+grep -q "NET/IB : Using \[0\]telpher0:1/RoCE (Telpher's software card)" "$work/out" || fail "the card isn't named"
+for ranks in 3 5 8; do job $ranks 2 all_reduce -d bfloat16; done
+job 4 4 alltoall
+echo "ok   3 to 8 ranks"
+most=1M TELPHER_VERBS_DEVICES=2 job 4 2 all_reduce
+grep -q 'via NET/IB/1' "$work/out" || fail "the second device isn't used"
+most=1M NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=1 job 2 2 all_gather
+echo "ok   two devices, four queue pairs"
+TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 most=1M job 2 2 all_reduce
+echo "ok   with 1 % loss"
+
+# One host has no port: all go over sockets, and it is said why.
+timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c '[ $RANK = 0 ] || export TELPHER_VERBS_STATE=down; exec "$0" perf all_reduce -b 8 -e 64K -f 64 -n 2' "$telpher" \
+	>"$work/out" 2>&1 || fail "one host without a port"
+grep -q 'Using network Socket' "$work/out" || fail "one host without a port: not over sockets"
+grep -q "NCCL WARN rank 1 (.*) can't use network IB, which others have (no port can be used: telpher0:1 is DOWN, not ACTIVE)" "$work/out" || fail "the reason isn't told"
+NCCL_NET=IB timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c '[ $RANK = 0 ] || export TELPHER_VERBS_STATE=down; exec "$0" perf all_reduce -b 8 -e 64K -f 64 -n 2' "$telpher" \
+	>"$work/out" 2>&1 && fail "NCCL_NET=IB falls back"
+grep -q 'NCCL_NET=IB: that network can.t be used here.*telpher0:1 is DOWN' "$work/out" || fail "NCCL_NET=IB: the reason isn't told"
+echo "ok   one host without a port"
+
+# Hosts that differ: what both have is used.
+timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c 'export TELPHER_VERBS_DEVICES=$((RANK + 1)) TELPHER_VERBS_MTU=$((1024 * (RANK + 1))); exec "$0" perf all_reduce -b 8 -e 1M -f 64 -n 2' \
+	"$telpher" >"$work/out" 2>&1 || fail "hosts with different ports"
+grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "hosts with different ports: wrong results"
+grep -q 'NCCL WARN NET/IB : rank . (.*) has . ports (.*), rank . (.*) has . (.*telpher0:1.*): what both have is used' "$work/out" || fail "that the hosts differ isn't told"
+grep 'connected' "$work/out" | grep 'GID' | grep -qv 'MTU 1024' && fail "not the lesser MTU"
+echo "ok   hosts with different ports and MTUs"
+
+[ "$(id -u)" = 0 ] && command -v ip >/dev/null || exit 0
+a=tpa$$ b=tpb$$
+ip netns add $a 2>/dev/null && ip netns add $b && ip netns exec $a true 2>/dev/null || exit 0
+spaces=($a $b)
+for i in 0 1; do
+	ip link add v$i netns $a type veth peer name v$i netns $b || exit 0
+	for side in "$a 1" "$b 2"; do
+		set -- $side
+		ip -n $1 addr add 10.97.$i.$2/24 dev v$i && ip -n $1 link set v$i up && ip -n $1 link set lo up
+	done
+done
+for side in $a $b; do
+	for _ in $(seq 100); do
+		[ "$(ip -n $side link show | grep -c 'v[01]@.*state UP')" = 2 ] && break
+		sleep 0.05
+	done
+done
+root=10.97.0.1
+between() { # COLLECTIVE OPTIONS…: two ranks, one in each namespace
+	local result=0 rank=0
+	for space in $a $b; do
+		TELPHER_RANK=$rank TELPHER_NRANKS=2 TELPHER_LOCAL_RANK=0 TELPHER_LOCAL_NRANKS=1 RANK=$rank WORLD_SIZE=2 TELPHER_JOB_SECRET="of this test" NCCL_COMM_ID=$root:2${$: -4:4} \
+			timeout 100 ip netns exec $space "$telpher" perf "$@" -b 8 -e 1M -f 64 -n 3 -w 1 >"$work/$rank" 2>&1 &
+		pids[rank]=$!
+		rank=$((rank + 1))
+	done
+	wait ${pids[0]} || result=1
+	wait ${pids[1]} || result=1
+	cat "$work/0" "$work/1" >"$work/out"
+	[ $result = 0 ] || fail "$1 between namespaces"
+	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$1 between namespaces: wrong results"
+	grep -q 'Using network IB' "$work/out" || fail "$1 between namespaces: not over RDMA"
+	grep -q 'NCCL WARN' "$work/out" && fail "$1 between namespaces: a warning"
+	true
+}
+export TELPHER_VERBS_DEVICES=2 TELPHER_VERBS_IFNAME=v0,v1
+between all_reduce
+between all_gather
+echo "ok   between network namespaces"
+# A pair of interfaces without IPv4: the port's only address that leads anywhere is IPv6.
+ip link add v2 netns $a type veth peer name v2 netns $b || exit 0
+for side in "$a 1" "$b 2"; do
+	set -- $side
+	ip -n $1 addr add fd97::$2/64 dev v2 nodad 2>/dev/null && ip -n $1 link set v2 up || { echo "no IPv6 here"; exit 0; }
+	for _ in $(seq 100); do
+		ip -n $1 link show v2 | grep -q 'state UP' && break
+		sleep 0.05
+	done
+done
+root=[fd97::1] NCCL_SOCKET_IFNAME=v2 NCCL_SOCKET_FAMILY=AF_INET6 TELPHER_VERBS_DEVICES=1 TELPHER_VERBS_IFNAME=v2 TELPHER_VERBS_GIDS=all between all_reduce
+grep -q 'GID [0-9]* fd97::1 RoCE v2' "$work/out" || fail "the IPv6 address isn't used"
+echo "ok   with IPv6 alone"

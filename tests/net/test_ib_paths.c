@@ -1,0 +1,277 @@
+/* Paths of the IB transport that die and live again: a network namespace with two interfaces, a port of the software card on each,
+ * both ends in one thread, every packet on the wire. Needs root and ip (skipped otherwise). */
+#include <sched.h>
+#include <stdio.h>
+#include "helper_ib.h"
+
+#define BYTES (8u << 20)
+
+static bool command(const char *format, ...)
+{
+	char line[512];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(line, sizeof(line), format, args);
+	va_end(args);
+	return system(line) == 0;
+}
+
+static bool make_namespace(void)
+{
+	if (getuid() != 0 || unshare(CLONE_NEWNET) != 0 || !command("ip link set lo up 2>/dev/null")) return false;
+	for (int i = 0; i < 2; i++)
+		if (!command("ip link add tp%d type veth peer name tq%d && ip addr add 10.198.%d.1/24 dev tp%d && ip link set tp%d up && ip link set tq%d up", i, i, i, i, i, i)) return false;
+	/* Interfaces take a moment, and the card sees changes only while it is open. */
+	for (int i = 0; i < 2; i++)
+		while (!command("ip link show tp%d | grep -q 'state UP'", i)) usleep(20000);
+	return true;
+}
+
+static void fault(const char *faults)
+{
+	assert_true(command("env LD_PRELOAD= %s verbs fault -p %d %s", TELPHER, (int)getpid(), faults));
+}
+
+static int two_ports(void **state)
+{
+	(void)state;
+	ib_use_card(NULL);
+	net_set_environment("NCCL_IB_TIMEOUT=14", "TELPHER_IB_PATH_TIMEOUT=1000", NULL);
+	assert_int_equal(tp_net_ib.init(), ncclSuccess);
+	assert_int_equal(tp_ib_port_count(), 2);
+	return 0;
+}
+
+static int one_port(void **state)
+{
+	two_ports(state);
+	net_set_environment("NCCL_IB_HCA=telpher0", NULL);
+	tp_ib_forget_devices();
+	return 0;
+}
+
+static struct tp_ib_comm *sender(const struct ib_pair *pair) { return pair->send_comm; }
+
+static void exchange_until(struct ib_pair *pair, int active)
+{
+	uint64_t until = tp_clock_ms() + 60000;
+
+	for (int i = 0; sender(pair)->active != active; i++) {
+		assert_int_equal(ib_exchange(pair, (size_t)(i % 100) * 1000, 1000, i), ncclSuccess);
+		assert_true(tp_clock_ms() < until);
+	}
+}
+
+static void messages(struct ib_pair *pair, int count)
+{
+	for (int i = 0; i < count; i++) assert_int_equal(ib_exchange(pair, (size_t)i * 1000, (size_t)i * 517 + 1, i), ncclSuccess);
+}
+
+static void a_connection_has_a_path_over_each_port(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	assert_int_equal(sender(&pair)->npaths, 2);
+	assert_int_equal(sender(&pair)->active, 0);
+	assert_string_equal(sender(&pair)->paths[0].gid.text, "::ffff:10.198.0.1");
+	assert_memory_equal(sender(&pair)->paths[0].remote.gid, sender(&pair)->paths[0].gid.raw, 16);
+	assert_string_equal(sender(&pair)->paths[1].gid.text, "::ffff:10.198.1.1");
+	assert_memory_equal(sender(&pair)->paths[1].remote.gid, sender(&pair)->paths[1].gid.raw, 16);
+	messages(&pair, 50);
+	ib_pair_close(&pair);
+}
+
+static void a_path_that_falls_silent_is_left_and_taken_back(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	messages(&pair, 20);
+	fault("unroute=10.198.0.1,side=both");
+	messages(&pair, 50);
+	assert_int_equal(sender(&pair)->active, 1);
+	assert_int_equal(sender(&pair)->switches, 1);
+	fault("none");
+	exchange_until(&pair, 0);
+	messages(&pair, 50);
+	ib_pair_close(&pair);
+}
+
+static void what_was_outstanding_arrives_once(void **state)
+{
+	struct ib_pair pair;
+	void *sends[TP_NET_MAX_REQUESTS], *receives[TP_NET_MAX_REQUESTS];
+	size_t got, each = 200000;
+
+	(void)state;
+	net_set_environment("NCCL_IB_QPS_PER_CONNECTION=2", NULL);
+	ib_pair_open(&pair, BYTES);
+	for (int round = 0; round < 3; round++) {
+		net_fill(pair.from, BYTES, (uint32_t)round);
+		for (size_t i = 0; i < TP_NET_MAX_REQUESTS; i++) assert_non_null(receives[i] = ib_recv(&pair, each * i, each, 1));
+		for (size_t i = 0; i < TP_NET_MAX_REQUESTS / 2; i++) assert_non_null(sends[i] = ib_send(&pair, each * i, each - i, 1));
+		if (round == 1) fault("unroute=10.198.0.1,side=both");
+		for (size_t i = TP_NET_MAX_REQUESTS / 2; i < TP_NET_MAX_REQUESTS; i++) assert_non_null(sends[i] = ib_send(&pair, each * i, each - i, 1));
+		for (size_t i = 0; i < TP_NET_MAX_REQUESTS; i++) {
+			assert_int_equal(ib_wait_both(sends[i], receives[i], &got), ncclSuccess);
+			assert_int_equal(got, each - i);
+			assert_memory_equal(pair.from + each * i, pair.to + each * i, got);
+			/* It is the program's now: nothing may write here any more. */
+			memset(pair.to + each * i, 0xa5, each);
+		}
+		for (size_t i = 0; i < each * TP_NET_MAX_REQUESTS; i++)
+			if (pair.to[i] != 0xa5) fail_msg("byte %zu was written once more", i);
+	}
+	assert_int_equal(sender(&pair)->switches, 1);
+	fault("none");
+	ib_pair_close(&pair);
+}
+
+static void a_port_that_goes_down_is_left_and_taken_back(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	messages(&pair, 20);
+	assert_true(command("ip link set tp0 down"));
+	exchange_until(&pair, 1);
+	messages(&pair, 20);
+	assert_true(command("ip link set tp0 up"));
+	exchange_until(&pair, 0);
+	ib_pair_close(&pair);
+}
+
+static ncclResult_t exchange_until_it_fails(struct ib_pair *pair)
+{
+	ncclResult_t result = ncclSuccess;
+	uint64_t since = tp_clock_ms();
+
+	for (int i = 0; i < 100000 && result == ncclSuccess; i++) result = ib_exchange(pair, 0, 1000, i);
+	print_message("an error after %llu ms: %s\n", (unsigned long long)(tp_clock_ms() - since), tp_log_last_error());
+	return result;
+}
+
+static void the_only_path_falls_silent_and_is_named(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	messages(&pair, 20);
+	fault("unroute=10.198.0.1,side=both");
+	assert_int_equal(exchange_until_it_fails(&pair), ncclRemoteError);
+	assert_non_null(strstr(tp_log_last_error(), "telpher0:1"));
+	assert_non_null(strstr(tp_log_last_error(), "::ffff:10.198.0.1"));
+	fault("none");
+	ib_pair_close(&pair);
+}
+
+/* The queue pair itself would take half a minute. */
+static void life_signs_find_out_before_the_card_does(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	net_set_environment("NCCL_IB_TIMEOUT=20", NULL);
+	ib_pair_open(&pair, BYTES);
+	messages(&pair, 20);
+	fault("unroute=10.198.0.1,side=both");
+	assert_int_equal(exchange_until_it_fails(&pair), ncclRemoteError);
+	assert_non_null(strstr(tp_log_last_error(), "telpher0:1"));
+	assert_non_null(strstr(tp_log_last_error(), "although the peer answers over TCP"));
+	fault("none");
+	ib_pair_close(&pair);
+}
+
+static void the_only_port_goes_down_and_is_named(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	messages(&pair, 20);
+	assert_true(command("ip link set tp0 down"));
+	assert_int_equal(exchange_until_it_fails(&pair), ncclRemoteError);
+	assert_non_null(strstr(tp_log_last_error(), "telpher0:1"));
+	assert_true(command("ip link set tp0 up"));
+	while (!tp_ib_port_is_active(tp_ib_port(0))) usleep(20000);
+	ib_pair_close(&pair);
+}
+
+static void failover_can_be_switched_off(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	net_set_environment("NCCL_IB_RESILIENCY_PORT_FAILOVER=0", NULL);
+	ib_pair_open(&pair, BYTES);
+	fault("unroute=10.198.0.1,side=both");
+	assert_int_equal(exchange_until_it_fails(&pair), ncclRemoteError);
+	assert_non_null(strstr(tp_log_last_error(), "NCCL_IB_RESILIENCY_PORT_FAILOVER=0"));
+	fault("none");
+	ib_pair_close(&pair);
+}
+
+/* Its queue pair may go before the acknowledgement does. */
+static void a_receiver_may_leave_when_it_has_all(void **state)
+{
+	struct ib_pair pair;
+	void *receive, *send;
+	bool done;
+
+	(void)state;
+	for (int i = 0; i < 20; i++) {
+		ib_pair_open(&pair, 4096);
+		receive = ib_recv(&pair, 0, 4096, 5);
+		assert_non_null(send = ib_send(&pair, 0, 4096, 5));
+		for (done = false; !done;) assert_int_equal(tp_net_ib.test(receive, &done, NULL), ncclSuccess);
+		tp_net_ib.dereg_memory(pair.recv_comm, pair.recv_memory);
+		tp_net_ib.close_recv(pair.recv_comm);
+		pair.recv_comm = NULL;
+		for (done = false; !done;) assert_int_equal(tp_net_ib.test(send, &done, NULL), ncclSuccess);
+		ib_pair_close(&pair);
+	}
+}
+
+static void loss_is_repaired_without_leaving(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	fault("drop=0.01,seed=3");
+	messages(&pair, 200);
+	assert_int_equal(sender(&pair)->switches, 0);
+	fault("none");
+	ib_pair_close(&pair);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(a_connection_has_a_path_over_each_port, two_ports),
+		cmocka_unit_test_setup(a_path_that_falls_silent_is_left_and_taken_back, two_ports),
+		cmocka_unit_test_setup(what_was_outstanding_arrives_once, two_ports),
+		cmocka_unit_test_setup(a_port_that_goes_down_is_left_and_taken_back, two_ports),
+		cmocka_unit_test_setup(the_only_path_falls_silent_and_is_named, one_port),
+		cmocka_unit_test_setup(life_signs_find_out_before_the_card_does, one_port),
+		cmocka_unit_test_setup(the_only_port_goes_down_and_is_named, one_port),
+		cmocka_unit_test_setup(failover_can_be_switched_off, two_ports),
+		cmocka_unit_test_setup(a_receiver_may_leave_when_it_has_all, two_ports),
+		cmocka_unit_test_setup(loss_is_repaired_without_leaving, two_ports),
+	};
+
+	setenv("TELPHER_VERBS_DEVICES", "2", 1);
+	setenv("TELPHER_VERBS_IFNAME", "tp0,tp1", 1);
+	setenv("TELPHER_VERBS_CARRIER", "wire", 1);
+	if (!make_namespace()) {
+		fprintf(stderr, "skipped: needs root, ip and network namespaces\n");
+		return 77;
+	}
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
