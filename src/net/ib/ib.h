@@ -88,7 +88,6 @@ struct tp_ib_port {
 	struct ibv_port_attr attr;              /* as of init */
 	uint32_t mbps;
 	_Atomic uint32_t state;                 /* enum ibv_port_state; kept by the watch thread */
-	_Atomic uint32_t downs;                 /* how often it went down */
 	_Atomic uint64_t told_ms;               /* when a warning said that it is left */
 	char text[80];                          /* "mlx5_0:1" */
 };

@@ -33,12 +33,10 @@ static void port_changed(struct tp_ib_context *context, int number, bool up)
 	for (int i = 0; i < tp_ib_port_count(); i++) {
 		struct tp_ib_port *port = tp_ib_port(i);
 		if (port->context != context || port->number != number) continue;
-		if (up) {
+		if (up)
 			TP_INFO(TP_NET, "NET/IB : %s : port is ACTIVE again", port->text);
-		} else {
+		else
 			TP_WARN("NET/IB : %s : port has gone down: look at its cable and the switch; connections leave it where they have another port", port->text);
-			atomic_fetch_add_explicit(&port->downs, 1, memory_order_relaxed);
-		}
 		atomic_store_explicit(&port->state, up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN, memory_order_relaxed);
 	}
 }
@@ -105,7 +103,7 @@ static bool sort(struct tp_ib_control *control, const struct tp_ib_record *recor
 		room = true;
 	} else if (room) {
 		memcpy(&control->inbox[(control->first + control->count++) % TP_IB_INBOX], record, record->head.bytes);
-		atomic_store_explicit(&control->waiting, control->count, memory_order_release);    /* pairs with tp_ib_wants_care */
+		atomic_store_explicit(&control->waiting, control->count, memory_order_release);    /* pairs with wants_care in progress.c */
 	}
 	pthread_mutex_unlock(&control->lock);
 	return room;
@@ -114,7 +112,7 @@ static bool sort(struct tp_ib_control *control, const struct tp_ib_record *recor
 static void end_control(struct tp_ib_control *control, uint32_t how)
 {
 	epoll_ctl(watch.epoll, EPOLL_CTL_DEL, control->fd, NULL);
-	atomic_store_explicit(&control->closed, how, memory_order_release);    /* pairs with tp_ib_care */
+	atomic_store_explicit(&control->closed, how, memory_order_release);    /* pairs with the loads in test and care */
 }
 
 static void serve(struct tp_ib_control *control)
