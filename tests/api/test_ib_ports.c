@@ -31,6 +31,7 @@ struct shared {
 };
 static struct shared *shared;
 static pid_t ranks[2];
+static char logs[] = "/tmp/test_ib_ports.XXXXXX";        /* a folder: each rank's log in rank.PID */
 
 static bool command(const char *format, ...)
 {
@@ -112,6 +113,11 @@ static void start(const char *devices)
 	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
 	setenv("TELPHER_DEVICE", "host", 1);
 	setenv("NCCL_NET", "IB", 1);
+	setenv("NCCL_DEBUG", "INFO", 1);
+	setenv("NCCL_DEBUG_SUBSYS", "INIT,NET", 1);
+	char file[64];
+	snprintf(file, sizeof(file), "%s/rank.%%p", logs);
+	setenv("NCCL_DEBUG_FILE", file, 1);
 	for (int i = 0; i < 2; i++) {
 		atomic_store(&shared->result[i], -1);
 		ranks[i] = fork();
@@ -134,6 +140,31 @@ static bool more_rounds(unsigned more)
 				return false;
 			}
 			usleep(2000);
+		}
+	return true;
+}
+
+/* How many lines of both ranks' logs say so. */
+static int count_said(const char *what)
+{
+	char line[2048];
+	int count = 0;
+
+	for (int i = 0; i < 2; i++) {
+		snprintf(line, sizeof(line), "%s/rank.%d", logs, (int)ranks[i]);
+		FILE *log = fopen(line, "r");
+		while (log && fgets(line, sizeof(line), log)) count += strstr(line, what) != NULL;
+		if (log) fclose(log);
+	}
+	return count;
+}
+
+static bool is_said(const char *what, int times)
+{
+	for (double until = now() + WAIT_S; count_said(what) < times; usleep(20000))
+		if (now() > until || atomic_load(&shared->result[0]) >= 0 || atomic_load(&shared->result[1]) >= 0) {
+			print_message("'%s' is said %d times, not %d\nrank 0: %s\nrank 1: %s\n", what, count_said(what), times, shared->error[0], shared->error[1]);
+			return false;
 		}
 	return true;
 }
@@ -165,12 +196,13 @@ static void a_job_goes_on_when_one_of_two_ports_dies_and_lives_again(void **stat
 	(void)state;
 	start("telpher");
 	assert_true(more_rounds(100));
+	const int ends = count_said("] via NET/IB/");
+	assert_true(ends > 0);
 	for (int i = 0; i < 2; i++) {
 		port(i, 1 + i, "down");
-		assert_true(more_rounds(200));
+		assert_true(is_said("port has gone down", 2 * (i + 1)) && more_rounds(200));
 		port(i, 1 + i, "up");
-		usleep(1500000);
-		assert_true(more_rounds(200));
+		assert_true(is_said("lives again", ends * (i + 1)) && more_rounds(200));
 	}
 	atomic_store(&shared->stop, 1);
 	end();
@@ -248,5 +280,7 @@ int main(void)
 		return 77;
 	}
 	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	return shared == MAP_FAILED ? 1 : cmocka_run_group_tests(tests, NULL, NULL);
+	if (shared == MAP_FAILED || !mkdtemp(logs)) return 1;
+	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	return command("rm -rf %s", logs) ? failed : 1;
 }
