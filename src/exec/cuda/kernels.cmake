@@ -2,7 +2,11 @@
 # it is. Without nvcc the library has none and serves host ranks only.
 set(TELPHER_CUDA AUTO CACHE STRING "GPU kernels: AUTO (where nvcc is), ON or OFF")
 set_property(CACHE TELPHER_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(TELPHER_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING "Compute capabilities to build kernels for")
+set(architectures 80 90 100 120)
+if(DEFINED ENV{CUDAARCHS})
+	set(architectures $ENV{CUDAARCHS})
+endif()
+set(TELPHER_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "Compute capabilities to build kernels for (default: those that CUDAARCHS names)")
 
 set(TELPHER_IMAGES "")
 set(TELPHER_IMAGE_TABLE "")
