@@ -139,7 +139,9 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
 	struct tp_exec_call group;
 	struct tp_fused_launch fused;
-	if (__builtin_expect(exec->status->abort || exec->status->fault, 0)) return fail_stopped(exec);
+	/* A look in passing: the watcher and kernels write these at any time, and every spin looks again. */
+	bool stopped = __atomic_load_n(&exec->status->abort, __ATOMIC_RELAXED) || __atomic_load_n(&exec->status->fault, __ATOMIC_RELAXED);
+	if (__builtin_expect(stopped, 0)) return fail_stopped(exec);
 	for (int i = 0, taken = 1; i < ncalls; i += taken, taken = 1) {
 		const struct tp_exec_call *call = &calls[i];
 		if (!call->plan) {
