@@ -45,10 +45,10 @@ static struct ibv_ah *make_ah(struct end *end, const union ibv_gid *to)
 	return ibv_create_ah(end->pd, &attr);
 }
 
-/* The id is in the immediate and in the payload, which lies behind the receives. */
+/* The id is in the immediate and in the payload, which lies behind the receives: each that may be outstanding in a place of its own. */
 static int send_datagram(struct end *end, struct ibv_ah *ah, uint32_t qkey, uint32_t id, uint32_t bytes)
 {
-	uint8_t *from = end->data + END_BYTES - 8192;
+	uint8_t *from = end->data + END_BYTES / 2 + id % WR * 4096;
 	memset(from, (int)id, bytes);
 	struct ibv_sge sge = { (uintptr_t)from, bytes, end->mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = id,
