@@ -167,6 +167,22 @@ static void print_unknown(void *arg, const char *name, const char *where, enum t
 	print_name("unknown", name, text);
 }
 
+static bool is_of(const struct tp_param *p, const char *component)
+{
+	for (const struct tp_param_table *t = tp_param_first_table(); t; t = t->next)
+		if (p >= t->params && p < t->params + t->count) return !strcmp(t->component, component);
+	return false;
+}
+
+/* What `telpher topo` reads, this program knows; the library doesn't, and says that it has no effect there. */
+static void print_honoured(const struct tp_env_name *name, const struct tp_param *p)
+{
+	const char *set = tp_param_is_set(p) ? "(set)" : "", *by = is_of(p, "topo") ? "by telpher topo alone, not by ranks" : "";
+	char text[64];
+	snprintf(text, sizeof(text), "%s%s%s", set, *set && *by ? " " : "", by);
+	print_name("honoured", name->name, text);
+}
+
 static void print_names(void)
 {
 	size_t count;
@@ -174,7 +190,7 @@ static void print_names(void)
 	printf("NCCL's names\n");
 	for (size_t i = 0; i < count; i++) {
 		struct tp_param *p = tp_param_find(names[i].name);
-		if (p) print_name("honoured", names[i].name, tp_param_is_set(p) ? "(set)" : "");
+		if (p) print_honoured(&names[i], p);
 		else print_name("no effect", names[i].name, names[i].why);
 	}
 	int unknown = 0;

@@ -56,6 +56,7 @@ out=$(NCCL_SOKCET_IFNAME=lo TELPHER_XYZZY_QUUX=1 NCCL_VERSION=2.28.9-1 NCCL_ALGO
 says "a misspelt name" "^  unknown +NCCL_SOKCET_IFNAME +did you mean NCCL_SOCKET_IFNAME\?" "$out"
 says "a name like no other" "^  unknown +TELPHER_XYZZY_QUUX +nothing reads it" "$out"
 expect "variables of images are left alone" 0 "$(grep -c NCCL_VERSION <<<"$out")"
+says "a name that telpher topo alone honours" "^  honoured +NCCL_TOPO_FILE +by telpher topo alone, not by ranks$" "$out"
 says "a name that is honoured and set" "^  honoured +NCCL_ALGO +\(set\)$" "$out"
 says "a name without effect has its reason" "^  no effect +NCCL_IB_MERGE_NICS +ports aren.t merged" "$out"
 expect "--names prints only names" 0 "$(grep -c '^  TELPHER_' <<<"$out")"
