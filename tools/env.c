@@ -175,7 +175,7 @@ static bool is_of(const struct tp_param *p, const char *component)
 }
 
 /* What `telpher topo` reads, this program knows; the library doesn't, and says that it has no effect there. */
-static void print_honoured(const struct tp_env_name *name, const struct tp_param *p)
+static void print_honoured(const struct tp_env_name *name, struct tp_param *p)
 {
 	const char *set = tp_param_is_set(p) ? "(set)" : "", *by = is_of(p, "topo") ? "by telpher topo alone, not by ranks" : "";
 	char text[64];
