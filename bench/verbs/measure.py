@@ -70,7 +70,8 @@ class Bench:
         return second.stdout
 
     def perftest(self, program, arguments, carrier, fault=None):
-        """The numbers of the last line, by perftest's column names."""
+        """The numbers of the last line, by perftest's column names. A --mmap=FILE is the server's; the client has FILE.client, for
+        each needs memory of its own."""
         port = next_port()
         env = self.environment({"LD_LIBRARY_PATH": self.card, "TELPHER_VERBS_CARRIER": carrier})
         if fault:
@@ -78,7 +79,8 @@ class Bench:
         base = [program, "-x", "0", "-F", "-p", str(port), "--report_gbits"] + arguments
         if "_lat" in program:
             base.remove("--report_gbits")
-        out = self.pair(base, base + [LO], env, port)
+        client = [f"{argument}.client" if argument.startswith("--mmap=") else argument for argument in base] + [LO]
+        out = self.pair(base, client, env, port)
         lines = [line.split() for line in (out or "").splitlines() if re.match(r"^ *\d+ +\d+ +[\d.]", line)]
         return [float(x) for x in lines[-1]] if lines else None
 
@@ -289,9 +291,10 @@ def main():
     args = parser.parse_args()
     args.card = os.path.abspath(args.card)
     mapped = f"/dev/shm/telpher-bench-{os.getpid()}"
-    with open(mapped, "wb") as file:
-        file.truncate(1 << 20)
-    atexit.register(os.unlink, mapped)
+    for name in (mapped, f"{mapped}.client"):
+        with open(name, "wb") as file:
+            file.truncate(1 << 20)
+        atexit.register(os.unlink, name)
     bench = Bench(args)
     plan = {name: entry for name, entry in measurements(bench, mapped).items() if not args.only or entry[0] in (args.only, "both")}
     cells = {}
