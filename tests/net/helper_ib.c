@@ -110,3 +110,22 @@ ncclResult_t ib_exchange(struct ib_pair *pair, size_t offset, size_t bytes, int 
 	net_check(pair->to + offset, bytes, seed);
 	return ncclSuccess;
 }
+
+void ib_receiver_leaves(void)
+{
+	struct ib_pair pair;
+	void *receive, *send;
+	bool done;
+
+	for (int i = 0; i < 20; i++) {
+		ib_pair_open(&pair, 4096);
+		receive = ib_recv(&pair, 0, 4096, 5);
+		assert_non_null(send = ib_send(&pair, 0, 4096, 5));
+		for (done = false; !done;) assert_int_equal(tp_net_ib.test(receive, &done, NULL), ncclSuccess);
+		tp_net_ib.dereg_memory(pair.recv_comm, pair.recv_memory);
+		tp_net_ib.close_recv(pair.recv_comm);
+		pair.recv_comm = NULL;
+		for (done = false; !done;) assert_int_equal(tp_net_ib.test(send, &done, NULL), ncclSuccess);
+		ib_pair_close(&pair);
+	}
+}
