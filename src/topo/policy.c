@@ -7,7 +7,7 @@
 #include "topo/topo.h"
 
 enum {
-	P_GDR_LEVEL, P_GDR_READ, P_GDR_C2C, P_FORCE_FLUSH, P_FLUSH_DISABLE, P_PXN_DISABLE, P_PXN_C2C, P_PXN_LEVEL, P_NVB_DISABLE, P_CROSS_NIC,
+	P_GDR_LEVEL, P_GDR_READ, P_GDR_C2C, P_FORCE_FLUSH, P_FLUSH_DISABLE, P_PXN_DISABLE, P_PXN_C2C, P_NVB_DISABLE, P_CROSS_NIC,
 	P_IGNORE_P2P, P_NETDEVS,
 };
 static struct tp_param policy_params[] = {
@@ -25,8 +25,6 @@ static struct tp_param policy_params[] = {
 		.doc = "don't send through another GPU's NIC" },
 	[P_PXN_C2C] = { .name = "NCCL_PXN_C2C", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
 		.doc = "the other GPU's NIC may be reached through its CPU by C2C" },
-	[P_PXN_LEVEL] = { .name = "NCCL_P2P_PXN_LEVEL", .kind = TP_PARAM_INT, .fallback = "2", .min = 0, .max = 2,
-		.doc = "send and receive through another GPU's NIC: 0 never, 1 where the own is far, 2 always" },
 	[P_NVB_DISABLE] = { .name = "NCCL_NVB_DISABLE", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1,
 		.doc = "don't pass a GPU on the way from one NVLink to another" },
 	[P_CROSS_NIC] = { .name = "NCCL_CROSS_NIC", .kind = TP_PARAM_INT, .fallback = "2", .min = 0, .max = 2,
@@ -41,7 +39,7 @@ TP_PARAM_TABLE("topo", policy_params)
 void tp_topo_policy_default(struct tp_topo_policy *out)
 {
 	*out = (struct tp_topo_policy){ .p2p_level = -1, .gdr_level = -1, .gdr_read = TP_AUTO, .gdr_c2c = true, .flush = TP_AUTO, .pxn = true,
-		.pxn_c2c = true, .p2p_pxn_level = 2, .nvb = true, .shm = true, .cross_nic = 2, .multi_host = true };
+		.pxn_c2c = true, .nvb = true, .shm = true, .cross_nic = 2, .multi_host = true };
 }
 
 /* Names, or the old numbers: LOC, PIX, PXB, PHB, SYS. -1: none is set. */
@@ -93,7 +91,6 @@ ncclResult_t tp_topo_policy_load(struct tp_topo_policy *out)
 	if (tp_param_int(&policy_params[P_FORCE_FLUSH])) out->flush = TP_ON;
 	out->pxn = !tp_param_int(&policy_params[P_PXN_DISABLE]);
 	out->pxn_c2c = tp_param_int(&policy_params[P_PXN_C2C]);
-	out->p2p_pxn_level = (int)tp_param_int(&policy_params[P_PXN_LEVEL]);
 	out->nvb = !tp_param_int(&policy_params[P_NVB_DISABLE]);
 	out->cross_nic = (int)tp_param_int(&policy_params[P_CROSS_NIC]);
 	out->ignore_disabled_p2p = tp_param_int(&policy_params[P_IGNORE_P2P]) == 2;

@@ -232,7 +232,6 @@ struct tp_topo_policy {
 	bool gdr_c2c;                   /* NCCL_NET_GDR_C2C */
 	enum tp_topo_switch flush;      /* ON: NCCL_NET_FORCE_FLUSH; OFF: NCCL_GDR_FLUSH_DISABLE */
 	bool pxn, pxn_c2c;              /* NCCL_PXN_DISABLE, NCCL_PXN_C2C */
-	int p2p_pxn_level;              /* NCCL_P2P_PXN_LEVEL: 0 never, 1 where needed, 2 always */
 	bool nvb;                       /* NCCL_NVB_DISABLE */
 	bool shm;                       /* NCCL_SHM_DISABLE */
 	int cross_nic;                  /* NCCL_CROSS_NIC */
