@@ -17,10 +17,8 @@ static void print_channel(const struct tp_topo *topo, const struct tp_channels *
 	fprintf(out, "\n");
 }
 
-static int print_pattern(const struct topo_machine *m, enum tp_pattern pattern, const char *what, FILE *out)
+static void print_pattern(const struct topo_machine *m, const struct tp_channels *all, enum tp_pattern pattern, const char *what, FILE *out)
 {
-	struct tp_channels *all;
-	if (tp_channels_load(m->topo, &m->policy, pattern, &all) != ncclSuccess) return 1;
 	if (all->nchannels) {
 		fprintf(out, "%d %s%s x %.4g GB/s = %.4g", all->nchannels, what, all->nchannels == 1 ? "" : "s", all->bw_intra, all->nchannels * all->bw_intra);
 		/* Across hosts a tree carries as much as a ring: what it has inside is more. */
@@ -32,8 +30,6 @@ static int print_pattern(const struct topo_machine *m, enum tp_pattern pattern, 
 	}
 	for (int c = 0; c < all->nchannels; c++) print_channel(m->topo, all, &all->channels[c], c, out);
 	for (int i = 0; i < all->nfindings; i++) fprintf(out, "  %s: %s\n", tp_finding_code(all->findings[i].kind), all->findings[i].text);
-	tp_channels_free(all);
-	return 0;
 }
 
 static int print_rails(const struct topo_machine *m, FILE *out)
@@ -62,8 +58,18 @@ int topo_channels(const struct topo_machine *m, FILE *out)
 		fprintf(out, "No GPU, so no channels.\n");
 		return 0;
 	}
-	for (size_t i = 0; i < TP_ARRAY_LEN(patterns); i++)
-		if (print_pattern(m, patterns[i].pattern, patterns[i].what, out)) return 1;
+	struct tp_channels *found[TP_ARRAY_LEN(patterns)] = { NULL };
+	ncclResult_t result = ncclSuccess;
+	int count = 0;
+	while (count < (int)TP_ARRAY_LEN(patterns) && result == ncclSuccess) {
+		result = tp_channels_load(m->topo, &m->policy, patterns[count].pattern, &found[count]);
+		if (result != ncclSuccess) break;
+		print_pattern(m, found[count], patterns[count].pattern, patterns[count].what, out);
+		count++;
+	}
+	if (result == ncclSuccess) result = tp_channels_dump(m->topo, (const struct tp_channels *const *)found, count, 0);
+	while (count--) tp_channels_free(found[count]);
+	if (result != ncclSuccess) return 1;
 	if (!m->policy.multi_host || !m->topo->count[TP_TOPO_NET]) return 0;
 	fprintf(out, "Rails:\n");
 	return print_rails(m, out);

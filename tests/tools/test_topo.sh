@@ -35,6 +35,9 @@ says "rings over the rails" "^16 rings x 24 GB/s = 384" "$out"
 says "each in and out by a NIC" "^   0: mlx5_[0-7] >( [0-7]){8} > mlx5_[0-7]$" "$out"
 says "whose NIC is whose" "^  GPU 5: mlx5_5 \(PIX" "$out"
 says "on one host there is no NIC" "^  +0:( [0-7]){8}$" "$(topo channels --one-host dgx-h100)"
+NCCL_GRAPH_DUMP_FILE=$where/graphs.xml topo channels p4d >"$where/written"
+says "NCCL_GRAPH_DUMP_FILE has the channels" "<graphs version=" "$(cat "$where/graphs.xml" 2>&1)"
+expect "and NCCL_GRAPH_FILE gives the same" "$(grep -E '^ +[0-9]+:' "$where/written")" "$(NCCL_GRAPH_FILE=$where/graphs.xml topo channels p4d | grep -E '^ +[0-9]+:')"
 
 out=$(topo explain gpu0 mlx5_3 dgx-h100)
 says "the wires" "What the wires allow: PHB" "$out"
