@@ -240,7 +240,7 @@ int tool_topo(int argc, char **argv)
 	if (!context) return 1;
 	poptSetOtherOptionHelp(context, "show|matrix|channels|expect|export|svg|html|xml [FILE|MODEL]\n"
 		"       telpher topo explain A B [FILE|MODEL]\n       telpher topo diff HEALTHY [OTHER]\n"
-		"       telpher topo check EXPECTED [FILE|MODEL]\n       telpher topo model [NAME]\n\nWithout FILE or MODEL: this machine.");
+		"       telpher topo check EXPECTED [FILE|MODEL]\n       telpher topo model [NAME]\n       telpher topo record FILE A B NAME=VALUE...\n\nWithout FILE or MODEL: this machine.");
 	const char *args[MAX_ARGUMENTS], *what, *arg;
 	int status, count = 0, code = poptGetNextOpt(context);
 	what = poptGetArg(context);
