@@ -85,7 +85,7 @@ pair() {
 		end_all
 		[ -z "$server" ] || wait $server 2>/dev/null
 		server=
-		# Half a second, which some programs give their peer, isn't kept on a busy machine.
+		# The last acknowledgement may be lost where the peer's socket is full, and who sent it has left: it isn't sent again yet.
 		grep -q 'no answer from QP .*timeout 14, retry_cnt 7' "$work/client" "$work/server" || break
 	done
 	fail "$* [$variation]: $wrong: $(grep -v 'check_cap' "$work/client" | tail -30; echo --- server; grep -v 'check_cap' "$work/server" | tail -30)"
