@@ -139,6 +139,9 @@ static void load_file(const char *path, bool named)
 	close(fd);
 }
 
+void tp_conf_before_fork(void) { pthread_mutex_lock(&conf_lock); }
+void tp_conf_after_fork(void) { pthread_mutex_unlock(&conf_lock); }
+
 static void load_locked(void)
 {
 	const char *user = getenv("NCCL_CONF_FILE"), *home = getenv("HOME");

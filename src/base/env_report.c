@@ -22,6 +22,9 @@ static pthread_mutex_t report_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tp_env_name env_names[NAMES_MAX];
 static bool reported;
 
+void tp_report_before_fork(void) { pthread_mutex_lock(&report_lock); }
+void tp_report_after_fork(void) { pthread_mutex_unlock(&report_lock); }
+
 const struct tp_env_name *tp_env_names(size_t *count)
 {
 	size_t n = TP_MIN(tp_env_reason_count, (size_t)NAMES_MAX);

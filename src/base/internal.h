@@ -35,6 +35,14 @@ void tp_param_forget(struct tp_param *params, size_t count);
 /* Reads the value of text into number; false where it isn't a value of param's kind and range. */
 bool tp_param_parse(const struct tp_param *param, const char *text, int64_t *number);
 
+/* Around a fork, by the logger, whose locks come after: a child must find no lock of base held by a thread that it lacks. */
+void tp_param_before_fork(void);
+void tp_param_after_fork(void);
+void tp_conf_before_fork(void);
+void tp_conf_after_fork(void);
+void tp_report_before_fork(void);
+void tp_report_after_fork(void);
+
 /* Lets tp_param_report_environment speak again. */
 void tp_param_report_again(void);
 

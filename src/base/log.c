@@ -74,6 +74,7 @@ static _Thread_local char *pending[PENDING_MAX];
 
 static void before_fork(void)
 {
+	tp_param_before_fork();
 	pthread_mutex_lock(&state.lock);
 	pthread_mutex_lock(&time_lock);
 	pthread_mutex_lock(&error_lock);
@@ -84,9 +85,10 @@ static void after_fork(void)
 	pthread_mutex_unlock(&error_lock);
 	pthread_mutex_unlock(&time_lock);
 	pthread_mutex_unlock(&state.lock);
+	tp_param_after_fork();
 }
 
-/* A child forked while another thread writes a line must be able to write its own: a data loader's, for one. */
+/* A child forked while another thread writes a line, or reads a parameter, must be able to do so too: a data loader, for one. */
 __attribute__((constructor)) static void prepare_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }
 
 void tp_log_set_device(int device) { thread_device = device; }

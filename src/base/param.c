@@ -8,8 +8,10 @@
 #include <strings.h>
 #include "base/internal.h"
 
+/* read_lock is the outermost: the configuration files are read under it, and texts kept. */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t read_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t text_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tp_param_table *first_table;
 
 static struct tp_param conf_params[] = {
@@ -17,13 +19,30 @@ static struct tp_param conf_params[] = {
 };
 TP_PARAM_TABLE("files", conf_params)
 
+void tp_param_before_fork(void)
+{
+	pthread_mutex_lock(&read_lock);
+	tp_report_before_fork();
+	tp_conf_before_fork();
+	pthread_mutex_lock(&table_lock);
+	pthread_mutex_lock(&text_lock);
+}
+
+void tp_param_after_fork(void)
+{
+	pthread_mutex_unlock(&text_lock);
+	pthread_mutex_unlock(&table_lock);
+	tp_conf_after_fork();
+	tp_report_after_fork();
+	pthread_mutex_unlock(&read_lock);
+}
+
 struct interned { struct interned *next; char text[]; };
 
 const char *tp_intern(const char *text)
 {
-	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	static struct interned *all;
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&text_lock);
 	struct interned *at = all;
 	while (at && strcmp(at->text, text) != 0)
 		at = at->next;
@@ -32,7 +51,7 @@ const char *tp_intern(const char *text)
 		at->next = all;
 		all = at;
 	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&text_lock);
 	return at ? at->text : NULL;
 }
 

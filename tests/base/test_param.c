@@ -1,7 +1,9 @@
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include "base/helper_base.h"
 
@@ -474,6 +476,43 @@ static void conf_has_limits(void **s)
 	tp_conf_free(&conf);
 }
 
+static void *read_until_told(void *arg)
+{
+	while (!atomic_load((_Atomic bool *)arg)) {
+		size_t count;
+		tp_param_reload();
+		tp_param_int(&params[P_NUMBER]);
+		tp_env_names(&count);
+	}
+	return NULL;
+}
+
+static void a_child_forked_while_others_read_parameters_can_read(void **s)
+{
+	(void)s;
+#ifdef __SANITIZE_THREAD__
+	skip();     /* its runtime's own locks may stay held in the child */
+#endif
+	_Atomic bool stop = false;
+	pthread_t thread;
+	int bad = 0;
+	pthread_create(&thread, NULL, read_until_told, (void *)&stop);
+	for (int i = 0; i < 100 && !bad; i++) {
+		pid_t child = fork();
+		if (child == 0) {
+			size_t count;
+			alarm(20);
+			tp_param_reload();
+			tp_env_names(&count);
+			_exit(tp_param_int(&params[P_NUMBER]) != 7);
+		}
+		waitpid(child, &bad, 0);
+	}
+	atomic_store(&stop, true);
+	pthread_join(thread, NULL);
+	assert_int_equal(bad, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -492,6 +531,7 @@ int main(void)
 		cmocka_unit_test_setup(a_parameters_first_read_may_meet_a_broken_file, clean),
 		cmocka_unit_test_setup(a_named_file_that_is_not_there_is_warned_of, clean),
 		cmocka_unit_test_setup(threads_may_meet_at_the_first_read, clean),
+		cmocka_unit_test_setup(a_child_forked_while_others_read_parameters_can_read, clean),
 		cmocka_unit_test_setup(parameters_are_found_by_name, clean),
 		cmocka_unit_test_setup(a_table_registers_once, clean),
 		cmocka_unit_test_setup(every_default_is_a_value, clean),
