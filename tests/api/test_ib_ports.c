@@ -224,7 +224,7 @@ static void a_job_goes_on_when_one_of_two_ports_dies_and_lives_again(void **stat
 	assert_true(ends > 0);
 	for (int i = 0; i < 2; i++) {
 		port(i, 1 + i, "down");
-		assert_true(is_said("port has gone down", 2 * (i + 1)) && more_rounds(200));
+		assert_true(is_said("port has gone DOWN", 2 * (i + 1)) && more_rounds(200));
 		port(i, 1 + i, "up");
 		assert_true(is_said("lives again", ends * (i + 1)) && more_rounds(200));
 	}

@@ -74,7 +74,6 @@ struct tp_ib_context {                      /* an open device; its ports share i
 	struct ibv_pd *pd;
 	char name[64], pci_path[128];
 	uint64_t guid;
-	int index;
 	bool relaxed;                           /* relaxed ordering is asked for and there */
 	struct tp_ib_cache cache;
 	_Atomic uint32_t fatal;                 /* enum ibv_event_type + 1 of the event that ended it; 0: none */
@@ -174,7 +173,6 @@ enum tp_ib_kind { TP_IB_DATA = 1, TP_IB_FIFO, TP_IB_RECEIVE, TP_IB_PROBE };
 
 struct tp_ib_qp {
 	struct ibv_qp *ibv;
-	uint32_t remote_qpn;
 	uint32_t posted, freed;                 /* of the send queue: handed in, known to be over */
 	uint32_t receives;                      /* posted and not completed */
 	uint32_t since_signal;                  /* FIFO writes since the last that completes */
@@ -219,7 +217,7 @@ struct tp_ib_request {
 
 struct tp_ib_message {                      /* by number % TP_IB_RING */
 	int n;
-	bool sent, done;                        /* sender: on the wire, or tried to be; both: through */
+	bool done;                              /* through */
 	uint32_t left;                          /* ends (completions) that are still to come */
 	uint64_t imm;                           /* receiver: the size that came */
 	struct tp_ib_request *requests[TP_NET_MAX_RECVS];      /* receiver: [0] only */

@@ -10,7 +10,7 @@
 #define PROBES_MAX 12               /* of these at a time */
 #define PORT_LOOK_MS 200            /* while stalled: the port is asked, for drivers whose events don't come */
 #define FAIL_GRACE_MS 300           /* a path that fails because the peer has ended is the peer's end, not the path's */
-#define SWITCH_MS 3000              /* without any sign of the peer's host while a path is left */
+#define SWITCH_MS 1500              /* without any sign of the peer's host while a path is left */
 #define REVIVE_MS 500               /* first look at a dead path; doubled with each failure */
 #define REVIVE_MAX_MS 16000
 #define ATTEMPT_MS 3000             /* for one attempt to revive */
@@ -543,13 +543,12 @@ static ncclResult_t seek_path(struct tp_ib_comm *comm, uint64_t now, bool *waits
 	return ncclSuccess;
 }
 
-static ncclResult_t start_failing(struct tp_ib_comm *comm, uint64_t now)
+static void start_failing(struct tp_ib_comm *comm, uint64_t now)
 {
 	comm->failing_ms = now;
-	ping(comm, now);
 	comm->failing_pings = comm->pings;
+	ping(comm, now);
 	for (int p = 0; p < comm->npaths; p++) comm->paths[p].next_ms = 0;
-	return ncclSuccess;
 }
 
 /* Nowhere to go, unless another path comes to life. A peer that ended takes its paths with it: then that is the news, which its
@@ -566,7 +565,7 @@ static ncclResult_t no_path(struct tp_ib_comm *comm)
 	TP_TRY(seek_path(comm, now, &waits));
 	if (comm->params.failover && count_usable(comm) > 0) return leave(comm, false);
 	if (waits) return ncclSuccess;
-	if (answered_since(comm, comm->failing_pings - 1) == 0 && now - comm->failing_ms < FAIL_GRACE_MS) return ncclSuccess;
+	if (answered_since(comm, comm->failing_pings) == 0 && now - comm->failing_ms < FAIL_GRACE_MS) return ncclSuccess;
 	/* The cause first: texts are cut on their way to other ranks. */
 	return tp_ib_fail(comm, ncclRemoteError, "%s %s %.31s:%u has failed%s: %s. It is %s", path->port->text, comm->sending ? "->" : "<-", path->remote.device, path->remote.port,
 		comm->npaths > 1 && !comm->params.failover ? " (and NCCL_IB_RESILIENCY_PORT_FAILOVER=0)" : ", and there is no other path", path->why,

@@ -163,7 +163,6 @@ ncclResult_t tp_ib_qps_connect(struct tp_ib_comm *comm, struct tp_ib_path *path,
 			.rq_psn = (path->remote.psn + (uint32_t)q) & 0xffffff, .max_dest_rd_atomic = 1, .min_rnr_timer = RNR_TIMER };
 		int error;
 
-		path->qps[q].remote_qpn = path->remote.qpns[q];
 		fill_address(comm, path, &attr.ah_attr);
 		error = modify(comm, path, path->qps[q].ibv, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN
 			| IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, quiet);

@@ -88,7 +88,6 @@ void tp_ib_send_message(struct tp_ib_comm *comm, uint64_t number)
 	struct tp_ib_path *path = &comm->paths[comm->active];
 
 	m->left = comm->split ? (uint32_t)comm->nqps : 1;
-	m->sent = true;
 	/* Between two paths: it goes out with those that the peer doesn't have. */
 	if (comm->switching || path->state != TP_IB_PATH_LIVE) return;
 	if (!comm->split) {

@@ -34,10 +34,11 @@ static void port_changed(struct tp_ib_context *context, int number, bool up)
 	for (int i = 0; i < tp_ib_port_count(); i++) {
 		struct tp_ib_port *port = tp_ib_port(i);
 		if (port->context != context || port->number != number) continue;
-		if (up)
-			TP_INFO(TP_NET, "NET/IB : %s : port is ACTIVE again", port->text);
-		else
-			TP_WARN("NET/IB : %s : port has gone down: look at its cable and the switch; connections leave it where they have another port", port->text);
+		/* No news where a connection has asked before: then its own message, which says more, stays the last. */
+		bool news = atomic_load_explicit(&port->state, memory_order_relaxed) == IBV_PORT_ACTIVE;
+		if (up) TP_INFO(TP_NET, "NET/IB : %s : port is ACTIVE again", port->text);
+		else if (news) TP_WARN("NET/IB : %s : port has gone DOWN: look at its cable and the switch; connections leave it where they have another port", port->text);
+		else TP_INFO(TP_NET, "NET/IB : %s : port has gone DOWN", port->text);
 		atomic_store_explicit(&port->state, up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN, memory_order_relaxed);
 	}
 }

@@ -49,7 +49,7 @@ struct tp_ib_wire_path {
 struct tp_ib_wire_meta {
 	uint64_t block;                         /* address of the FIFO and sizes */
 	uint32_t nqps, npaths;
-	uint32_t split, adaptive;
+	uint32_t split;
 	uint32_t ports;                         /* that this side could use in all */
 	int32_t rank;
 	char host[64];
