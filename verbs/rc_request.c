@@ -6,7 +6,7 @@
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 
-enum { PROBES_MIN = 4, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7, FIRST_MOST_NS = 50000000 };
+enum { PROBES_MIN = 4, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7, FIRST_MOST_NS = 1000000000 };
 /* Of the connections to one process that is silent one asks, then after twice that time another, up to 2^3 times; none waits longer. */
 enum { GAP_DOUBLINGS = 3, WANT_MOST_NS = 64000000 };
 enum { PUT_OFF_MOST = 64 };
