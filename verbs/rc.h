@@ -30,7 +30,7 @@
 
 /* An answer that waits for its turn: the data of a READ, or the result of an atomic. */
 struct tp_answer {
-	bool atomic;
+	bool atomic, again;             /* again: of a READ that was asked for once more */
 	uint32_t psn, msn;
 	uint32_t packets;               /* of the whole READ */
 	uint32_t next;                  /* the packet to send */
