@@ -9,6 +9,9 @@
 #define UNKNOWN_SPEED_MBPS 10000
 #define MAX_SPEED_MBPS 100000000u
 
+static _Thread_local bool quiet_now;
+void tp_plug_be_quiet(bool quiet) { quiet_now = quiet; }
+
 /* The plug-in's lines as if they were ours. */
 static void log_line(int level, unsigned long flags, const char *file, int line, const char *format, ...) __attribute__((format(printf, 5, 6)));
 static void log_line(int level, unsigned long flags, const char *file, int line, const char *format, ...)
@@ -18,6 +21,10 @@ static void log_line(int level, unsigned long flags, const char *file, int line,
 	char text[2048];
 	va_list args;
 
+	if (level == TP_LOG_WARN && quiet_now) {
+		level = TP_LOG_INFO;
+		subsys = TP_NET;
+	}
 	if (level <= TP_LOG_NONE || level > TP_LOG_TRACE || !format) return;
 	if (level != TP_LOG_WARN && !tp_log_wants((enum tp_log_level)level, subsys)) return;
 	va_start(args, format);

@@ -107,7 +107,9 @@ static ncclResult_t plug_isend(void *handle, const void *data, size_t bytes, int
 	request = new_request(comm, 0);
 	if (!request) return ncclSuccess;
 	request->capacity[0] = bytes;
+	tp_plug_be_quiet(comm->leaving);
 	result = tp_plug_call_isend(comm->plug, comm->inner, data, bytes, tag, mhandle, &request->inner);
+	tp_plug_be_quiet(false);
 	if (result != ncclSuccess) return fail(comm, "isend", result);
 	if (!request->inner) return is_gone(comm) ? gone(comm) : ncclSuccess;
 	request->busy = true;
@@ -193,7 +195,9 @@ static ncclResult_t plug_test(void *handle, bool *done, size_t *sizes)
 	TP_TRY(comm->error);
 	/* A receiver must fill them in; room for more than it was asked for, should it write more. */
 	for (int i = 0; i < TP_NET_MAX_RECVS; i++) got[i] = -1;
+	tp_plug_be_quiet(comm->leaving);
 	result = comm->plug->test(request->inner, &finished, got);
+	tp_plug_be_quiet(false);
 	if (result != ncclSuccess) return fail(comm, "test", result);
 	if (!finished) {
 		if (is_gone(comm)) return gone(comm);

@@ -67,6 +67,8 @@ ncclResult_t tp_plug_call_connect(struct tp_plug *plug, void *context, int dev, 
 ncclResult_t tp_plug_call_isend(struct tp_plug *plug, void *comm, const void *data, size_t bytes, int tag, void *mhandle, void **request);
 ncclResult_t tp_plug_call_irecv(struct tp_plug *plug, void *comm, int n, void *const *data, const size_t *bytes, const int *tags, void *const *mhandles,
 	void **request);
+/* This thread's calls concern a peer that may have gone already, and that is no news: the plug-in's warnings become INFO. */
+void tp_plug_be_quiet(bool quiet);
 /* Logs what function gave; which: "rank 0 -> rank 1 [channel 2]" or "". What is no error of NCCL's becomes ncclInternalError. */
 ncclResult_t tp_plug_failed(const struct tp_plug *plug, const char *function, const char *which, ncclResult_t result);
 
