@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include "boot/internal.h"
 
-#define EVENT_MS 8000
+#define EVENT_MS 30000
 
 enum { OPEN, DONE, SEEN, PID, BROKEN };
 
