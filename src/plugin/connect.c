@@ -40,6 +40,7 @@ struct tp_export_context { uint64_t comm_id; };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct connecting *under_way;        /* under lock; an entry is its caller's once found */
 static uint64_t last_number;
+TP_FORK_HOLD(TP_FORK_BASE, lock)
 
 ncclResult_t tp_export_context_create(uint64_t comm_id, struct tp_export_context **out)
 {

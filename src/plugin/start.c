@@ -27,6 +27,8 @@ static struct {
 	struct tp_net_properties properties[TP_EXPORT_MAX_DEVICES];     /* NCCL keeps pointers to names */
 } plugin = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
+TP_FORK_RENEW(plugin.lock)                      /* opening a network may take long */
+
 static _Atomic(tp_abi_logger) logger;           /* a function's address: nothing else is published with it */
 
 /* Numbers of levels and subsystems are NCCL's own. */

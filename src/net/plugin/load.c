@@ -26,6 +26,9 @@ static struct {
 	struct tp_plug *_Atomic current;        /* relaxed: who uses it has chosen it before, under the lock */
 } plugins = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
+/* Foreign code runs under it. What a plug-in is in a forked child is its own affair. */
+TP_FORK_RENEW(plugins.lock)
+
 struct tp_plug *tp_plug_current(void) { return atomic_load_explicit(&plugins.current, memory_order_relaxed); }
 
 static void set_current(struct tp_plug *plug) { atomic_store_explicit(&plugins.current, plug, memory_order_relaxed); }

@@ -53,6 +53,7 @@ const char *tp_plug_offer_check(struct tp_plug_offer *offer, const char *name, c
 struct context { uint64_t comm_hash; uint32_t holders; void *of_plugin; struct context *next; };
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct context *contexts;
+TP_FORK_RENEW(contexts_lock)             /* foreign code runs under it; the list is whole at any moment */
 
 ncclResult_t tp_plug_context_get(struct tp_plug *plug, uint64_t comm_hash, void **out)
 {
