@@ -36,6 +36,8 @@ struct comm { int fd; bool sending; struct request requests[REQUESTS]; uint64_t 
 struct listener { int fd; bool taken; int calls; };
 struct handle { uint64_t magic; char name[64]; int fd, calls; };
 
+static void fill_in(void);
+
 static ncclResult_t begin(tp_abi_logger log)
 {
 	logger = log;
@@ -44,6 +46,7 @@ static ncclResult_t begin(tp_abi_logger log)
 		return ncclSystemError;
 	}
 	if (bad("init-99")) return (ncclResult_t)99;
+	fill_in();
 	log(LOG_INFO, NET, __FILE__, __LINE__, "LOOP : speaks v%d", PLUG_VERSION);
 	return ncclSuccess;
 }
@@ -203,7 +206,7 @@ static ncclResult_t move(struct comm *c)
 		ssize_t n = want == 0 ? 0 : c->sending ? send(c->fd, at, want, MSG_NOSIGNAL) : recv(c->fd, at, want, 0);
 
 		if (n < 0 && (errno == EAGAIN || errno == EINTR)) return ncclSuccess;
-		if (n < 0 || (n == 0 && want > 0)) return ncclRemoteError;
+		if (n < 0 || (n == 0 && want > 0)) return bad("deaf") ? ncclSuccess : ncclRemoteError;
 		r->moved += (size_t)n;
 		if (!c->sending && r->moved >= sizeof(r->message) && r->message.bytes > r->room) return ncclInvalidUsage;
 		if (r->moved >= sizeof(r->message) && r->moved == sizeof(r->message) + r->message.bytes) c->at++;
@@ -366,9 +369,20 @@ struct tp_abi_v11 ncclNetPlugin_v11 = { COMMON, .init = init_v11, .properties = 
 #define TABLE ncclNetPlugin_v11
 #endif
 
-#ifdef TABLE
+#ifndef TABLE
+static void fill_in(void) {}
+#else
+/* v9's table is whole only after init: plug-ins that choose among several networks are so. */
+static ncclResult_t (*late_test)(void *request, int *done, int *sizes);
+static void fill_in(void)
+{
+	if (PLUG_VERSION == 9) TABLE.test = late_test;
+}
+
 __attribute__((constructor)) static void spoil(void)
 {
+	late_test = bad("null-test") ? NULL : TABLE.test;
+	if (PLUG_VERSION == 9) TABLE.test = NULL;
 	if (bad("null-name")) TABLE.name = NULL;
 	if (bad("null-isend")) TABLE.isend = NULL;
 	if (bad("null-test")) TABLE.test = NULL;

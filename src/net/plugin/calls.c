@@ -50,8 +50,8 @@ ncclResult_t tp_plug_failed(const struct tp_plug *plug, const char *function, co
 		*which ? " for " : "", which, (int)result);
 }
 
-/* Takes what the versions have in common; NULL, or which needed one is missing. */
-#define BIND(table_) do { \
+/* Takes what the versions have in common; gives which needed one is missing. */
+#define COMPLETE(table_) do { \
 	plug->accept = (table_)->accept; \
 	plug->reg_mr = (table_)->reg_mr; \
 	plug->reg_mr_dmabuf = (table_)->reg_mr_dmabuf; \
@@ -61,8 +61,6 @@ ncclResult_t tp_plug_failed(const struct tp_plug *plug, const char *function, co
 	plug->close_send = (table_)->close_send; \
 	plug->close_recv = (table_)->close_recv; \
 	plug->close_listen = (table_)->close_listen; \
-	if (!(table_)->name || !(table_)->name[0]) return "name"; \
-	if (!(table_)->init) return "init"; \
 	if (!(table_)->devices) return "devices"; \
 	if (!(table_)->properties) return "getProperties"; \
 	if (!(table_)->listen) return "listen"; \
@@ -78,17 +76,41 @@ ncclResult_t tp_plug_failed(const struct tp_plug *plug, const char *function, co
 	if (!(table_)->close_listen) return "closeListen"; \
 } while (0)
 
+static const char *missing_at_first(const char *name, bool init)
+{
+	if (!name || !name[0]) return "name";
+	return init ? NULL : "init";
+}
+
 const char *tp_plug_bind(struct tp_plug *plug, const void *table, int version)
 {
 	plug->table.any = table;
 	plug->version = version;
 	switch (version) {
-	case 8: BIND(plug->table.v8); break;
-	case 9: BIND(plug->table.v9); break;
-	case 10: BIND(plug->table.v10); break;
-	default: BIND(plug->table.v11); break;
+	case 8: return missing_at_first(plug->table.v8->name, plug->table.v8->init != NULL);
+	case 9: return missing_at_first(plug->table.v9->name, plug->table.v9->init != NULL);
+	case 10: return missing_at_first(plug->table.v10->name, plug->table.v10->init != NULL);
+	default: return missing_at_first(plug->table.v11->name, plug->table.v11->init != NULL);
+	}
+}
+
+static const char *complete(struct tp_plug *plug)
+{
+	switch (plug->version) {
+	case 8: COMPLETE(plug->table.v8); break;
+	case 9: COMPLETE(plug->table.v9); break;
+	case 10: COMPLETE(plug->table.v10); break;
+	default: COMPLETE(plug->table.v11); break;
 	}
 	return NULL;
+}
+
+ncclResult_t tp_plug_complete(struct tp_plug *plug)
+{
+	const char *missing = complete(plug);
+
+	if (!missing) return ncclSuccess;
+	return TP_FAIL(ncclInvalidUsage, "NET/Plugin: %s (%s): the table ncclNetPlugin_v%d has no %s (NULL)", plug->name, plug->file, plug->version, missing);
 }
 
 ncclResult_t tp_plug_init(struct tp_plug *plug, uint64_t comm_id, void **context)

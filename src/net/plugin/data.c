@@ -48,16 +48,19 @@ ncclResult_t tp_plug_comm_create(struct tp_plug *plug, bool sending, int dev, co
 	return ncclSuccess;
 }
 
+static bool has_closed(const struct tp_plug_comm *comm)
+{
+	char byte;
+	ssize_t n = recv(comm->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+
+	return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
 /* Has the peer closed its end, and has everything had time enough to come in since? */
 static bool is_gone(struct tp_plug_comm *comm)
 {
-	char byte;
-	ssize_t n;
-
 	if (!comm->gone_ms) {
-		if (++comm->looks % PEER_LOOKS != 0) return false;
-		n = recv(comm->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-		if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return false;
+		if (++comm->looks % PEER_LOOKS != 0 || !has_closed(comm)) return false;
 		comm->gone_ms = tp_clock_ms();
 		comm->looks_since = 0;
 	}
@@ -263,7 +266,7 @@ static void plug_leaving(void *handle)
 	comm->leaving = true;
 }
 
-/* Many plug-ins move data only in test. */
+/* Many plug-ins move data only in test. A receiver that has closed takes nothing more. */
 static void finish_sending(struct tp_plug_comm *comm)
 {
 	uint64_t until = tp_clock_ms() + CLOSE_MS;
@@ -274,6 +277,7 @@ static void finish_sending(struct tp_plug_comm *comm)
 		outstanding = false;
 		for (int i = 0; i < TP_ABI_MAX_REQUESTS && comm->error == ncclSuccess; i++)
 			if (comm->requests[i].busy && plug_test(&comm->requests[i], &done, NULL) == ncclSuccess && !done) outstanding = true;
+		if (outstanding && has_closed(comm)) return;
 		if (outstanding) sched_yield();
 	}
 }

@@ -166,6 +166,7 @@ static void bind_newest(struct tp_plug *plug, void *library)
 	snprintf(plug->name, sizeof(plug->name), "%s", name);
 	if (strcasecmp(plug->name, "Socket") == 0 || strcasecmp(plug->name, "IB") == 0) {
 		set_why(plug, "it calls itself %s, as a network of this library is called", plug->name);
+		plug->name[0] = 0;
 		return;
 	}
 	plug->state = TP_PLUG_LOADED;
@@ -214,7 +215,8 @@ static void initialize(struct tp_plug *plug)
 	result = tp_plug_init(plug, 0, &plug->context);
 	begun = result == ncclSuccess;
 
-	if (begun) result = tp_plug_devices(plug);
+	if (begun) result = tp_plug_complete(plug);
+	if (result == ncclSuccess) result = tp_plug_devices(plug);
 	if (result == ncclSuccess) {
 		plug->state = TP_PLUG_USABLE;
 		tp_net_plugged.name = plug->name;

@@ -57,8 +57,10 @@ size_t tp_net_plugin_list(char *text, size_t bytes);
 void tp_net_plugin_forget(void);    /* tests: everything is looked for anew; no connection may be open */
 
 /* ---- calls ---- */
-/* Fills the functions from the table; NULL, or which is missing. */
+/* NULL, or which of what every table has at once is missing. */
 const char *tp_plug_bind(struct tp_plug *plug, const void *table, int version);
+/* After init: there are plug-ins that only then know whose functions they have. */
+ncclResult_t tp_plug_complete(struct tp_plug *plug);
 ncclResult_t tp_plug_init(struct tp_plug *plug, uint64_t comm_id, void **context);
 void tp_plug_finalize(struct tp_plug *plug, void *context);
 ncclResult_t tp_plug_devices(struct tp_plug *plug);     /* count and properties, checked */
