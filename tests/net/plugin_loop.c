@@ -372,17 +372,22 @@ struct tp_abi_v11 ncclNetPlugin_v11 = { COMMON, .init = init_v11, .properties = 
 #ifndef TABLE
 static void fill_in(void) {}
 #else
-/* v9's table is whole only after init: plug-ins that choose among several networks are so. */
+/* v9's table is whole, and has its name, only after init: plug-ins that choose among several networks are so. */
 static ncclResult_t (*late_test)(void *request, int *done, int *sizes);
 static void fill_in(void)
 {
-	if (PLUG_VERSION == 9) TABLE.test = late_test;
+	if (PLUG_VERSION != 9) return;
+	TABLE.test = late_test;
+	TABLE.name = "Loop";
 }
 
 __attribute__((constructor)) static void spoil(void)
 {
 	late_test = bad("null-test") ? NULL : TABLE.test;
-	if (PLUG_VERSION == 9) TABLE.test = NULL;
+	if (PLUG_VERSION == 9) {
+		TABLE.test = NULL;
+		TABLE.name = "Loops of all kinds";
+	}
 	if (bad("null-name")) TABLE.name = NULL;
 	if (bad("null-isend")) TABLE.isend = NULL;
 	if (bad("null-test")) TABLE.test = NULL;

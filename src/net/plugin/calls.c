@@ -105,11 +105,25 @@ static const char *complete(struct tp_plug *plug)
 	return NULL;
 }
 
+static const char *name_now(const struct tp_plug *plug)
+{
+	switch (plug->version) {
+	case 8: return plug->table.v8->name;
+	case 9: return plug->table.v9->name;
+	case 10: return plug->table.v10->name;
+	default: return plug->table.v11->name;
+	}
+}
+
 ncclResult_t tp_plug_complete(struct tp_plug *plug)
 {
 	const char *missing = complete(plug);
 
-	if (!missing) return ncclSuccess;
+	if (!missing) {
+		const char *name = name_now(plug);
+		if (name && name[0] && !tp_plug_is_taken(name)) snprintf(plug->name, sizeof(plug->name), "%s", name);
+		return ncclSuccess;
+	}
 	return TP_FAIL(ncclInvalidUsage, "NET/Plugin: %s (%s): the table ncclNetPlugin_v%d has no %s (NULL)", plug->name, plug->file, plug->version, missing);
 }
 

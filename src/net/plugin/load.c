@@ -139,6 +139,8 @@ static int other_version(void *library)
 	return 0;
 }
 
+bool tp_plug_is_taken(const char *name) { return strcasecmp(name, "Socket") == 0 || strcasecmp(name, "IB") == 0; }
+
 static void bind_newest(struct tp_plug *plug, void *library)
 {
 	char symbol[32];
@@ -164,7 +166,8 @@ static void bind_newest(struct tp_plug *plug, void *library)
 		return;
 	}
 	snprintf(plug->name, sizeof(plug->name), "%s", name);
-	if (strcasecmp(plug->name, "Socket") == 0 || strcasecmp(plug->name, "IB") == 0) {
+	memcpy(plug->first_name, plug->name, sizeof(plug->first_name));
+	if (tp_plug_is_taken(plug->name)) {
 		set_why(plug, "it calls itself %s, as a network of this library is called", plug->name);
 		plug->name[0] = 0;
 		return;
@@ -189,7 +192,7 @@ static void load(struct tp_plug *plug)
 /* Whose name it answers to: its own, or what it was asked for by, where nothing could be loaded. */
 static bool is_called(const struct tp_plug *plug, const char *name)
 {
-	return strcasecmp(plug->name[0] ? plug->name : plug->asked, name) == 0;
+	return strcasecmp(plug->name[0] ? plug->name : plug->asked, name) == 0 || (plug->name[0] && strcasecmp(plug->first_name, name) == 0);
 }
 
 static void disable_others(struct tp_plug *used)
@@ -230,6 +233,17 @@ static void initialize(struct tp_plug *plug)
 	TP_INFO(TP_INIT | TP_NET, result == ncclSuccess ? "Initialized NET plugin %s" : "Failed to initialize NET plugin %s", plug->name);
 }
 
+/* A name that none has yet: one that is left may take it when it is initialized. */
+static const struct tp_net_ops *choose_by_later_name(const char *name)
+{
+	for (int i = 0; i < plugins.count; i++) {
+		struct tp_plug *plug = &plugins.plugs[i];
+		if (plug->state == TP_PLUG_LOADED) initialize(plug);
+		if (plug->state == TP_PLUG_USABLE) return is_called(plug, name) ? &tp_net_plugged : NULL;
+	}
+	return NULL;
+}
+
 const struct tp_net_ops *tp_net_plugin_choose(const char *name, bool asked)
 {
 	const struct tp_net_ops *found = NULL;
@@ -250,6 +264,7 @@ const struct tp_net_ops *tp_net_plugin_choose(const char *name, bool asked)
 		else if (fresh && plugins.named && !asked) TP_WARN("NET plug-in %s (NCCL_NET_PLUGIN) can't be used: %s. NCCL_NET=%s makes this an error", plug->asked, plug->why,
 			plug->name[0] ? plug->name : plug->asked);
 	}
+	if (!found && name && !tp_plug_is_taken(name)) found = choose_by_later_name(name);
 	pthread_mutex_unlock(&plugins.lock);
 	return found;
 }

@@ -28,6 +28,7 @@ struct tp_plug {
 	char asked[256];                /* as NCCL_NET_PLUGIN names it */
 	char file[256];                 /* what was opened */
 	char name[TP_PLUG_NAME_BYTES];  /* its own */
+	char first_name[TP_PLUG_NAME_BYTES];    /* before init: some are called by what they have chosen then */
 	enum tp_plug_state state;
 	char why[TP_PLUG_WHY_BYTES];    /* FAILED */
 	int version;
@@ -48,6 +49,8 @@ struct tp_plug {
 /* ---- load ---- */
 /* The plug-in to use, or NULL. name: only one of that name; NULL: any. asked: its failure is the caller's to tell. */
 const struct tp_net_ops *tp_net_plugin_choose(const char *name, bool asked);
+/* By a network of this library. */
+bool tp_plug_is_taken(const char *name);
 /* Is there one of this name, usable or not? */
 bool tp_net_plugin_exists(const char *name);
 /* NULL: it is usable, or there is none of that name. */
