@@ -50,10 +50,10 @@ echo "ok   our exported plug-in, every collective, 2 to 5 ranks"
 export least=64K most=64K
 NCCL_NET_PLUGIN=nowhere warns=1 job 2 2 Socket all_reduce
 grep -q 'NCCL WARN NET plug-in nowhere (NCCL_NET_PLUGIN) can.t be used: there is no nowhere libnccl-net-nowhere.so' "$work/out" || fail "what is missing isn't told"
-NCCL_NET_PLUGIN=loop9 LOOP_BAD=init warns=1 job 2 2 Socket all_reduce
-grep -q 'NCCL WARN NET plug-in loop9 .* init gives ncclSystemError' "$work/out" || fail "a failed init isn't told"
+NCCL_NET_PLUGIN=loop10 LOOP_BAD=init warns=1 job 2 2 Socket all_reduce
+grep -q 'NCCL WARN NET plug-in loop10 .* init gives ncclSystemError' "$work/out" || fail "a failed init isn't told"
 NCCL_NET_PLUGIN=none job 2 2 Socket all_reduce
-NCCL_NET_PLUGIN=loop9 LOOP_BAD=init NCCL_NET=Loop timeout 60 "$telpher" run -n 2 --hosts 2 -- "$telpher" perf all_reduce -b 64K -e 64K >"$work/out" 2>&1 && fail "NCCL_NET=Loop falls back"
+NCCL_NET_PLUGIN=loop10 LOOP_BAD=init NCCL_NET=Loop timeout 60 "$telpher" run -n 2 --hosts 2 -- "$telpher" perf all_reduce -b 64K -e 64K >"$work/out" 2>&1 && fail "NCCL_NET=Loop falls back"
 grep -q 'NCCL_NET=Loop: that network can.t be used here.*init gives ncclSystemError' "$work/out" || fail "NCCL_NET=Loop: the reason isn't told"
 # One host without the plug-in: all go over sockets.
 NCCL_NET_PLUGIN= timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c '[ $RANK = 0 ] && export NCCL_NET_PLUGIN=loop10 || export NCCL_NET_PLUGIN=none; exec "$0" perf all_reduce -b 64K -e 64K -n 2' \
