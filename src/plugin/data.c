@@ -10,10 +10,33 @@ ncclResult_t tp_export_reg(void *handle, void *data, size_t bytes, int type, voi
 	return tp_export_ops()->reg_memory(comm->inner, data, bytes, TP_NET_HOST, mhandle);
 }
 
+static bool is_busy(const struct tp_export_comm *comm)
+{
+	bool busy = false;
+
+	for (int i = 0; i < TP_NET_MAX_REQUESTS; i++) busy |= comm->requests[i].busy;
+	return busy;
+}
+
+static bool keep_for_later(struct tp_export_comm *comm, void *mhandle)
+{
+	if (comm->nlate == comm->size_late) {
+		int size = comm->size_late ? 2 * comm->size_late : 8;
+		void **more = realloc(comm->late, (size_t)size * sizeof(*more));
+		if (!more) return false;
+		comm->late = more;
+		comm->size_late = size;
+	}
+	comm->late[comm->nlate++] = mhandle;
+	return true;
+}
+
+/* A card may still read or write what belongs to an outstanding request, until the connection is closed. */
 ncclResult_t tp_export_dereg(void *handle, void *mhandle)
 {
 	struct tp_export_comm *comm = handle;
 
+	if (is_busy(comm) && keep_for_later(comm, mhandle)) return ncclSuccess;
 	return tp_export_ops()->dereg_memory(comm->inner, mhandle);
 }
 
@@ -84,24 +107,19 @@ ncclResult_t tp_export_test(void *handle, int *done, int *sizes)
 	return ncclSuccess;
 }
 
-ncclResult_t tp_export_close_send(void *handle)
+static ncclResult_t close_comm(struct tp_export_comm *comm)
 {
-	struct tp_export_comm *comm = handle;
-	ncclResult_t result;
+	const struct tp_net_ops *ops = tp_export_ops();
+	ncclResult_t result = comm->sending ? ops->close_send(comm->inner) : ops->close_recv(comm->inner);
 
-	if (!comm) return ncclSuccess;
-	result = tp_export_ops()->close_send(comm->inner);
+	for (int i = 0; i < comm->nlate; i++) {
+		ncclResult_t one = ops->dereg_memory(NULL, comm->late[i]);
+		if (result == ncclSuccess) result = one;
+	}
+	free(comm->late);
 	free(comm);
 	return result;
 }
 
-ncclResult_t tp_export_close_recv(void *handle)
-{
-	struct tp_export_comm *comm = handle;
-	ncclResult_t result;
-
-	if (!comm) return ncclSuccess;
-	result = tp_export_ops()->close_recv(comm->inner);
-	free(comm);
-	return result;
-}
+ncclResult_t tp_export_close_send(void *comm) { return comm ? close_comm(comm) : ncclSuccess; }
+ncclResult_t tp_export_close_recv(void *comm) { return comm ? close_comm(comm) : ncclSuccess; }

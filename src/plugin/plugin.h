@@ -43,6 +43,8 @@ struct tp_export_comm {
 	void *inner;
 	bool sending;
 	uint32_t next;
+	void **late;                    /* given back by NCCL while requests were outstanding: undone when the connection is closed */
+	int nlate, size_late;
 	struct tp_export_request requests[TP_NET_MAX_REQUESTS];
 };
 ncclResult_t tp_export_reg(void *comm, void *data, size_t bytes, int type, void **mhandle);

@@ -98,6 +98,8 @@ static struct tp_plug_request *new_request(struct tp_plug_comm *comm, int n)
 	return NULL;
 }
 
+static void *inner_of(void *mhandle) { return mhandle ? ((struct tp_plug_memory *)mhandle)->inner : NULL; }
+
 static ncclResult_t plug_isend(void *handle, const void *data, size_t bytes, int tag, void *mhandle, void **out)
 {
 	struct tp_plug_comm *comm = handle;
@@ -111,7 +113,7 @@ static ncclResult_t plug_isend(void *handle, const void *data, size_t bytes, int
 	if (!request) return ncclSuccess;
 	request->capacity[0] = bytes;
 	tp_plug_be_quiet(comm->leaving);
-	result = tp_plug_call_isend(comm->plug, comm->inner, data, bytes, tag, mhandle, &request->inner);
+	result = tp_plug_call_isend(comm->plug, comm->inner, data, bytes, tag, inner_of(mhandle), &request->inner);
 	tp_plug_be_quiet(false);
 	if (result != ncclSuccess) return fail(comm, "isend", result);
 	if (!request->inner) return is_gone(comm) ? gone(comm) : ncclSuccess;
@@ -125,6 +127,7 @@ static ncclResult_t plug_irecv(void *handle, int n, void *const *data, const siz
 	struct tp_plug_comm *comm = handle;
 	const struct tp_net_properties *p = &comm->plug->properties[comm->dev];
 	struct tp_plug_request *request;
+	void *memory[TP_NET_MAX_RECVS];
 	ncclResult_t result;
 
 	*out = NULL;
@@ -135,8 +138,11 @@ static ncclResult_t plug_irecv(void *handle, int n, void *const *data, const siz
 		if (bytes[i] > INT_MAX) return TP_FAIL(ncclInvalidUsage, "NET/Plugin: %s (v8) takes receives of %d bytes at most, not %zu", comm->plug->name, INT_MAX, bytes[i]);
 	request = new_request(comm, n);
 	if (!request) return ncclSuccess;
-	for (int i = 0; i < n; i++) request->capacity[i] = bytes[i];
-	result = tp_plug_call_irecv(comm->plug, comm->inner, n, data, bytes, tags, mhandles, &request->inner);
+	for (int i = 0; i < n; i++) {
+		request->capacity[i] = bytes[i];
+		memory[i] = mhandles ? inner_of(mhandles[i]) : NULL;
+	}
+	result = tp_plug_call_irecv(comm->plug, comm->inner, n, data, bytes, tags, memory, &request->inner);
 	if (result != ncclSuccess) return fail(comm, "irecv", result);
 	if (!request->inner) return ncclSuccess;
 	request->busy = true;
@@ -161,7 +167,7 @@ static ncclResult_t plug_iflush(void *handle, int n, void *const *data, const si
 	if (!request) return TP_FAIL(ncclInternalError, "NET/Plugin: %s: %s: a flush while %d requests are outstanding", comm->plug->name, comm->which, TP_ABI_MAX_REQUESTS);
 	for (int i = 0; i < n; i++) {
 		at[i] = data[i];
-		memory[i] = mhandles ? mhandles[i] : NULL;
+		memory[i] = mhandles ? inner_of(mhandles[i]) : NULL;
 		sizes[i] = (int)TP_MIN(bytes[i], (size_t)INT_MAX);
 	}
 	result = comm->plug->iflush(comm->inner, n, at, sizes, memory, &request->inner);
@@ -215,36 +221,64 @@ static ncclResult_t plug_test(void *handle, bool *done, size_t *sizes)
 	return ncclSuccess;
 }
 
+static ncclResult_t keep_memory(struct tp_plug_comm *comm, void *inner, void **mhandle)
+{
+	struct tp_plug_memory *memory = tp_alloc(1, sizeof(*memory), "a registration");
+
+	if (!memory) {
+		comm->plug->dereg_mr(comm->inner, inner);
+		return ncclSystemError;
+	}
+	*memory = (struct tp_plug_memory){ comm, inner, comm->memory };
+	comm->memory = memory;
+	*mhandle = memory;
+	return ncclSuccess;
+}
+
 static ncclResult_t plug_reg_memory(void *handle, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle)
 {
 	struct tp_plug_comm *comm = handle;
-	void *memory = NULL;
-	ncclResult_t result = comm->plug->reg_mr(comm->inner, data, bytes, (int)kind, &memory);
+	void *inner = NULL;
+	ncclResult_t result = comm->plug->reg_mr(comm->inner, data, bytes, (int)kind, &inner);
 
 	if (result != ncclSuccess) return tp_plug_failed(comm->plug, "regMr", comm->which, result);
-	*mhandle = memory;
-	return ncclSuccess;
+	return keep_memory(comm, inner, mhandle);
 }
 
 static ncclResult_t plug_reg_dmabuf(void *handle, void *data, size_t bytes, uint64_t offset, int fd, void **mhandle)
 {
 	struct tp_plug_comm *comm = handle;
-	void *memory = NULL;
+	void *inner = NULL;
 	ncclResult_t result;
 
 	if (!comm->plug->reg_mr_dmabuf) return TP_FAIL(ncclInternalError, "NET/Plugin: %s: a DMA-BUF can't be registered (no regMrDmaBuf)", comm->plug->name);
-	result = comm->plug->reg_mr_dmabuf(comm->inner, data, bytes, TP_ABI_PTR_CUDA, offset, fd, &memory);
+	result = comm->plug->reg_mr_dmabuf(comm->inner, data, bytes, TP_ABI_PTR_CUDA, offset, fd, &inner);
 	if (result != ncclSuccess) return tp_plug_failed(comm->plug, "regMrDmaBuf", comm->which, result);
-	*mhandle = memory;
-	return ncclSuccess;
+	return keep_memory(comm, inner, mhandle);
+}
+
+static ncclResult_t undo(struct tp_plug_memory *memory)
+{
+	struct tp_plug_comm *comm = memory->comm;
+	ncclResult_t result = comm->plug->dereg_mr(comm->inner, memory->inner);
+
+	for (struct tp_plug_memory **at = &comm->memory; *at; at = &(*at)->next)
+		if (*at == memory) {
+			*at = memory->next;
+			break;
+		}
+	memory->comm = NULL;
+	return result == ncclSuccess ? ncclSuccess : tp_plug_failed(comm->plug, "deregMr", comm->which, result);
 }
 
 static ncclResult_t plug_dereg_memory(void *handle, void *mhandle)
 {
-	struct tp_plug_comm *comm = handle;
-	ncclResult_t result = comm->plug->dereg_mr(comm->inner, mhandle);
+	struct tp_plug_memory *memory = mhandle;
+	ncclResult_t result = memory && memory->comm ? undo(memory) : ncclSuccess;
 
-	return result == ncclSuccess ? ncclSuccess : tp_plug_failed(comm->plug, "deregMr", comm->which, result);
+	(void)handle;
+	free(memory);
+	return result;
 }
 
 /* The peer's end of TCP says that it has gone: nothing else ever comes there. */
@@ -289,6 +323,7 @@ static ncclResult_t plug_close(void *handle)
 
 	if (!comm) return ncclSuccess;
 	if (comm->sending && comm->leaving) finish_sending(comm);
+	while (comm->memory) (void)undo(comm->memory);
 	result = comm->sending ? comm->plug->close_send(comm->inner) : comm->plug->close_recv(comm->inner);
 	if (result != ncclSuccess) result = tp_plug_failed(comm->plug, comm->sending ? "closeSend" : "closeRecv", comm->which, result);
 	tp_plug_context_put(comm->plug, comm->comm_hash);

@@ -88,8 +88,12 @@ void tp_plug_context_put(struct tp_plug *plug, uint64_t comm_hash);
 struct tp_plug_comm;
 struct tp_plug_request { struct tp_plug_comm *comm; bool busy; int n; void *inner; size_t capacity[TP_NET_MAX_RECVS]; };
 
+/* A registration. A plug-in needs the connection to undo it, so what is left when it closes is undone then: comm is NULL afterwards. */
+struct tp_plug_memory { struct tp_plug_comm *comm; void *inner; struct tp_plug_memory *next; };
+
 struct tp_plug_comm {
 	struct tp_plug *plug;
+	struct tp_plug_memory *memory;
 	bool sending, leaving;
 	int dev, fd;
 	void *inner;
