@@ -219,14 +219,14 @@ static void a_job_goes_on_when_one_of_two_ports_dies_and_lives_again(void **stat
 {
 	(void)state;
 	start("telpher");
-	assert_true(more_rounds(100));
+	assert_true(more_rounds(40));
 	const int ends = count_said("] via NET/IB/");
 	assert_true(ends > 0);
 	for (int i = 0; i < 2; i++) {
 		port(i, 1 + i, "down");
-		assert_true(is_said("port has gone DOWN", 2 * (i + 1)) && more_rounds(200));
+		assert_true(is_said("port has gone DOWN", 2 * (i + 1)) && more_rounds(60));
 		port(i, 1 + i, "up");
-		assert_true(is_said("lives again", ends * (i + 1)) && more_rounds(200));
+		assert_true(is_said("lives again", ends * (i + 1)) && more_rounds(60));
 	}
 	atomic_store(&shared->stop, 1);
 	end();
@@ -253,7 +253,7 @@ static void with_one_port_the_error_names_it(void **state)
 
 	(void)state;
 	start("=telpher0");
-	assert_true(more_rounds(100));
+	assert_true(more_rounds(40));
 	port(1, 1, "down");
 	since = now();
 	both_say("telpher0:1", "DOWN");
@@ -267,7 +267,7 @@ static void a_path_that_swallows_all_is_an_error_too(void **state)
 
 	(void)state;
 	start("=telpher0");
-	assert_true(more_rounds(100));
+	assert_true(more_rounds(40));
 	assert_true(command("env LD_PRELOAD= %s verbs fault -p %d dead 2>/dev/null || nsenter -t %d -n env LD_PRELOAD= %s verbs fault -p %d dead,side=both", TELPHER, (int)ranks[1], (int)ranks[1], TELPHER,
 		(int)ranks[1]));
 	since = now();
@@ -281,7 +281,7 @@ static void a_killed_peer_is_named(void **state)
 
 	(void)state;
 	start("telpher");
-	assert_true(more_rounds(100));
+	assert_true(more_rounds(40));
 	since = now();
 	kill(ranks[1], SIGKILL);
 	end();
