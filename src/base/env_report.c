@@ -122,13 +122,17 @@ static bool not_ours(const char *name)
 	for (size_t i = 0; i < TP_ARRAY_LEN(prefixes); i++)
 		if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
 			return true;
-	/* The software card's, unless it is in this program too: it is a library of its own, with a table of its own. */
-	static const char card[] = "TELPHER_VERBS_";
-	if (strncmp(name, card, sizeof(card) - 1) != 0)
+	/* The software card's and the exported plug-in's, unless they are in this program too: libraries of their own, with tables of their own. */
+	static const char *const libraries[] = { "TELPHER_VERBS_", "TELPHER_PLUGIN_" };
+	const char *its = NULL;
+	for (size_t i = 0; i < TP_ARRAY_LEN(libraries); i++)
+		if (strncmp(name, libraries[i], strlen(libraries[i])) == 0)
+			its = libraries[i];
+	if (!its)
 		return false;
 	for (const struct tp_param_table *t = tp_param_first_table(); t; t = t->next)
 		for (size_t i = 0; i < t->count; i++)
-			if (strncmp(t->params[i].name, card, sizeof(card) - 1) == 0)
+			if (strncmp(t->params[i].name, its, strlen(its)) == 0)
 				return false;
 	return true;
 }

@@ -71,6 +71,7 @@ static _Thread_local int thread_device = -1;
 static _Thread_local bool reading_settings;
 static _Thread_local int pending_count;
 static _Thread_local char *pending[PENDING_MAX];
+static _Atomic(tp_log_sink) sink;    /* a function's address: nothing else is published with it */
 
 static void before_fork(void)
 {
@@ -236,8 +237,12 @@ static int log_level(void)
 	return level;
 }
 
+void tp_log_divert(tp_log_sink to) { atomic_store_explicit(&sink, to, memory_order_relaxed); }
+
 bool tp_log_wants(enum tp_log_level level, uint32_t subsys)
 {
+	if (atomic_load_explicit(&sink, memory_order_relaxed))
+		return level == TP_LOG_WARN || level == TP_LOG_INFO;
 	return log_level() >= (int)level && (atomic_load_explicit(&state.mask, memory_order_relaxed) & subsys);
 }
 
@@ -372,9 +377,28 @@ static void log_line(enum tp_log_level level, uint32_t subsys, const char *file,
 		free(text);
 }
 
+static void log_diverted(tp_log_sink to, enum tp_log_level level, uint32_t subsys, const char *file, int line, const char *format, va_list args)
+{
+	char text[LINE_BYTES];
+	va_list again;
+	va_copy(again, args);
+	if (level == TP_LOG_WARN)
+		set_last_error(format, again);
+	va_end(again);
+	vsnprintf(text, sizeof(text), format, args);
+	to(level, subsys, tp_log_short_file(file), line, text);
+}
+
 static void log_args(enum tp_log_level level, uint32_t subsys, const char *file, int line, const char *func, const char *format, va_list args)
 {
 	int saved = errno;
+	tp_log_sink to = atomic_load_explicit(&sink, memory_order_relaxed);
+	if (to) {
+		if (level == TP_LOG_WARN || level == TP_LOG_INFO)
+			log_diverted(to, level, subsys, file, line, format, args);
+		errno = saved;
+		return;
+	}
 	/* Asked first: it may read the settings, and a warning met there is older than this one. */
 	bool wanted = reading_settings ? level == TP_LOG_WARN : tp_log_wants(level, subsys);
 	errno = saved;
@@ -407,8 +431,12 @@ void tp_log_note(const char *format, ...)
 	if (!tp_log_wants(TP_LOG_WARN, ~0u))
 		return;
 	va_list args;
+	tp_log_sink to = atomic_load_explicit(&sink, memory_order_relaxed);
 	va_start(args, format);
-	log_line(TP_LOG_INFO, ~0u, "", 0, "", format, args);
+	if (to)
+		log_diverted(to, TP_LOG_INFO, ~0u, "", 0, format, args);
+	else
+		log_line(TP_LOG_INFO, ~0u, "", 0, "", format, args);
 	va_end(args);
 }
 

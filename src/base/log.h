@@ -25,6 +25,10 @@ void tp_log_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Logs at WARN, sets the last error, returns result: `return TP_FAIL(ncclInvalidArgument, "…", …)`. */
 ncclResult_t tp_log_fail(ncclResult_t result, const char *file, int line, const char *func, const char *format, ...)
 	__attribute__((format(printf, 5, 6)));
+/* From now on lines go to sink instead (WARN and INFO, whatever NCCL_DEBUG says: the sink decides), without prefix and line end;
+ * for a library that logs through its host's logger. NULL: as usual. */
+typedef void (*tp_log_sink)(enum tp_log_level level, uint32_t subsys, const char *file, int line, const char *text);
+void tp_log_divert(tp_log_sink sink);
 /* The device number in brackets in this thread's lines; -1 where no communicator is concerned. */
 void tp_log_set_device(int device);
 /* The last WARN of the process (1,024 bytes at most); never NULL; the text is the calling thread's until its next call. */

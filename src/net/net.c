@@ -4,13 +4,14 @@
 #include <string.h>
 #include <strings.h>
 #include "net/net.h"
+#include "net/plugin/plugin.h"
 
 static struct tp_param net_params[] = {
-	{ .name = "NCCL_NET", .kind = TP_PARAM_STRING, .doc = "network to use, by name (IB, Socket); init fails where it can't be used" },
+	{ .name = "NCCL_NET", .kind = TP_PARAM_STRING, .doc = "network to use, by name (IB, Socket, or a plug-in's); init fails where it can't be used" },
 };
 TP_PARAM_TABLE("net", net_params)
 
-/* Best first. */
+/* Best first; a plug-in comes before them. */
 static const struct tp_net_ops *const networks[] = {
 #ifdef TELPHER_IB
 	&tp_net_ib,
@@ -38,7 +39,8 @@ const char *tp_net_why_not_named(const char *name)
 {
 	for (size_t i = 0; i < TP_ARRAY_LEN(networks); i++)
 		if (strcasecmp(name, networks[i]->name) == 0) return tp_net_why_not(networks[i]);
-	return "this library was built without it";
+	if (tp_net_plugin_exists(name)) return tp_net_plugin_why_not(name);
+	return strcasecmp(name, "IB") == 0 ? "this library was built without it" : "there is no plug-in of that name (NCCL_NET_PLUGIN)";
 }
 
 bool tp_net_is_forced(void)
@@ -78,9 +80,10 @@ static ncclResult_t try_network(size_t i, bool asked)
 /* "Socket (usable), IB (not usable: …)" */
 static void list_networks(char *text, size_t size)
 {
-	size_t used = 0;
+	size_t used;
 
 	text[0] = 0;
+	used = tp_net_plugin_list(text, size);
 	for (size_t i = 0; i < TP_ARRAY_LEN(networks) && used < size; i++) {
 		bool usable = try_network(i, false) == ncclSuccess;
 		used += (size_t)snprintf(text + used, size - used, "%s%s (%s%.400s)", i ? ", " : "", networks[i]->name, usable ? "usable" : "not usable: ",
@@ -91,8 +94,14 @@ static void list_networks(char *text, size_t size)
 /* Names are compared without regard to case, as NCCL does. */
 static ncclResult_t choose_named(const char *name, const char *source, const struct tp_net_ops **out)
 {
-	char list[1024];
+	char list[2048];
 
+	*out = tp_net_plugin_choose(name, true);
+	if (*out) return ncclSuccess;
+	if (tp_net_plugin_exists(name)) {
+		list_networks(list, sizeof(list));
+		return TP_FAIL(ncclInvalidUsage, "%s=%s: that network can't be used here. There are: %s", source, name, list);
+	}
 	for (size_t i = 0; i < TP_ARRAY_LEN(networks); i++) {
 		if (strcasecmp(name, networks[i]->name) != 0) continue;
 		if (try_network(i, true) != ncclSuccess) {
@@ -110,10 +119,11 @@ ncclResult_t tp_net_choose(const char *name, const struct tp_net_ops **out)
 {
 	const char *forced = tp_param_string(&net_params[0]);
 	const struct tp_net_ops *ops = NULL;
-	char list[1024];
+	char list[2048];
 
 	if (forced && *forced) TP_TRY(choose_named(forced, "NCCL_NET", &ops));
 	else if (name && *name) TP_TRY(choose_named(name, "netName", &ops));
+	if (!ops) ops = tp_net_plugin_choose(NULL, false);
 	for (size_t i = 0; i < TP_ARRAY_LEN(networks) && !ops; i++)
 		if (try_network(i, false) == ncclSuccess) ops = networks[i];
 	if (!ops) {

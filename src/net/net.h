@@ -21,6 +21,7 @@ struct tp_net_properties {
 	uint32_t memory;                    /* enum tp_net_memory bits that reg_memory takes */
 	uint32_t speed_mbps, port, max_comms, max_recvs;
 	float latency_us;
+	size_t max_bytes;                   /* of a message; 0: no limit */
 };
 
 /* How a connection proves that it belongs: the communicator's secret and what the link is. */
@@ -29,6 +30,8 @@ struct tp_net_hello {
 	uint64_t comm_hash;
 	int32_t from, to;
 	uint8_t channel, lane_class;
+	/* Of the sending end, never sent: a message whose tag the receiver doesn't want yet has no room now (isend); else it is an error. */
+	bool any_order;
 };
 
 struct tp_net_ops {
@@ -76,7 +79,9 @@ struct tp_net_ops {
 /* close_*: safe with requests outstanding; what wasn't sent by then is lost. */
 extern const struct tp_net_ops tp_net_socket;
 extern const struct tp_net_ops tp_net_ib;                   /* where it is built (TELPHER_IB) */
-/* By NCCL_NET (an unknown or unusable name is an error that lists what there is and why each isn't usable), a
+/* Beside these: other people's (net/plugin/plugin.h), which come first.
+ *
+ * By NCCL_NET (an unknown or unusable name is an error that lists what there is and why each isn't usable), a
  * communicator's netName, or the best one. */
 ncclResult_t tp_net_choose(const char *name, const struct tp_net_ops **out);
 /* "Using network Socket": once a communicator, at its init. */

@@ -27,6 +27,7 @@ ncclResult_t tp_ib_comm_create(bool sending, const struct tp_net_hello *who, int
 	comm->sending = sending;
 	comm->from = who->from;
 	comm->to = who->to;
+	comm->any_order = who->any_order;
 	comm->nqps = nqps;
 	comm->sq_depth = QUEUE_DEPTH;
 	comm->rq_depth = sending ? 1 : TP_IB_RING;

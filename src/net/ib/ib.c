@@ -21,6 +21,7 @@ static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 	p.guid = port->context->guid;
 	p.speed_mbps = port->mbps;
 	p.port = port->number;
+	p.max_bytes = port->attr.max_msg_sz;
 	p.max_comms = (uint32_t)TP_MIN(port->context->attr.max_qp, 1 << 20);
 	*out = p;
 	return ncclSuccess;

@@ -235,7 +235,7 @@ struct tp_ib_comm {
 	bool sending;
 	int nqps, npaths, active;
 	uint32_t next_request;
-	bool split;
+	bool split, any_order;                  /* any_order: of tp_net_hello */
 	int adaptive;
 	struct tp_ib_params params;
 	struct tp_ib_path paths[TP_IB_MAX_PATHS];

@@ -141,7 +141,7 @@ static int match(struct tp_ib_comm *comm, struct tp_ib_message *m, size_t bytes,
 		tp_ib_fail(comm, ncclInvalidUsage, "a message of %zu bytes with tag %d for a receive of at most %llu bytes", bytes, tag, (unsigned long long)m->entries[r].bytes);
 		return -1;
 	}
-	if (m->n == 1) tp_ib_fail(comm, ncclInvalidUsage, "a message of %zu bytes with tag %d, but the receive is for tag %d", bytes, tag, m->entries[0].tag);
+	if (m->n == 1 && !comm->any_order) tp_ib_fail(comm, ncclInvalidUsage, "a message of %zu bytes with tag %d, but the receive is for tag %d", bytes, tag, m->entries[0].tag);
 	return -1;
 }
 

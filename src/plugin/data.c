@@ -1,0 +1,125 @@
+/* Memory and requests as NCCL's interface has them; see plugin.h. A request of ours knows how many sizes NCCL has room for. */
+#include <stdlib.h>
+#include "plugin/plugin.h"
+
+ncclResult_t tp_export_reg(void *handle, void *data, size_t bytes, int type, void **mhandle)
+{
+	struct tp_export_comm *comm = handle;
+
+	if (type != TP_ABI_PTR_HOST) return TP_FAIL(ncclInvalidArgument, "NET/Telpher : memory of type %d can't be registered, only host memory (%d)", type, TP_ABI_PTR_HOST);
+	return tp_export_ops()->reg_memory(comm->inner, data, bytes, TP_NET_HOST, mhandle);
+}
+
+static bool is_busy(const struct tp_export_comm *comm)
+{
+	bool busy = false;
+
+	for (int i = 0; i < TP_NET_MAX_REQUESTS; i++) busy |= comm->requests[i].busy;
+	return busy;
+}
+
+static bool keep_for_later(struct tp_export_comm *comm, void *mhandle)
+{
+	if (comm->nlate == comm->size_late) {
+		int size = comm->size_late ? 2 * comm->size_late : 8;
+		void **more = realloc(comm->late, (size_t)size * sizeof(*more));
+		if (!more) return false;
+		comm->late = more;
+		comm->size_late = size;
+	}
+	comm->late[comm->nlate++] = mhandle;
+	return true;
+}
+
+/* A card may still read or write what belongs to an outstanding request, until the connection is closed. */
+ncclResult_t tp_export_dereg(void *handle, void *mhandle)
+{
+	struct tp_export_comm *comm = handle;
+
+	if (is_busy(comm) && keep_for_later(comm, mhandle)) return ncclSuccess;
+	return tp_export_ops()->dereg_memory(comm->inner, mhandle);
+}
+
+static struct tp_export_request *new_request(struct tp_export_comm *comm, int n)
+{
+	for (int i = 0; i < TP_NET_MAX_REQUESTS; i++) {
+		struct tp_export_request *r = &comm->requests[comm->next++ % TP_NET_MAX_REQUESTS];
+		if (r->busy) continue;
+		r->comm = comm;
+		r->n = n;
+		r->inner = NULL;
+		return r;
+	}
+	return NULL;
+}
+
+static void give_out(struct tp_export_request *request, void **out)
+{
+	if (!request->inner) return;
+	request->busy = true;
+	*out = request;
+}
+
+ncclResult_t tp_export_isend(void *handle, void *data, size_t bytes, int tag, void *mhandle, void **out)
+{
+	struct tp_export_comm *comm = handle;
+	struct tp_export_request *request = new_request(comm, 1);
+
+	*out = NULL;
+	if (!request) return ncclSuccess;
+	TP_TRY(tp_export_ops()->isend(comm->inner, data, bytes, tag, mhandle, &request->inner));
+	give_out(request, out);
+	return ncclSuccess;
+}
+
+ncclResult_t tp_export_irecv(void *handle, int n, void **data, const size_t *bytes, const int *tags, void **mhandles, void **out)
+{
+	struct tp_export_comm *comm = handle;
+	struct tp_export_request *request = new_request(comm, n);
+
+	*out = NULL;
+	if (!request) return ncclSuccess;
+	TP_TRY(tp_export_ops()->irecv(comm->inner, n, data, bytes, tags, mhandles, &request->inner));
+	give_out(request, out);
+	return ncclSuccess;
+}
+
+/* Host memory that a completion speaks of is there. */
+ncclResult_t tp_export_iflush(void *comm, int n, void **data, int *bytes, void **mhandles, void **out)
+{
+	(void)comm, (void)n, (void)data, (void)bytes, (void)mhandles;
+	*out = NULL;
+	return ncclSuccess;
+}
+
+ncclResult_t tp_export_test(void *handle, int *done, int *sizes)
+{
+	struct tp_export_request *request = handle;
+	size_t got[TP_NET_MAX_RECVS] = { 0 };
+	bool finished = false;
+
+	*done = 0;
+	TP_TRY(tp_export_ops()->test(request->inner, &finished, got));
+	if (!finished) return ncclSuccess;
+	for (int i = 0; i < request->n && sizes; i++) sizes[i] = (int)got[i];
+	request->busy = false;
+	*done = 1;
+	return ncclSuccess;
+}
+
+static ncclResult_t close_comm(struct tp_export_comm *comm)
+{
+	const struct tp_net_ops *ops = tp_export_ops();
+	ncclResult_t result = comm->sending ? ops->close_send(comm->inner) : ops->close_recv(comm->inner);
+
+	for (int i = 0; i < comm->nlate; i++) {
+		ncclResult_t one = ops->dereg_memory(NULL, comm->late[i]);
+		if (result == ncclSuccess) result = one;
+	}
+	free(comm->late);
+	free(comm);
+	return result;
+}
+
+ncclResult_t tp_export_close_send(void *comm) { return comm ? close_comm(comm) : ncclSuccess; }
+ncclResult_t tp_export_close_recv(void *comm) { return comm ? close_comm(comm) : ncclSuccess; }
