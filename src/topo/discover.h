@@ -13,6 +13,8 @@ struct tp_discovery {
 	struct tp_topo_doc *doc;
 	uint64_t host_hash;
 	int nnodes;                     /* NUMA nodes */
+	char (*gpus)[TP_TOPO_NAME_BYTES];       /* [ngpus] bus ids; NULL: not looked for yet */
+	int ngpus;
 };
 
 /* The first line of a file, without what is blank at its end; false where it can't be read. */
@@ -35,6 +37,7 @@ struct tp_element *tp_discover_cpu_of(const struct tp_discovery *d, int numa);  
 ncclResult_t tp_discover_pci(struct tp_discovery *d, const char *bus_id, struct tp_element **out);
 ncclResult_t tp_discover_gpu(struct tp_discovery *d, const char *bus_id, int rank);
 ncclResult_t tp_discover_gpus(struct tp_discovery *d);
+void tp_discover_end(struct tp_discovery *d);
 ncclResult_t tp_discover_amd(struct tp_discovery *d, const char *bus_id, struct tp_element *gpu);
 ncclResult_t tp_discover_nics(struct tp_discovery *d);
 /* Some way for NICs to reach GPU memory is there. */

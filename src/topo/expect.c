@@ -318,12 +318,13 @@ static ncclResult_t check_item(const struct tp_topo *topo, const struct tp_topo_
 {
 	struct look look = { .topo = topo, .policy = policy, .see = compare, .arg = w };
 	TP_TRY(w->key->look(&look));
-	if (!w->unmet) return ncclSuccess;
+	if (w->seen && !w->unmet) return ncclSuccess;
 	struct tp_topo_unmet *more = realloc(*list, (size_t)(*count + 1) * sizeof(**list));
 	if (!more) return TP_FAIL(ncclSystemError, "no memory for %d expectations", *count + 1);
 	*list = more;
 	struct tp_topo_unmet *u = &more[(*count)++];
-	if (w->unmet > 1) snprintf(u->text, sizeof(u->text), "%.440s (and %d more of %d)", w->first, w->unmet - 1, w->seen);
+	if (!w->seen) snprintf(u->text, sizeof(u->text), "expected %.*s, found nothing there to look at: %s", w->text_bytes, w->text, w->key->doc);
+	else if (w->unmet > 1) snprintf(u->text, sizeof(u->text), "%.440s (and %d more of %d)", w->first, w->unmet - 1, w->seen);
 	else snprintf(u->text, sizeof(u->text), "%s", w->first);
 	return ncclSuccess;
 }

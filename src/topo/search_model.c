@@ -211,6 +211,8 @@ ncclResult_t tp_problem_merge(struct tp_problem *p)
 	return ncclSystemError;
 }
 
+#define MAX_USES ((size_t)1 << 25)
+
 static ncclResult_t fill(const struct tp_topo *topo, struct tp_problem *p)
 {
 	size_t places = (size_t)(p->ngpus + p->nnets), uses = 0;
@@ -219,6 +221,7 @@ static ncclResult_t fill(const struct tp_topo *topo, struct tp_problem *p)
 			const struct tp_topo_path *path = tp_topo_path(topo, place_node(topo, (int)from)->index, place_node(topo, (int)to)->index);
 			uses += 2 * (size_t)path->nhops + 2;
 		}
+	if (uses > MAX_USES) return TP_FAIL(ncclInvalidUsage, "channels over %d GPUs and %d NICs whose paths have %zu links: that is no machine", p->ngpus, p->nnets, uses / 2);
 	p->nresources = topo->nlinks + 2 * p->nnets;
 	p->routes = tp_alloc(places * places + 1, sizeof(*p->routes), "routes");
 	p->uses = tp_alloc(uses + 1, sizeof(*p->uses), "uses of links");

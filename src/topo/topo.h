@@ -40,7 +40,20 @@ ncclResult_t tp_topo_doc_merge(struct tp_topo_doc *into, const struct tp_topo_do
 /* The same of many: what an all-gather of tp_topo_doc_text brings. Errors name ranks. bytes 0: this rank has nothing to add. */
 struct tp_topo_text { const char *text; size_t bytes; int rank; };
 ncclResult_t tp_topo_doc_fuse(const struct tp_topo_text *texts, int count, struct tp_topo_doc **out);
+/* The same of ranks that run and shall go on running: what they contradict each other in is a line of notes, and the first is right. Ports
+ * to which two ranks gave one number (each may have NICs of its own: NCCL_IB_HCA) are numbered anew. */
+ncclResult_t tp_topo_doc_join(const struct tp_topo_text *texts, int count, FILE *notes, struct tp_topo_doc **out);
 void tp_topo_doc_free(struct tp_topo_doc *doc);
+
+/* A port as the transport that will use it has it; its place in the list is its number there. */
+struct tp_topo_port {
+	char name[32];                  /* "mlx5_0", "eth0" */
+	char bus_id[20];                /* "": no PCI device */
+	uint64_t guid;
+	int port, mbps, max_connections;
+	double latency_us;
+	bool gdr;                       /* it takes GPU memory, where GPU and driver allow it */
+};
 
 /* What this process finds by itself. A field left zero is not looked for, except that the machine's CPUs always are. */
 struct tp_topo_find {
@@ -48,6 +61,8 @@ struct tp_topo_find {
 	const char *gpu_bus_id;         /* this rank's GPU, "0000:1b:00.0"; NULL: none */
 	bool all_gpus;                  /* every GPU of the machine (telpher topo) */
 	bool no_nics;
+	const struct tp_topo_port *ports;       /* [nports] the network ports there are; NULL: those that the machine shows, in the order of their names */
+	int nports;
 	int rank;                       /* of the GPU or host rank; -1: none yet */
 	const uint64_t *cpu_mask;       /* TP_CPU_WORDS: a host rank's processors; NULL: no host rank */
 	bool cores;                     /* describe caches and cores too */
@@ -236,6 +251,7 @@ struct tp_topo_policy {
 	bool shm;                       /* NCCL_SHM_DISABLE */
 	int cross_nic;                  /* NCCL_CROSS_NIC */
 	bool ignore_disabled_p2p;       /* NCCL_IGNORE_DISABLED_P2P=2: don't heed what the driver says of peer access */
+	bool expect_disabled_p2p;       /* =1: heed it, and it is no fault */
 	int nets_per_gpu;               /* 0: the nearest are shared out; else at most so many (NCCL_NETDEVS_POLICY) */
 	bool multi_host;                /* not a variable: ranks elsewhere; false leaves NICs out of paths and totals */
 };
