@@ -95,9 +95,9 @@ static int by_use(const void *a, const void *b)
 static int32_t order_of(const struct tp_topo *topo, const struct tp_topo_link *link)
 {
 	switch (link->kind) {
-	case TP_LINK_NVL: return 0;
-	case TP_LINK_C2C: return 1;
-	case TP_LINK_SYS: return 4;
+	case TP_WIRE_NVL: return 0;
+	case TP_WIRE_C2C: return 1;
+	case TP_WIRE_SYS: return 4;
 	default: return topo->nodes[link->from].parent == link->to ? 3 : 2;
 	}
 }

@@ -32,6 +32,8 @@ void tp_sys_cpu_list(const char *text, uint64_t mask[TP_CPU_WORDS]);
 ncclResult_t tp_sys_set_mask(struct tp_topo_doc *doc, struct tp_element *e, const char *name, const uint64_t mask[TP_CPU_WORDS]);
 
 ncclResult_t tp_discover_cpus(struct tp_discovery *d);
+/* The folder number of the widest cache that holds this processor's data and is shared; -1: none. */
+int tp_discover_last_cache(const struct tp_discovery *d, int cpu);
 struct tp_element *tp_discover_cpu_of(const struct tp_discovery *d, int numa);      /* any, where there is no such node; never NULL */
 /* The element of the device and those of the switches above it. */
 ncclResult_t tp_discover_pci(struct tp_discovery *d, const char *bus_id, struct tp_element **out);

@@ -46,7 +46,7 @@ static double port_speed(const struct tp_topo *topo, const struct tp_topo_node *
 {
 	double bw = 0;
 	for (int32_t l = nic->first_link; l < nic->first_link + nic->nlinks; l++)
-		if (topo->links[l].kind == TP_LINK_NET) bw += topo->links[l].bw;
+		if (topo->links[l].kind == TP_WIRE_NET) bw += topo->links[l].bw;
 	return bw;
 }
 
@@ -335,7 +335,7 @@ static ncclResult_t find_one_way(struct faults *f)
 	for (int32_t i = 0; i < topo->nlinks; i++) {
 		const struct tp_topo_link *link = &topo->links[i];
 		int back = link->reverse >= 0 ? topo->links[link->reverse].count : 0;
-		if (link->kind != TP_LINK_NVL || back >= link->count) continue;
+		if (link->kind != TP_WIRE_NVL || back >= link->count) continue;
 		TP_TRY(add(f, TP_FAULT_LINK_ONE_WAY, link->from, link->to, "%s says %d NVLinks lead to %s, which says %d lead back: the description contradicts itself, or links "
 			"are down at one end", topo->nodes[link->from].name, link->count, topo->nodes[link->to].name, back));
 	}

@@ -91,9 +91,13 @@ ncclResult_t tp_topo_doc_settle(const char *root, struct tp_topo_doc **found)
 	return ncclSuccess;
 }
 
-ncclResult_t tp_topo_doc_dump(const struct tp_topo_doc *doc, int rank)
+bool tp_topo_dump_is_wanted(int rank)
 {
 	const char *path = tp_param_string(&file_params[P_DUMP]);
-	if (!path || !*path || rank != tp_param_int(&file_params[P_DUMP_RANK])) return ncclSuccess;
-	return tp_topo_doc_write(doc, path);
+	return path && *path && rank == tp_param_int(&file_params[P_DUMP_RANK]);
+}
+
+ncclResult_t tp_topo_doc_dump(const struct tp_topo_doc *doc, int rank)
+{
+	return tp_topo_dump_is_wanted(rank) ? tp_topo_doc_write(doc, tp_param_string(&file_params[P_DUMP])) : ncclSuccess;
 }

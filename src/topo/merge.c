@@ -212,18 +212,18 @@ ncclResult_t tp_doc_merge_found(struct tp_topo_doc *file, const struct tp_topo_d
 }
 
 #define MAX_PORTS 4096
-struct port { struct tp_element *net; uint64_t host; int64_t dev; };
+struct port { struct tp_element *element; uint64_t host; int64_t dev; };
 
-/* Numbers that ranks gave to different network ports: whoever comes later gets the next that is free. */
-static ncclResult_t number_ports_anew(struct tp_topo_doc *doc, struct port *ports, FILE *notes)
+/* Numbers that ranks gave to different devices: whoever comes later gets the next that is free. notes NULL: without a word. */
+static ncclResult_t number_anew(struct tp_topo_doc *doc, const char *name, struct port *ports, FILE *notes)
 {
 	char where[TP_WHERE_BYTES];
 	uint64_t host = 0;
 	int count = 0, next = 0;
 	for (struct tp_element *e = doc->root; e && count < MAX_PORTS; e = tp_doc_walk(doc, e)) {
 		if (strcmp(e->name, "cpu") == 0) TP_TRY(tp_element_hex(doc, e, "host_hash", 0, &host));
-		if (strcmp(e->name, "net") != 0) continue;
-		ports[count] = (struct port){ .net = e, .host = host };
+		if (strcmp(e->name, name) != 0) continue;
+		ports[count] = (struct port){ .element = e, .host = host };
 		TP_TRY(tp_element_int(doc, e, "dev", -1, 1 << 20, -1, &ports[count].dev));
 		next = TP_MAX(next, (int)ports[count].dev + 1);
 		count++;
@@ -232,9 +232,10 @@ static ncclResult_t number_ports_anew(struct tp_topo_doc *doc, struct port *port
 		int twin = 0;
 		while (twin < i && (ports[twin].host != ports[i].host || ports[twin].dev != ports[i].dev)) twin++;
 		if (twin == i || ports[i].dev < 0) continue;
-		fprintf(notes, "%s is number %lld as %.60s is: some rank uses other NICs\n", tp_element_where(doc, ports[i].net, where), (long long)ports[i].dev,
-			tp_element_get(ports[twin].net, "name") ? : "another");
-		TP_TRY(tp_doc_setf(doc, ports[i].net, "dev", "%d", next));
+		if (notes)
+			fprintf(notes, "%s is number %lld as %.60s is: some rank uses other NICs\n", tp_element_where(doc, ports[i].element, where), (long long)ports[i].dev,
+				tp_element_get(ports[twin].element, "name") ? : "another");
+		TP_TRY(tp_doc_setf(doc, ports[i].element, "dev", "%d", next));
 		ports[i].dev = next++;
 	}
 	return ncclSuccess;
@@ -280,7 +281,9 @@ ncclResult_t tp_topo_doc_join(const struct tp_topo_text *texts, int count, FILE 
 	struct tp_topo_doc *all;
 	TP_TRY(fuse(texts, count, LENIENT, notes, &all));
 	struct port *ports = tp_alloc(MAX_PORTS, sizeof(*ports), "the machine's network ports");
-	ncclResult_t result = ports ? number_ports_anew(all, ports, notes) : ncclSystemError;
+	ncclResult_t result = ports ? number_anew(all, "net", ports, notes) : ncclSystemError;
+	/* A process that sees one GPU and no driver's number for it calls it the first. */
+	if (result == ncclSuccess) result = number_anew(all, "gpu", ports, NULL);
 	free(ports);
 	if (result == ncclSuccess) result = tp_doc_check(all);
 	if (result != ncclSuccess) tp_topo_doc_free(all);
