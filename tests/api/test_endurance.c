@@ -67,6 +67,12 @@ static void many_lives(struct ranks *r)
 	ranks_barrier(r);
 	usleep(100000);
 	int fds_now = count_entries("/proc/self/fd"), threads_now = count_entries("/proc/self/task");
+	/* A connection lingers for a while, a joined thread for a moment. */
+	for (int i = 0; i < 1000 && (fds_now > fds || threads_now > threads); i++) {
+		usleep(10000);
+		fds_now = count_entries("/proc/self/fd");
+		threads_now = count_entries("/proc/self/task");
+	}
 	size_t heap_now = mallinfo2().uordblks;
 	if (fds_now > fds || threads_now > threads || heap_now > heap + SOME_BYTES)
 		fprintf(stderr, "descriptors %d -> %d, threads %d -> %d, heap %zu -> %zu, resident %ld -> %ld KB\n", fds, fds_now, threads,
