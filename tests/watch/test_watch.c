@@ -97,8 +97,8 @@ static void what_the_topology_says_has_a_column(void **s)
 	assert_int_equal(tp_watch_paths_add(paths, &far), ncclSuccess);
 	char *text = printed(paths);
 	assert_string_equal(text,
-		"path       topology                     pairs of ranks                        why not a better one\n"
-		"P2P/CUMEM  NVL 370 GB/s 1.2 us          0>1\n"
+		"path       topology                        pairs of ranks                        why not a better one\n"
+		"P2P/CUMEM  NVL 370 GB/s 1.2 us             0>1\n"
 		"NET/IB/0   NET mlx5_0 50 GB/s 2 us no GDR  0>2                                   no GDR: why\n");
 	free(text);
 	tp_watch_paths_destroy(paths);
