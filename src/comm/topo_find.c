@@ -9,6 +9,7 @@
 static _Atomic(const struct tp_topo_found *) all_found;
 
 #define MAX_PORTS 64
+#define MAX_PLACES 64
 
 static void bus_of_path(const char *path, char out[20])
 {
@@ -102,6 +103,28 @@ bool tp_topo_first_time(const char *text)
 	return false;
 }
 
+/* A place is a dozen small files, and a process's ranks run in one or few places: each is looked up once. */
+struct known_place { const struct known_place *next; uint64_t mask[TP_CPU_WORDS]; struct tp_topo_place place; };
+static _Atomic(const struct known_place *) known_places;
+
+static void find_place(const uint64_t mask[TP_CPU_WORDS], struct tp_topo_place *out)
+{
+	const struct known_place *k = atomic_load_explicit(&known_places, memory_order_acquire);    /* pairs with the exchange below */
+	int count = 0;
+	for (; k && memcmp(k->mask, mask, sizeof(k->mask)); k = k->next) count++;
+	if (k) {
+		*out = k->place;
+		return;
+	}
+	tp_topo_place_of("", mask, out);
+	struct known_place *made = count < MAX_PLACES ? calloc(1, sizeof(*made)) : NULL;
+	if (!made) return;
+	memcpy(made->mask, mask, sizeof(made->mask));
+	made->place = *out;
+	made->next = atomic_load_explicit(&known_places, memory_order_relaxed);
+	while (!atomic_compare_exchange_weak_explicit(&known_places, &made->next, made, memory_order_acq_rel, memory_order_relaxed)) ;
+}
+
 void tp_topo_fill_card(const struct ncclComm *comm, struct tp_topo_card *out)
 {
 	const struct tp_topo_found *own;
@@ -118,7 +141,7 @@ void tp_topo_fill_card(const struct ncclComm *comm, struct tp_topo_card *out)
 	tp_cpu_mask(out->mask);
 	out->place = (struct tp_topo_place){ -1, -1, -1 };
 	if (comm->gpu) snprintf(out->bus_id, sizeof(out->bus_id), "%.19s", comm->gpu->gpu->bus_id);
-	else tp_topo_place_of("", out->mask, &out->place);
+	else find_place(out->mask, &out->place);
 	if (!ops || ops->properties(dev, &p) != ncclSuccess) return;
 	snprintf(out->net, sizeof(out->net), "%.23s", p.name);
 	out->port = (int32_t)p.port;
