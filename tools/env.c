@@ -23,7 +23,7 @@ static const struct { const char *component, *title; } sections[] = {
 	{ "exec", "GPU kernels" },
 	{ "plan", "Choice of algorithms" },
 	{ "link", "Links between ranks" },
-	{ "topo", "The machine (telpher topo)" },
+	{ "topo", "The machine" },
 	{ "net", "Networks" },
 	{ "socket", "TCP sockets" },
 	{ "ib", "InfiniBand and RoCE" },
@@ -174,11 +174,16 @@ static bool is_of(const struct tp_param *p, const char *component)
 	return false;
 }
 
-/* What `telpher topo` reads, this program knows; the library doesn't, and says that it has no effect there. */
+/* Ranks report and expect what the topology says under these; how data goes follows from what was tried at init. */
+static bool only_reports(const struct tp_env_name *name, const struct tp_param *p)
+{
+	return is_of(p, "topo") && strncmp(name->name, "NCCL_TOPO_", 10) != 0 && !strstr(name->name, "_DUMP_FILE");
+}
+
 static void print_honoured(const struct tp_env_name *name, struct tp_param *p)
 {
-	const char *set = tp_param_is_set(p) ? "(set)" : "", *by = is_of(p, "topo") ? "by telpher topo alone, not by ranks" : "";
-	char text[64];
+	const char *set = tp_param_is_set(p) ? "(set)" : "", *by = only_reports(name, p) ? "in what is reported and expected, not in the way data goes" : "";
+	char text[96];
 	snprintf(text, sizeof(text), "%s%s%s", set, *set && *by ? " " : "", by);
 	print_name("honoured", name->name, text);
 }

@@ -75,11 +75,11 @@ void topo_link_text(const struct tp_topo *topo, const struct tp_topo_link *link,
 		{ 2.5f, "1.0" }, { 5, "2.0" }, { 8, "3.0" }, { 16, "4.0" }, { 32, "5.0" }, { 64, "6.0" },
 	};
 	switch (link->kind) {
-	case TP_LINK_NVL: snprintf(text, bytes, "%s x%d", amd ? "xGMI" : "NVLink", link->count); return;
-	case TP_LINK_C2C: snprintf(text, bytes, "%s", amd ? "package" : "C2C"); return;
-	case TP_LINK_SYS: snprintf(text, bytes, "CPU to CPU"); return;
-	case TP_LINK_NET: snprintf(text, bytes, "port"); return;
-	case TP_LINK_LOCAL: snprintf(text, bytes, "inside"); return;
+	case TP_WIRE_NVL: snprintf(text, bytes, "%s x%d", amd ? "xGMI" : "NVLink", link->count); return;
+	case TP_WIRE_C2C: snprintf(text, bytes, "%s", amd ? "package" : "C2C"); return;
+	case TP_WIRE_SYS: snprintf(text, bytes, "CPU to CPU"); return;
+	case TP_WIRE_NET: snprintf(text, bytes, "port"); return;
+	case TP_WIRE_LOCAL: snprintf(text, bytes, "inside"); return;
 	default: break;
 	}
 	for (size_t i = 0; i < TP_ARRAY_LEN(generations); i++)

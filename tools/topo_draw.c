@@ -9,8 +9,8 @@
 #include "topo/search.h"
 
 static const struct { enum tp_topo_link_kind kind; const char *class, *name, *colour; } kinds[] = {
-	{ TP_LINK_NVL, "nvl", "NVLink", "#2e9e4f" }, { TP_LINK_C2C, "c2c", "C2C", "#8e44ad" }, { TP_LINK_PCI, "pci", "PCIe", "#2f6fb7" },
-	{ TP_LINK_SYS, "sys", "CPU to CPU", "#8a8f98" }, { TP_LINK_NET, "net", "network port", "#d9822b" },
+	{ TP_WIRE_NVL, "nvl", "NVLink", "#2e9e4f" }, { TP_WIRE_C2C, "c2c", "C2C", "#8e44ad" }, { TP_WIRE_PCI, "pci", "PCIe", "#2f6fb7" },
+	{ TP_WIRE_SYS, "sys", "CPU to CPU", "#8a8f98" }, { TP_WIRE_NET, "net", "network port", "#d9822b" },
 };
 
 static double thickness(double bw)
@@ -63,7 +63,7 @@ static void draw_tree_link(const struct picture *p, const struct tp_topo_link *l
 	bool narrow = link->full_bw > link->bw * 1.001;
 	double x = a->x + a->w / 2, up = p->topo->nodes[link->to].kind == TP_TOPO_CPU ? x : b->x + b->w / 2, bottom = b->y + b->h;
 	/* A GPU's C2C runs beside its PCIe link. */
-	if (link->kind == TP_LINK_C2C) {
+	if (link->kind == TP_WIRE_C2C) {
 		x -= a->w / 2 - 12;
 		up = x;
 	}
@@ -73,7 +73,7 @@ static void draw_tree_link(const struct picture *p, const struct tp_topo_link *l
 	char text[32];
 	snprintf(text, sizeof(text), "%.4g", link->bw);
 	/* On the side that the line leaves free. */
-	bool left = up > x + 2 || link->kind == TP_LINK_C2C;
+	bool left = up > x + 2 || link->kind == TP_WIRE_C2C;
 	double beside = 5 + thickness(link->bw) / 2;
 	draw_text(out, left ? x - beside : x + beside, a->y - 7, left ? narrow ? "bw left bad" : "bw left" : narrow ? "bw bad" : "bw", text);
 }
@@ -128,9 +128,9 @@ static void draw_links(const struct picture *p, FILE *out)
 		if (!p->boxes[link->from].drawn) continue;
 		if (to->kind == TP_TOPO_NVS) draw_switch_link(p, link, out);
 		else if (!p->boxes[link->to].drawn) continue;
-		else if (link->kind == TP_LINK_NVL && to->kind == TP_TOPO_GPU && link->from < link->to) draw_mesh_link(p, link, out);
-		else if (link->kind == TP_LINK_SYS && from->ordinal < to->ordinal) draw_cpu_link(p, link, out);
-		else if (from->parent == link->to || (link->kind == TP_LINK_C2C && from->kind == TP_TOPO_GPU)) draw_tree_link(p, link, out);
+		else if (link->kind == TP_WIRE_NVL && to->kind == TP_TOPO_GPU && link->from < link->to) draw_mesh_link(p, link, out);
+		else if (link->kind == TP_WIRE_SYS && from->ordinal < to->ordinal) draw_cpu_link(p, link, out);
+		else if (from->parent == link->to || (link->kind == TP_WIRE_C2C && from->kind == TP_TOPO_GPU)) draw_tree_link(p, link, out);
 	}
 }
 
@@ -286,13 +286,13 @@ static double draw_legend(const struct picture *p, double y, FILE *out)
 		double most = 0;
 		for (int32_t l = 0; l < p->topo->nlinks; l++)
 			if (p->topo->links[l].kind == kinds[i].kind && p->topo->links[l].bw < 5000) most = fmax(most, p->topo->links[l].bw);
-		if (most == 0 || kinds[i].kind == TP_LINK_NET) continue;
+		if (most == 0 || kinds[i].kind == TP_WIRE_NET) continue;
 		char text[64];
 		if (x > p->width - 260) {
 			x = 40;
 			y += 26;
 		}
-		bool amd = p->topo->count[TP_TOPO_GPU] && tp_topo_node_of(p->topo, TP_TOPO_GPU, 0)->gpu.maker == TP_MAKER_AMD && kinds[i].kind == TP_LINK_NVL;
+		bool amd = p->topo->count[TP_TOPO_GPU] && tp_topo_node_of(p->topo, TP_TOPO_GPU, 0)->gpu.maker == TP_MAKER_AMD && kinds[i].kind == TP_WIRE_NVL;
 		snprintf(text, sizeof(text), "%s, up to %.4g GB/s", amd ? "xGMI" : kinds[i].name, most);
 		fprintf(out, "<path d=\"M%.1f %.1f h34\" stroke=\"%s\" stroke-width=\"%.1f\"/>\n", x, y - 4, kinds[i].colour, thickness(most));
 		draw_text(out, x + 44, y, "legend", text);

@@ -37,7 +37,7 @@ static void print_better(const struct tp_topo *topo, int32_t from, int32_t to, F
 	if (from == to || type == TP_PATH_LOC) return;
 	if (gpus && type > TP_PATH_NVL) {
 		int links = 0;
-		for (int32_t l = a->first_link; l < a->first_link + a->nlinks; l++) links += topo->links[l].kind == TP_LINK_NVL ? topo->links[l].count : 0;
+		for (int32_t l = a->first_link; l < a->first_link + a->nlinks; l++) links += topo->links[l].kind == TP_WIRE_NVL ? topo->links[l].count : 0;
 		fprintf(out, "  not NVL: %s\n", !links ? "the first has no NVLink that leads anywhere here" :
 			"none of the first's NVLinks leads to the second, or to a switch that it is on");
 	}

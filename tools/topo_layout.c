@@ -83,7 +83,7 @@ bool picture_lay_out(const struct tp_topo *topo, struct picture *p)
 	int rows = rows_of(topo), columns = topo->nhosts > 2 ? (int)ceil(sqrt((double)topo->nhosts * 0.6)) : 1;
 	bool mesh = false, switched = topo->count[TP_TOPO_NVS] > 0;
 	for (int32_t l = 0; l < topo->nlinks; l++)
-		mesh = mesh || (topo->links[l].kind == TP_LINK_NVL && topo->nodes[topo->links[l].from].kind == TP_TOPO_GPU && topo->nodes[topo->links[l].to].kind == TP_TOPO_GPU);
+		mesh = mesh || (topo->links[l].kind == TP_WIRE_NVL && topo->nodes[topo->links[l].from].kind == TP_TOPO_GPU && topo->nodes[topo->links[l].to].kind == TP_TOPO_GPU);
 	double widest = 0;
 	for (int32_t h = 0; h < topo->nhosts; h++) {
 		double x = 0;

@@ -15,7 +15,7 @@ static void cell_text(const struct tp_topo *topo, int32_t from, int32_t to, char
 	}
 	for (int32_t i = 0; i < path->nhops; i++) {
 		const struct tp_topo_link *link = &topo->links[path->links[i]];
-		if (link->kind == TP_LINK_NVL && (!links || link->count < links)) links = link->count;
+		if (link->kind == TP_WIRE_NVL && (!links || link->count < links)) links = link->count;
 	}
 	bool amd = topo->nodes[from].kind == TP_TOPO_GPU && topo->nodes[from].gpu.maker == TP_MAKER_AMD;
 	if (path->type == TP_PATH_NVL) snprintf(text, bytes, "%s%d", amd ? "XGMI" : "NV", links);

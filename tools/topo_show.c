@@ -18,7 +18,7 @@ static void print_crossing(const struct tp_topo *topo, const struct tp_topo_node
 	for (int32_t l = node->first_link; l < node->first_link + node->nlinks; l++) {
 		const struct tp_topo_link *link = &topo->links[l];
 		char text[40];
-		if (link->kind != TP_LINK_NVL && link->kind != TP_LINK_C2C) continue;
+		if (link->kind != TP_WIRE_NVL && link->kind != TP_WIRE_C2C) continue;
 		if (node->kind != TP_TOPO_GPU) continue;
 		topo_link_text(topo, link, text, sizeof(text));
 		fprintf(out, "; %s to %s %.4g GB/s", text, topo->nodes[link->to].name, link->bw);
@@ -30,7 +30,7 @@ static void print_up_link(const struct tp_topo *topo, const struct tp_topo_node 
 	for (int32_t l = node->first_link; l < node->first_link + node->nlinks; l++) {
 		const struct tp_topo_link *link = &topo->links[l];
 		char text[40];
-		if (link->to != node->parent || link->kind != TP_LINK_PCI || !node->pci.width) continue;
+		if (link->to != node->parent || link->kind != TP_WIRE_PCI || !node->pci.width) continue;
 		topo_link_text(topo, link, text, sizeof(text));
 		fprintf(out, "  %s %.4g GB/s", text, link->bw);
 		if (link->full_bw > link->bw * 1.001) fprintf(out, " (could be %.4g)", link->full_bw);
@@ -96,7 +96,7 @@ static void print_cpu(const struct tp_topo *topo, const struct tp_topo_node *cpu
 	if (cpu->cpu.family) fprintf(out, " family %d model %d", cpu->cpu.family, cpu->cpu.model);
 	if (processors) fprintf(out, ", %d processors", processors);
 	for (int32_t l = cpu->first_link; l < cpu->first_link + cpu->nlinks; l++)
-		if (topo->links[l].kind == TP_LINK_SYS) {
+		if (topo->links[l].kind == TP_WIRE_SYS) {
 			fprintf(out, "; to other CPUs %.4g GB/s", topo->links[l].bw);
 			break;
 		}

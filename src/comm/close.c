@@ -11,6 +11,7 @@ void tp_comm_tear_down(struct ncclComm *comm)
 	if (comm->runnable.run) tp_engine_forget(&comm->runnable);
 	tp_exec_destroy(comm->exec);
 	if (comm->gpu) tp_gpu_rank_close(comm);
+	tp_comm_topo_close(comm);
 	if (comm->links) tp_links_destroy(comm->links);
 	if (comm->boot) tp_boot_close(comm->boot);
 	tp_flight_destroy(comm->flight);

@@ -72,6 +72,7 @@ static void wipe(struct ncclComm *comm)
 	memset(comm->last, 0, sizeof(comm->last));
 	comm->flight = NULL;
 	comm->links = NULL;
+	comm->topo = NULL;
 	comm->layout = NULL;
 	memset(&comm->config, 0, sizeof(comm->config));
 	memset(comm->choices, 0, sizeof(comm->choices));
@@ -241,14 +242,9 @@ ncclResult_t tp_comm_path(ncclComm_t comm, int from, int to, char *text, size_t 
 	ncclResult_t result = tp_comm_may_call(comm, "telpher_comm_path");
 	if (result == ncclSuccess && (from < 0 || to < 0 || from >= comm->nranks || to >= comm->nranks))
 		result = TP_FAIL(ncclInvalidArgument, "telpher_comm_path: ranks %d and %d must be in [0, %d)", from, to, comm->nranks);
-	struct tp_link_path path;
-	if (result == ncclSuccess) result = tp_links_path(comm->links, from, to, &path);
-	if (result == ncclSuccess) {
-		size_t n = strnlen(path.text, sizeof(path.text));
-		n = TP_MIN(n, text_bytes - 1);
-		memcpy(text, path.text, n);
-		text[n] = '\0';
-	}
+	struct tp_watch_path path;
+	if (result == ncclSuccess) result = tp_report_path(comm, from, to, &path);
+	if (result == ncclSuccess) snprintf(text, text_bytes, "%s", path.why);
 	tp_comm_leave(comm);
 	return result;
 }

@@ -1,6 +1,6 @@
 /* Joining: from an id to a communicator that works.
  *
- * boot -> settings -> links -> executor -> model: each step needs that all ranks did the one before, and the exchanges in
+ * boot -> settings -> links -> executor -> topology -> model: each step needs that all ranks did the one before, and the exchanges in
  * them are what makes sure of it. A rank that fails on the way tells the others, so that nobody waits for it. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,8 +48,8 @@ static ncclResult_t make_layout(struct ncclComm *comm)
 	return result;
 }
 
-/* times: after boot, exchange of settings, links, the rest. */
-static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args, uint64_t times[4])
+/* times: after boot, exchange of settings, links, topology, the rest. */
+static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args, uint64_t times[5])
 {
 	struct tp_boot_args boot = { .rank = args->rank, .nranks = args->nranks, .nids = args->nids, .ids = args->ids,
 		.device = comm->device, .abort = &comm->abort_flag, .name = args->name };
@@ -75,6 +75,8 @@ static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args,
 	else TP_TRY(tp_exec_create(comm->boot, comm->links, &comm->exec));
 	TP_TRY(tp_flight_create(comm->rank, comm->nranks, comm->boot->comm_hash, coll_name, &comm->flight));
 	times[2] = tp_clock_ns();
+	TP_TRY(tp_comm_topo_open(comm));
+	times[3] = tp_clock_ns();
 	TP_TRY(tp_report_check(comm));
 	TP_TRY(tp_agree_model(comm));
 	if (comm->gpu) {
@@ -83,7 +85,7 @@ static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args,
 	} else {
 		tp_comm_init_runnable(comm);
 	}
-	times[3] = tp_clock_ns();
+	times[4] = tp_clock_ns();
 	return ncclSuccess;
 }
 
@@ -109,7 +111,7 @@ static void log_init(const struct ncclComm *comm, const struct tp_init_args *arg
 
 ncclResult_t tp_init_join(struct ncclComm *comm, const struct tp_init_args *args)
 {
-	uint64_t times[4] = { 0 }, start = tp_clock_ns();
+	uint64_t times[5] = { 0 }, start = tp_clock_ns();
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	pthread_once(&once, log_once);
 	comm->rank = args->rank;
@@ -125,9 +127,9 @@ ncclResult_t tp_init_join(struct ncclComm *comm, const struct tp_init_args *args
 		return result;
 	}
 	log_init(comm, args, "COMPLETE");
-	TP_INFO(TP_INIT, "Init timings - %s: rank %d nranks %d total %.2f (kernels 0.00, alloc 0.00, bootstrap %.2f, allgathers %.2f, topo 0.00, "
-		"graphs 0.00, connections %.2f, rest %.2f)", args->name, args->rank, args->nranks, seconds(start, times[3]), seconds(start, times[0]),
-		seconds(times[0], times[1]), seconds(times[1], times[2]), seconds(times[2], times[3]));
+	TP_INFO(TP_INIT, "Init timings - %s: rank %d nranks %d total %.2f (kernels 0.00, alloc 0.00, bootstrap %.2f, allgathers %.2f, topo %.2f, "
+		"graphs 0.00, connections %.2f, rest %.2f)", args->name, args->rank, args->nranks, seconds(start, times[4]), seconds(start, times[0]),
+		seconds(times[0], times[1]), seconds(times[2], times[3]), seconds(times[1], times[2]), seconds(times[3], times[4]));
 	/* Pairs with the acquire in tp_comm_may_call and in fast.c: what join wrote is seen by whoever finds the gate open. */
 	atomic_fetch_and_explicit(&comm->gate, ~(uint32_t)TP_GATE_INIT, memory_order_release);
 	return ncclSuccess;

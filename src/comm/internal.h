@@ -141,6 +141,7 @@ struct ncclComm {
 
 	struct tp_flight *flight;
 	struct tp_links *links;
+	struct tp_comm_topo *topo;          /* what is known of the machines; NULL while it joins */
 	struct tp_layout *layout;
 	struct tp_cost_model model;
 	bool crowded;                       /* the machine has more ranks than processors for them */
@@ -296,8 +297,18 @@ ncclResult_t tp_init_handle(const struct tp_config *config, int device, struct t
 ncclResult_t tp_init_join(struct ncclComm *comm, const struct tp_init_args *args);
 void tp_init_failed(struct ncclComm *comm, ncclResult_t result);
 
+/* topo.c: the machine. Collective; fails only where the exchange does, never for what can't be found out. */
+struct tp_comm_topo;
+ncclResult_t tp_comm_topo_open(struct ncclComm *comm);
+void tp_comm_topo_close(struct ncclComm *comm);
+/* Adds what the topology says to a path whose via and why are filled in. */
+void tp_comm_topo_describe(const struct ncclComm *comm, int from, int to, struct tp_watch_path *path);
+/* What TELPHER_EXPECT says of the machine, looked at by the first rank of each host; of GPUs' paths, by each rank. */
+ncclResult_t tp_comm_topo_expect(const struct ncclComm *comm);
+
 /* report.c */
 ncclResult_t tp_report_check(struct ncclComm *comm);
+ncclResult_t tp_report_path(struct ncclComm *comm, int from, int to, struct tp_watch_path *out);
 void tp_report_paths(struct ncclComm *comm);
 
 /* meet.c: the unique id of a job whose ranks are all on this machine. */

@@ -1,11 +1,13 @@
-/* Which path each pair of ranks takes: checked against TELPHER_EXPECT at init, printed at the end where
- * TELPHER_REPORT_PATHS asks for it. */
+/* Which path each pair of ranks takes and what the topology says of it: checked against TELPHER_EXPECT at init, logged there (INFO,
+ * GRAPH), printed at the end where TELPHER_REPORT_PATHS asks for it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <string.h>
 
 #include "comm/internal.h"
+#include "topo/topo.h"
+
+#define MOST_RANKS 256          /* of a report: its pairs are many */
 
 static struct tp_param params[] = {
 	{ .name = "TELPHER_REPORT_PATHS", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1,
@@ -13,13 +15,24 @@ static struct tp_param params[] = {
 };
 TP_PARAM_TABLE("watch", params)
 
-static ncclResult_t add_pair(struct ncclComm *comm, struct tp_watch_paths *paths, int from, int to)
+ncclResult_t tp_report_path(struct ncclComm *comm, int from, int to, struct tp_watch_path *out)
 {
 	struct tp_link_path link;
 	TP_TRY(tp_links_path(comm->links, from, to, &link));
-	struct tp_watch_path path = { .from = from, .to = to, .same_host = comm->boot->peers[from].host == comm->boot->peers[to].host };
-	snprintf(path.via, sizeof(path.via), "%s", link.via);
-	snprintf(path.why, sizeof(path.why), "%s", link.text);
+	memset(out, 0, sizeof(*out));
+	out->from = from;
+	out->to = to;
+	out->same_host = comm->boot->peers[from].host == comm->boot->peers[to].host;
+	snprintf(out->via, sizeof(out->via), "%s", link.via);
+	snprintf(out->why, sizeof(out->why), "%s", link.text);
+	tp_comm_topo_describe(comm, from, to, out);
+	return ncclSuccess;
+}
+
+static ncclResult_t add_pair(struct ncclComm *comm, struct tp_watch_paths *paths, int from, int to)
+{
+	struct tp_watch_path path;
+	TP_TRY(tp_report_path(comm, from, to, &path));
 	return tp_watch_paths_add(paths, &path);
 }
 
@@ -38,9 +51,42 @@ static ncclResult_t check_network(struct ncclComm *comm)
 	return ncclSuccess;
 }
 
+static ncclResult_t all_pairs(struct ncclComm *comm, struct tp_watch_paths **out)
+{
+	TP_TRY(tp_watch_paths_create(out));
+	ncclResult_t result = ncclSuccess;
+	for (int a = 0; a < comm->nranks && result == ncclSuccess; a++)
+		for (int b = 0; b < comm->nranks && result == ncclSuccess; b++)
+			if (a != b) result = add_pair(comm, *out, a, b);
+	if (result != ncclSuccess) tp_watch_paths_destroy(*out);
+	return result;
+}
+
+/* A line of the table a line of the log. */
+static void log_report(struct ncclComm *comm)
+{
+	struct tp_watch_paths *paths;
+	char *text = NULL, *line, *rest;
+	size_t bytes = 0;
+	if (comm->rank != 0 || comm->nranks > MOST_RANKS || !tp_log_wants(TP_LOG_INFO, TP_GRAPH) || all_pairs(comm, &paths) != ncclSuccess) return;
+	FILE *out = open_memstream(&text, &bytes);
+	if (out) {
+		tp_watch_paths_print(paths, out);
+		fclose(out);
+	}
+	for (rest = text; (line = strsep(&rest, "\n"));)
+		if (*line) TP_INFO(TP_GRAPH, "%s", line);
+	free(text);
+	tp_watch_paths_destroy(paths);
+}
+
 ncclResult_t tp_report_check(struct ncclComm *comm)
 {
-	TP_TRY(tp_watch_expect_check());
+	size_t nkeys;
+	const struct tp_expect_key *keys = tp_topo_expect_keys(&nkeys);
+	TP_TRY(tp_watch_expect_check_with(keys, nkeys));
+	log_report(comm);
+	if (!tp_watch_expect_is_set()) return ncclSuccess;
 	struct tp_watch_paths *paths;
 	TP_TRY(tp_watch_paths_create(&paths));
 	ncclResult_t result = ncclSuccess;
@@ -48,20 +94,17 @@ ncclResult_t tp_report_check(struct ncclComm *comm)
 		if (r != comm->rank) result = add_pair(comm, paths, comm->rank, r);
 	if (result == ncclSuccess) result = tp_watch_expect_paths(paths);
 	if (result == ncclSuccess) result = check_network(comm);
+	if (result == ncclSuccess) result = tp_comm_topo_expect(comm);
 	tp_watch_paths_destroy(paths);
 	return result;
 }
 
 void tp_report_paths(struct ncclComm *comm)
 {
-	if (!tp_param_int(&params[0]) || comm->rank != 0 || comm->nranks > 256) return;
+	if (!tp_param_int(&params[0]) || comm->rank != 0 || comm->nranks > MOST_RANKS) return;
 	struct tp_watch_paths *paths;
-	if (tp_watch_paths_create(&paths) != ncclSuccess) return;
-	ncclResult_t result = ncclSuccess;
-	for (int a = 0; a < comm->nranks && result == ncclSuccess; a++)
-		for (int b = 0; b < comm->nranks && result == ncclSuccess; b++)
-			if (a != b) result = add_pair(comm, paths, a, b);
-	if (result == ncclSuccess) tp_watch_paths_print(paths, stdout);
+	if (all_pairs(comm, &paths) != ncclSuccess) return;
+	tp_watch_paths_print(paths, stdout);
 	fflush(stdout);
 	tp_watch_paths_destroy(paths);
 }

@@ -112,5 +112,11 @@ void tp_gpu_bus_path_name(const char *bus_id, const char *peer_bus_id, char *tex
 /* NCCL's levels, nearest first; UNKNOWN: no NVML, or it can't tell. */
 enum tp_gpu_distance { TP_GPU_LOC, TP_GPU_NVL, TP_GPU_PIX, TP_GPU_PXB, TP_GPU_PHB, TP_GPU_SYS, TP_GPU_UNKNOWN };
 enum tp_gpu_distance tp_gpu_distance(const struct tp_gpu *gpu, const char *peer_bus_id);
+/* NCCL_P2P_LEVEL and its like: a name, or the old number. The level's place in LOC NVL NVB C2C PIX PXB P2C PXN PHB SYS; -1: it is none. */
+#define TP_GPU_LEVELS 10
+#define TP_GPU_LEVEL_NAMES "LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB or SYS (or 0 to 4, the old form)"
+int tp_gpu_level_parse(const char *text);
+/* The farthest that it allows, as NVML tells distances: which know no relays and no C2C. */
+enum tp_gpu_distance tp_gpu_level_distance(int level);
 
 #endif

@@ -12,7 +12,7 @@ static struct tp_param params[] = {
 	[PARAM_P2P_DISABLE] = { .name = "NCCL_P2P_DISABLE", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1,
 		.doc = "1: GPUs don't use each other's memory; they meet in pinned host memory" },
 	[PARAM_P2P_LEVEL] = { .name = "NCCL_P2P_LEVEL", .kind = TP_PARAM_STRING,
-		.doc = "how far apart GPUs may be that use each other's memory: LOC, NVL, PIX, PXB, PHB or SYS (0, 1, 2, 3, 4: LOC, PIX, PXB, PHB, SYS); "
+		.doc = "how far apart GPUs may be that use each other's memory: LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB or SYS (0 to 4: LOC, PIX, PXB, PHB, SYS); "
 		"unset: wherever CUDA allows it" },
 	[PARAM_P2P_BYTES] = { .name = "TELPHER_P2P_BYTES", .kind = TP_PARAM_BYTES, .fallback = "24M", .min = 1 << 20, .max = 1 << 30,
 		.doc = "memory of a GPU rank for its links inside the host; equal on all ranks" },
@@ -24,16 +24,11 @@ TP_PARAM_TABLE("link", params)
 
 static int32_t parse_level(void)
 {
-	static const struct { const char *text; enum tp_gpu_distance level; } levels[] = {
-		{ "LOC", TP_GPU_LOC }, { "NVL", TP_GPU_NVL }, { "PIX", TP_GPU_PIX }, { "PXB", TP_GPU_PXB }, { "PHB", TP_GPU_PHB }, { "SYS", TP_GPU_SYS },
-		{ "0", TP_GPU_LOC }, { "1", TP_GPU_PIX }, { "2", TP_GPU_PXB }, { "3", TP_GPU_PHB }, { "4", TP_GPU_SYS }, { "5", TP_GPU_SYS },
-	};
 	const char *text = tp_param_string(&params[PARAM_P2P_LEVEL]);
 	if (!text || !*text) return TP_GPU_UNKNOWN;
-	for (size_t i = 0; i < TP_ARRAY_LEN(levels); i++)
-		if (strcasecmp(text, levels[i].text) == 0) return levels[i].level;
-	TP_WARN("NCCL_P2P_LEVEL=%.32s is no level: LOC, NVL, PIX, PXB, PHB or SYS; it is ignored", text);
-	return TP_GPU_UNKNOWN;
+	int level = tp_gpu_level_parse(text);
+	if (level < 0) TP_WARN("NCCL_P2P_LEVEL=%.32s is no level: " TP_GPU_LEVEL_NAMES "; it is ignored", text);
+	return tp_gpu_level_distance(level);
 }
 
 static void fill_card(const struct tp_links_options *options, bool shm_disabled, struct tp_gpu_card *card)

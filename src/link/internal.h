@@ -41,6 +41,7 @@ bool tp_net_links_need_progress(const struct tp_net_links *nets);
 int tp_net_links_poll_fds(struct tp_net_links *nets, int *fds, uint32_t *events, int max);
 /* "NET/Socket/0", for any pair that goes over the network. */
 const char *tp_net_links_via(const struct tp_net_links *nets);
+const struct tp_net_ops *tp_net_links_ops(const struct tp_net_links *nets, int *dev);
 /* The largest chunk that a net slot holds, the same for all net links, agreed. */
 size_t tp_net_links_capacity(const struct tp_net_links *nets);
 /* Releases one end's ring and connection; then, after all ends, the rest. */

@@ -137,6 +137,8 @@ size_t tp_links_ring_capacity(const struct tp_links *links);
 /* GPU ranks: do the GPUs of two ranks of one host load and store each other's memory? Agreed; a rank with itself: true. */
 bool tp_links_reaches(const struct tp_links *links, int a, int b);
 bool tp_links_have_net(const struct tp_links *links);           /* some pair of this rank's communicator uses the network */
+/* The transport in use and this rank's first device of it; NULL: no pair uses the network. */
+const struct tp_net_ops *tp_links_net(const struct tp_links *links, int *dev);
 int tp_links_channels(const struct tp_links *links);
 bool tp_links_by_ref(const struct tp_links *links);             /* agreed: references inside the host */
 void tp_links_destroy(struct tp_links *links);

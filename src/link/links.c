@@ -254,6 +254,11 @@ size_t tp_links_inline_capacity(const struct tp_links *links, bool across)
 	return links->gpu ? links->gpu->shape.capacity : links->shape.capacity;
 }
 
+const struct tp_net_ops *tp_links_net(const struct tp_links *links, int *dev)
+{
+	return links->nets ? tp_net_links_ops(links->nets, dev) : NULL;
+}
+
 bool tp_links_have_net(const struct tp_links *links) { return links->nets != NULL; }
 
 int tp_links_channels(const struct tp_links *links) { return links->nchannels; }

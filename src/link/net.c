@@ -362,6 +362,12 @@ int tp_net_links_poll_fds(struct tp_net_links *nets, int *fds, uint32_t *events,
 }
 
 const char *tp_net_links_via(const struct tp_net_links *nets) { return nets->via; }
+
+const struct tp_net_ops *tp_net_links_ops(const struct tp_net_links *nets, int *dev)
+{
+	*dev = nets->dev;
+	return nets->ops;
+}
 size_t tp_net_links_capacity(const struct tp_net_links *nets) { return nets->capacity; }
 
 /* Nobody waits for data any more: aborted here, or an error that all ranks hear of. */

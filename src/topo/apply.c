@@ -103,8 +103,8 @@ static double total_of(const struct tp_topo *topo, const struct tp_topo_node *gp
 {
 	double nvlink = 0, pci = 0;
 	for (int32_t l = gpu->first_link; l < gpu->first_link + gpu->nlinks; l++) {
-		if (topo->links[l].kind == TP_LINK_NVL) nvlink += topo->links[l].bw;
-		if (topo->links[l].kind == TP_LINK_PCI) pci = topo->links[l].bw;
+		if (topo->links[l].kind == TP_WIRE_NVL) nvlink += topo->links[l].bw;
+		if (topo->links[l].kind == TP_WIRE_PCI) pci = topo->links[l].bw;
 	}
 	return TP_MAX(nvlink, pci);
 }

@@ -10,6 +10,7 @@ struct tp_builder {
 	const struct tp_element **element;      /* [node] it was made from; NULL: NVS */
 	char (*domain)[TP_TOPO_NAME_BYTES];     /* [node] of an NVS: the NVLink domain that it joins */
 	int32_t node_room, link_room;
+	int64_t looks;                          /* at nodes, for the far ends of links */
 };
 
 /* NULL: no memory or too many (logged). The pointer is valid until the next one is added. */

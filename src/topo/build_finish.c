@@ -95,9 +95,9 @@ static int by_use(const void *a, const void *b)
 static int32_t order_of(const struct tp_topo *topo, const struct tp_topo_link *link)
 {
 	switch (link->kind) {
-	case TP_LINK_NVL: return 0;
-	case TP_LINK_C2C: return 1;
-	case TP_LINK_SYS: return 4;
+	case TP_WIRE_NVL: return 0;
+	case TP_WIRE_C2C: return 1;
+	case TP_WIRE_SYS: return 4;
 	default: return topo->nodes[link->from].parent == link->to ? 3 : 2;
 	}
 }
@@ -228,6 +228,8 @@ static void place_host_rank(const struct tp_topo *topo, struct tp_topo_host_rank
 	}
 }
 
+#define MAX_PLACINGS (INT64_C(1) << 22)     /* looks at a node for a rank */
+
 static ncclResult_t add_host_ranks(struct tp_builder *b)
 {
 	struct tp_topo *topo = b->topo;
@@ -242,6 +244,9 @@ static ncclResult_t add_host_ranks(struct tp_builder *b)
 			if (!list) return TP_FAIL(ncclSystemError, "%s: no memory for %d host ranks", b->doc->name, room);
 			topo->host_ranks = list;
 		}
+		if ((int64_t)(topo->nhost_ranks + 1) * topo->nnodes > MAX_PLACINGS)
+			return TP_FAIL(ncclInvalidUsage, "%s:%d: more than %d host ranks among %d nodes, which no machine has", b->doc->name, e->line,
+				(int)topo->nhost_ranks, (int)topo->nnodes);
 		struct tp_topo_host_rank *r = &topo->host_ranks[topo->nhost_ranks];
 		TP_TRY(tp_element_hex(b->doc, strcmp(e->parent->name, "cpu") == 0 ? e->parent : e, "host_hash", 0, &hash));
 		for (host = 0; host < topo->nhosts - 1 && topo->host_hash[host] != hash; host++) ;

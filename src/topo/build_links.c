@@ -24,7 +24,8 @@ static enum target target_of(const struct tp_element *e)
 	return strncmp(bus, "fffffff", 7) == 0 ? TARGET_SWITCH : TARGET_GPU;
 }
 
-/* One node for all switches of an NVLink domain: the domain that the GPU names, else the whole file is one. */
+/* One node for all switches of an NVLink domain: the one that the GPU names (ours always do), else the whole file is one: NCCL puts several
+ * hosts into a file only where they are one domain. */
 static ncclResult_t find_switch(struct tp_builder *b, const struct tp_element *gpu, int32_t host, int32_t *out)
 {
 	const char *domain = tp_element_get(gpu, "nvldomain");
@@ -41,9 +42,10 @@ static ncclResult_t find_switch(struct tp_builder *b, const struct tp_element *g
 	return ncclSuccess;
 }
 
-static int32_t find_gpus(const struct tp_builder *b, int32_t host, int64_t bus, int32_t *gpus, int32_t max)
+static int32_t find_gpus(struct tp_builder *b, int32_t host, int64_t bus, int32_t *gpus, int32_t max)
 {
 	int32_t count = 0;
+	b->looks += b->topo->nnodes;
 	for (int32_t i = 0; i < b->topo->nnodes && count < max; i++) {
 		const struct tp_topo_node *node = &b->topo->nodes[i];
 		if (node->kind == TP_TOPO_GPU && node->host == host && node->pci.bus == bus) gpus[count++] = i;
@@ -67,10 +69,10 @@ static ncclResult_t add_nvlink(struct tp_builder *b, int32_t gpu, const struct t
 	b->topo->nodes[gpu].gpu.nvlinks += (int)count;
 	switch (target_of(e)) {
 	case TARGET_CPU:
-		return tp_build_link_both(b, gpu, node.near_cpu, TP_LINK_NVL, (int)count, bw, bw);
+		return tp_build_link_both(b, gpu, node.near_cpu, TP_WIRE_NVL, (int)count, bw, bw);
 	case TARGET_SWITCH:
 		TP_TRY(find_switch(b, gpu_element, node.host, &to));
-		return tp_build_link_both(b, gpu, to, TP_LINK_NVL, (int)count, bw, bw);
+		return tp_build_link_both(b, gpu, to, TP_WIRE_NVL, (int)count, bw, bw);
 	case TARGET_GPU:
 		break;
 	}
@@ -83,7 +85,7 @@ static ncclResult_t add_nvlink(struct tp_builder *b, int32_t gpu, const struct t
 	/* A GPU that is not among ours is another's: its links aren't used here. */
 	int32_t ntargets = find_gpus(b, node.host, bus, targets, MAX_PARTITIONS);
 	for (int32_t i = 0; i < ntargets; i++)
-		TP_TRY(tp_build_link(b, gpu, targets[i], TP_LINK_NVL, (int)count, bw / ntargets, bw / ntargets));
+		TP_TRY(tp_build_link(b, gpu, targets[i], TP_WIRE_NVL, (int)count, bw / ntargets, bw / ntargets));
 	return ncclSuccess;
 }
 
@@ -95,7 +97,7 @@ static ncclResult_t add_c2c(struct tp_builder *b, int32_t gpu, const struct tp_e
 	TP_TRY(tp_element_int(b->doc, e, "bw", 0, 100000000, 0, &bw));
 	if (count == 0 || bw == 0) return ncclSuccess;
 	double all = (double)(count * bw) / 1000;
-	return tp_build_link_both(b, gpu, cpu, TP_LINK_C2C, (int)count, all, all);
+	return tp_build_link_both(b, gpu, cpu, TP_WIRE_C2C, (int)count, all, all);
 }
 
 static ncclResult_t add_pcilinks(struct tp_builder *b, int32_t pci, const struct tp_element *e)
@@ -105,8 +107,9 @@ static ncclResult_t add_pcilinks(struct tp_builder *b, int32_t pci, const struct
 		int64_t bus;
 		if (strcmp(c->name, "pcilink") != 0) continue;
 		tp_bus_id_parse(tp_element_get(c, "target"), &bus);
+		b->looks += b->topo->nnodes;
 		int32_t to = tp_build_find_bus(b, TP_TOPO_PCI, b->topo->nodes[pci].host, bus);
-		if (to >= 0 && to != pci) TP_TRY(tp_build_link_both(b, pci, to, TP_LINK_LOCAL, 1, local, local));
+		if (to >= 0 && to != pci) TP_TRY(tp_build_link_both(b, pci, to, TP_WIRE_LOCAL, 1, local, local));
 	}
 	return ncclSuccess;
 }
@@ -119,17 +122,20 @@ static ncclResult_t join_cpus(struct tp_builder *b)
 			const struct tp_topo_node *x = &topo->nodes[i], *y = &topo->nodes[j];
 			if (x->kind != TP_TOPO_CPU || y->kind != TP_TOPO_CPU || x->host != y->host) continue;
 			double bw = TP_MIN(x->cpu.inter_bw, y->cpu.inter_bw);
-			TP_TRY(tp_build_link_both(b, i, j, TP_LINK_SYS, 1, bw, bw));
+			TP_TRY(tp_build_link_both(b, i, j, TP_WIRE_SYS, 1, bw, bw));
 		}
 	}
 	return ncclSuccess;
 }
+
+#define MAX_LOOKS (INT64_C(1) << 28)
 
 ncclResult_t tp_build_add_links(struct tp_builder *b)
 {
 	for (int32_t i = 0; i < b->topo->nnodes; i++) {
 		const struct tp_element *e = b->element[i];
 		enum tp_topo_kind kind = b->topo->nodes[i].kind;
+		if (b->looks > MAX_LOOKS) return TP_FAIL(ncclInvalidUsage, "%s:%d: more links between more devices than any machine has", b->doc->name, e->line);
 		if (kind == TP_TOPO_PCI) TP_TRY(add_pcilinks(b, i, e));
 		if (kind != TP_TOPO_GPU) continue;
 		for (const struct tp_element *c = e->first; c; c = c->next) {

@@ -67,7 +67,7 @@ static ncclResult_t link_up(struct tp_builder *b, int32_t node, int32_t parent)
 	const struct tp_topo_pci *pci = &b->topo->nodes[node].pci;
 	double bw = tp_topo_pcie_bw(pci->speed, pci->width);
 	double full = tp_topo_pcie_bw(TP_MAX(pci->speed, pci->max_speed), TP_MAX(pci->width, pci->max_width));
-	return tp_build_link_both(b, node, parent, TP_LINK_PCI, pci->width, bw, TP_MAX(bw, full));
+	return tp_build_link_both(b, node, parent, TP_WIRE_PCI, pci->width, bw, TP_MAX(bw, full));
 }
 
 static ncclResult_t add_gpu(struct tp_builder *b, const struct tp_element *e, const struct tp_topo_pci *pci, struct place at)
@@ -134,7 +134,7 @@ static ncclResult_t add_port(struct tp_builder *b, const struct tp_element *e, i
 	node->net.rail = (int)rail;
 	node->net.plane = (int)plane;
 	node->net.fabric = fabric_of(tp_element_get(e, "fabric"));
-	return tp_build_link_both(b, nic, node->index, TP_LINK_NET, 1, node->net.bw, node->net.bw);
+	return tp_build_link_both(b, nic, node->index, TP_WIRE_NET, 1, node->net.bw, node->net.bw);
 }
 
 /* pci NULL: a NIC that is no PCI device, as virtual ones. */
@@ -147,7 +147,7 @@ static ncclResult_t add_nic(struct tp_builder *b, const struct tp_element *e, co
 		node->pci = *pci;
 		TP_TRY(link_up(b, nic, at.parent));
 	} else {
-		TP_TRY(tp_build_link_both(b, nic, at.parent, TP_LINK_PCI, 0, tp_topo_constant("local"), tp_topo_constant("local")));
+		TP_TRY(tp_build_link_both(b, nic, at.parent, TP_WIRE_PCI, 0, tp_topo_constant("local"), tp_topo_constant("local")));
 	}
 	for (const struct tp_element *net = e->first; net; net = net->next)
 		if (strcmp(net->name, "net") == 0) TP_TRY(add_port(b, net, nic, at));
@@ -201,7 +201,7 @@ static ncclResult_t add_core(struct tp_builder *b, const struct tp_element *e, s
 	TP_TRY(tp_element_mask(b->doc, e, "affinity", is_cache ? node->cache.mask : node->core.mask));
 	int32_t up = at.parent;
 	at.parent = node->index;
-	TP_TRY(tp_build_link_both(b, at.parent, up, TP_LINK_LOCAL, 1, local, local));
+	TP_TRY(tp_build_link_both(b, at.parent, up, TP_WIRE_LOCAL, 1, local, local));
 	for (const struct tp_element *c = e->first; c; c = c->next)
 		if (strcmp(c->name, "core") == 0) TP_TRY(add_core(b, c, at));
 	return ncclSuccess;

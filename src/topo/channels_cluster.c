@@ -64,7 +64,8 @@ static int turn(const struct tp_cluster *cluster, int channel, int host)
 {
 	const struct tp_channels *rings = cluster->rings;
 	bool crosses = rings->cross_nic == 2 && rings->channels[channel].net_in != rings->channels[channel].net_out;
-	return crosses && host % 2 ? channel ^ 1 : channel;
+	/* A file's last channel may have no partner. */
+	return crosses && host % 2 && (channel ^ 1) < rings->nchannels ? channel ^ 1 : channel;
 }
 
 void tp_cluster_ring(const struct tp_cluster *cluster, int channel, int rank, struct tp_ring_place *out)

@@ -201,7 +201,7 @@ static ncclResult_t explain_uneven(const struct view *v, enum tp_topo_link_kind 
 	for (int gpu = 0; gpu < v->p->ngpus && result == ncclSuccess; gpu++) {
 		double bw = own_bw(v, gpu, kind, &count);
 		if (bw >= 0.97 * usual) continue;
-		const char *kinds = kind == TP_LINK_NVL ? "NVLinks" : "PCIe lanes";
+		const char *kinds = kind == TP_WIRE_NVL ? "NVLinks" : "PCIe lanes";
 		result = FOUND(v, TP_FOUND_UNEVEN, gpu_node(v, gpu)->index, -1,
 			"%s has %.4g GB/s over %d %s where most have %.4g: every %s runs at its speed", gpu_name(v, gpu), bw, count, kinds, usual, v->what);
 	}
@@ -235,7 +235,7 @@ ncclResult_t tp_channels_explain(const struct tp_topo *topo, const struct tp_top
 	if (!found && (p->ngpus > 1 || p->nnets)) return explain_nothing(&v);
 	if (p->ngpus < 2) return ncclSuccess;
 	TP_TRY(explain_type(&v));
-	TP_TRY(explain_uneven(&v, TP_LINK_NVL));
-	if (channels->type_intra > TP_PATH_NVB) TP_TRY(explain_uneven(&v, TP_LINK_PCI));
+	TP_TRY(explain_uneven(&v, TP_WIRE_NVL));
+	if (channels->type_intra > TP_PATH_NVB) TP_TRY(explain_uneven(&v, TP_WIRE_PCI));
 	return explain_narrow(&v, load);
 }

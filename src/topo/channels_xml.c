@@ -15,10 +15,10 @@
 enum { P_FILE, P_DUMP, P_DUMP_RANK };
 static struct tp_param graph_params[] = {
 	[P_FILE] = { .name = "NCCL_GRAPH_FILE", .kind = TP_PARAM_STRING,
-		.doc = "channels to take instead of searching for them; those that it lacks are searched for (telpher topo)" },
-	[P_DUMP] = { .name = "NCCL_GRAPH_DUMP_FILE", .kind = TP_PARAM_STRING, .doc = "where to write the channels that were found (telpher topo)" },
+		.doc = "channels to take instead of searching for them; those that it lacks are searched for (telpher topo, and NCCL_GRAPH_DUMP_FILE of GPU ranks)" },
+	[P_DUMP] = { .name = "NCCL_GRAPH_DUMP_FILE", .kind = TP_PARAM_STRING, .doc = "where to write the channels that were found (telpher topo, GPU ranks)" },
 	[P_DUMP_RANK] = { .name = "NCCL_GRAPH_DUMP_FILE_RANK", .kind = TP_PARAM_INT, .fallback = "0", .max = INT_MAX,
-		.doc = "the rank that writes NCCL_GRAPH_DUMP_FILE (telpher topo)" },
+		.doc = "the rank that writes NCCL_GRAPH_DUMP_FILE" },
 };
 TP_PARAM_TABLE("topo", graph_params)
 
@@ -92,11 +92,23 @@ ncclResult_t tp_channels_text(const struct tp_topo *topo, const struct tp_channe
 	return result;
 }
 
+static bool dump_is_wanted(int rank)
+{
+	const char *path = tp_param_string(&graph_params[P_DUMP]);
+	return path && *path && rank == tp_param_int(&graph_params[P_DUMP_RANK]);
+}
+
+bool tp_channels_files_are_wanted(int rank)
+{
+	const char *path = tp_param_string(&graph_params[P_FILE]);
+	return dump_is_wanted(rank) || (path && *path && rank == 0);
+}
+
 ncclResult_t tp_channels_dump(const struct tp_topo *topo, const struct tp_channels *const *all, int count, int rank)
 {
 	struct tp_topo_doc *doc;
 	const char *path = tp_param_string(&graph_params[P_DUMP]);
-	if (!path || !*path || rank != tp_param_int(&graph_params[P_DUMP_RANK])) return ncclSuccess;
+	if (!dump_is_wanted(rank)) return ncclSuccess;
 	TP_TRY(make_doc(topo, all, count, &doc));
 	ncclResult_t result = tp_topo_doc_write(doc, path);
 	tp_topo_doc_free(doc);

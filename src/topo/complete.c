@@ -109,6 +109,9 @@ static ncclResult_t add_what_is_meant(struct completion *c, struct tp_element *p
 	struct tp_element *gpu = tp_element_child(pci, "gpu");
 	if (gpu && !tp_element_get(gpu, "sm")) return name_generation(c, pci, gpu);
 	if (!class || pci->first) return ncclSuccess;
+	/* A server's own screen (VGA) is no GPU. */
+	bool maker = !number(pci, "vendor") || number(pci, "vendor") == 0x10de || number(pci, "vendor") == 0x1002;
+	if (strncmp(class, "0x0300", 6) == 0 && !maker) return ncclSuccess;
 	if (strncmp(class, "0x0300", 6) == 0 || strncmp(class, "0x0302", 6) == 0 || strncmp(class, "0x0380", 6) == 0 || strncmp(class, "0x12", 4) == 0)
 		return add_gpu(c, pci);
 	return strncmp(class, "0x02", 4) == 0 ? add_nic(c, pci) : ncclSuccess;

@@ -50,6 +50,19 @@ static bool is_forbidden(const struct tp_topo *topo, int32_t a, int32_t b)
 	return false;
 }
 
+/* Each GPU on the way has to reach the next. */
+static bool is_forbidden_on(const struct tp_topo *topo, const struct tp_topo_path *path, int32_t a, int32_t b)
+{
+	int32_t from = a;
+	for (int32_t i = 0; i < path->nhops; i++) {
+		int32_t to = topo->links[path->links[i]].to;
+		if (topo->nodes[to].kind != TP_TOPO_GPU) continue;
+		if (is_forbidden(topo, from, to)) return true;
+		from = to;
+	}
+	return is_forbidden(topo, a, b);
+}
+
 static void say_p2p_yes(const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_topo_path *path, int level,
 	int by_hardware, struct tp_topo_p2p *out)
 {
@@ -62,7 +75,7 @@ static void say_p2p_yes(const struct tp_topo *topo, const struct tp_topo_policy 
 		say(&out->why, TP_WHY_ACS, "joined %s, but ACS is on at %s: peer traffic goes up to the CPU and back; switch ACS off there (setpci, or the "
 			"firmware) unless a virtual machine needs it", tp_topo_path_meaning(path->type), bridge->pci.bus_id);
 	else if (level > by_hardware && (int)path->type > by_hardware)
-		say(&out->why, TP_WHY_FORCED, "%s=%s allows what the hardware does badly: %s", policy->p2p_by, tp_topo_path_name((enum tp_topo_path_type)level),
+		say(&out->why, TP_WHY_FORCED, "%s=%s allows what the hardware does badly: %s", policy->p2p_by ? policy->p2p_by : "NCCL_P2P_LEVEL", tp_topo_path_name((enum tp_topo_path_type)level),
 			tp_topo_path_meaning(path->type));
 	else
 		say(&out->why, TP_WHY_BEST, "joined %s: %.4g GB/s; no NVLink joins the two", tp_topo_path_meaning(path->type), path->bw);
@@ -106,7 +119,7 @@ ncclResult_t tp_topo_decide_p2p(const struct tp_topo *topo, const struct tp_topo
 	out->use = (int)path->type <= level;
 	out->read = path->type == TP_PATH_NVL && a->gpu.sm == 80 && b->gpu.sm == 80;
 	if (path->type == TP_PATH_NVB && path->nhops == 2) out->relay = topo->links[path->links[0]].to;
-	bool forbidden = out->use && !policy->ignore_disabled_p2p && is_forbidden(topo, gpu_a, gpu_b);
+	bool forbidden = out->use && !policy->ignore_disabled_p2p && is_forbidden_on(topo, path, gpu_a, gpu_b);
 	if (forbidden) out->use = false;
 	if (forbidden)
 		say(&out->why, TP_WHY_GPU_UNABLE, "the driver says that peer access between the two is off (nvidia-smi topo -p2p r)%s", path->type == TP_PATH_NVL ?
@@ -145,6 +158,13 @@ int32_t tp_topo_pxn_relay(const struct tp_topo *topo, const struct tp_topo_polic
 	else if (path->type < TP_PATH_PXN) say(why, TP_WHY_BEST, "%s is near %s itself (%s)", topo->nodes[gpu].name, topo->nodes[net].name, tp_topo_path_name(path->type));
 	else say(why, TP_WHY_NO_PATH, "no GPU that NVLink joins to %s is nearer to %s", topo->nodes[gpu].name, topo->nodes[net].name);
 	return -1;
+}
+
+/* How far apart they are; that the path was diverted through a CPU is what came of a decision, not a reason for it. C2C brings nearer. */
+static enum tp_topo_path_type distance(const struct tp_topo *topo, int32_t gpu, int32_t net)
+{
+	enum tp_topo_path_type wire = tp_topo_wire_path(topo, gpu, net)->type, used = tp_topo_path(topo, gpu, net)->type;
+	return TP_MIN(wire, used);
 }
 
 /* What forbids it whatever the distance; false: nothing does. */
@@ -200,7 +220,7 @@ static void decide_distance(const struct tp_topo *topo, const struct tp_topo_pol
 static void decide_flush(const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_topo_node *gpu, int32_t net, struct tp_topo_gdr *out)
 {
 	int32_t cpu = tp_paths_near_cpu(topo, gpu->index);
-	bool two_ways = cpu >= 0 && tp_topo_path(topo, gpu->index, net)->type <= TP_PATH_PXB && tp_topo_path(topo, gpu->index, cpu)->type == TP_PATH_C2C;
+	bool two_ways = cpu >= 0 && distance(topo, gpu->index, net) <= TP_PATH_PXB && tp_topo_path(topo, gpu->index, cpu)->type == TP_PATH_C2C;
 	out->flush = true;
 	if (policy->flush == TP_ON) {
 		say(&out->flush_why, TP_WHY_FORCED, "NCCL_NET_FORCE_FLUSH=1");
@@ -226,8 +246,9 @@ ncclResult_t tp_topo_decide_gdr(const struct tp_topo *topo, const struct tp_topo
 	if (g->kind != TP_TOPO_GPU || n->kind != TP_TOPO_NET)
 		return TP_FAIL(ncclInvalidArgument, "a NIC at GPU memory: between a GPU and a network port, not %s and %s", g->name, n->name);
 	memset(out, 0, sizeof(*out));
-	out->type = tp_topo_path(topo, gpu, net)->type;
-	out->relay = out->type == TP_PATH_PXN ? tp_topo_pxn_relay(topo, policy, gpu, net, NULL) : -1;
+	bool relayed = tp_topo_path(topo, gpu, net)->type == TP_PATH_PXN;
+	out->type = relayed ? TP_PATH_PXN : distance(topo, gpu, net);
+	out->relay = relayed ? tp_topo_pxn_relay(topo, policy, gpu, net, NULL) : -1;
 	decide_flush(topo, policy, g, net, out);
 	if (gdr_impossible(topo, policy, g, n, read, &out->why)) {
 		out->flush = false;
@@ -236,7 +257,7 @@ ncclResult_t tp_topo_decide_gdr(const struct tp_topo *topo, const struct tp_topo
 	/* The relay's memory is what the NIC touches. */
 	if (out->relay >= 0) {
 		g = &topo->nodes[out->relay];
-		out->type = tp_topo_path(topo, out->relay, net)->type;
+		out->type = distance(topo, out->relay, net);
 	}
 	decide_distance(topo, policy, g, n, out);
 	if (out->mode == TP_GDR_OFF) out->flush = false;

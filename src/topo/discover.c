@@ -36,6 +36,7 @@ ncclResult_t tp_topo_discover(const struct tp_topo_find *find, struct tp_topo_do
 	if (result == ncclSuccess) result = tp_discover_cpus(&d);
 	if (result == ncclSuccess && (find->gpu_bus_id || find->all_gpus)) result = tp_discover_gpus(&d);
 	if (result == ncclSuccess && !find->no_nics) result = tp_discover_nics(&d);
+	tp_discover_end(&d);
 	if (result == ncclSuccess) result = tp_doc_check(d.doc);
 	if (result != ncclSuccess) tp_topo_doc_free(d.doc);
 	else *out = d.doc;

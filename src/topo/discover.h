@@ -13,6 +13,8 @@ struct tp_discovery {
 	struct tp_topo_doc *doc;
 	uint64_t host_hash;
 	int nnodes;                     /* NUMA nodes */
+	char (*gpus)[TP_TOPO_NAME_BYTES];       /* [ngpus] bus ids; NULL: not looked for yet */
+	int ngpus;
 };
 
 /* The first line of a file, without what is blank at its end; false where it can't be read. */
@@ -30,11 +32,14 @@ void tp_sys_cpu_list(const char *text, uint64_t mask[TP_CPU_WORDS]);
 ncclResult_t tp_sys_set_mask(struct tp_topo_doc *doc, struct tp_element *e, const char *name, const uint64_t mask[TP_CPU_WORDS]);
 
 ncclResult_t tp_discover_cpus(struct tp_discovery *d);
+/* The folder number of the widest cache that holds this processor's data and is shared; -1: none. */
+int tp_discover_last_cache(const struct tp_discovery *d, int cpu);
 struct tp_element *tp_discover_cpu_of(const struct tp_discovery *d, int numa);      /* any, where there is no such node; never NULL */
 /* The element of the device and those of the switches above it. */
 ncclResult_t tp_discover_pci(struct tp_discovery *d, const char *bus_id, struct tp_element **out);
 ncclResult_t tp_discover_gpu(struct tp_discovery *d, const char *bus_id, int rank);
 ncclResult_t tp_discover_gpus(struct tp_discovery *d);
+void tp_discover_end(struct tp_discovery *d);
 ncclResult_t tp_discover_amd(struct tp_discovery *d, const char *bus_id, struct tp_element *gpu);
 ncclResult_t tp_discover_nics(struct tp_discovery *d);
 /* Some way for NICs to reach GPU memory is there. */

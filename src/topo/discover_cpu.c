@@ -73,8 +73,7 @@ static bool has_bit(const uint64_t *mask, int bit)
 	return mask[bit / 64] >> (bit % 64) & 1;
 }
 
-/* The widest cache that holds this processor's data and is shared: its folder's number, -1: none. */
-static int last_cache(const struct tp_discovery *d, int cpu)
+int tp_discover_last_cache(const struct tp_discovery *d, int cpu)
 {
 	int64_t level, best_level = 1;
 	int best = -1;
@@ -100,7 +99,7 @@ static ncclResult_t add_cache(struct tp_discovery *d, struct tp_element *cpu_ele
 {
 	char text[256];
 	int64_t level;
-	int index = last_cache(d, cpu);
+	int index = tp_discover_last_cache(d, cpu);
 	*out = cpu_element;
 	if (index < 0 || !tp_sys_text(d, text, sizeof(text), "/sys/devices/system/cpu/cpu%d/cache/index%d/shared_cpu_list", cpu, index)) return ncclSuccess;
 	tp_sys_cpu_list(text, mask);
@@ -145,23 +144,24 @@ static ncclResult_t add_node(struct tp_discovery *d, int numa, const uint64_t ma
 	return d->find->cores ? add_cores(d, cpu, mask) : ncclSuccess;
 }
 
-static ncclResult_t add_host_rank(struct tp_discovery *d)
+ncclResult_t tp_topo_doc_add_host_rank(struct tp_topo_doc *doc, int number, const uint64_t own[TP_CPU_WORDS])
 {
 	struct tp_element *best = NULL;
 	int most = -1;
-	for (struct tp_element *cpu = d->doc->root->first; cpu; cpu = cpu->next) {
+	for (struct tp_element *cpu = doc->root->first; cpu; cpu = cpu->next) {
 		uint64_t mask[TP_CPU_WORDS];
 		int common = 0;
-		TP_TRY(tp_element_mask(d->doc, cpu, "affinity", mask));
-		for (int w = 0; w < TP_CPU_WORDS; w++) common += __builtin_popcountll(mask[w] & d->find->cpu_mask[w]);
+		if (strcmp(cpu->name, "cpu") != 0) continue;
+		TP_TRY(tp_element_mask(doc, cpu, "affinity", mask));
+		for (int w = 0; w < TP_CPU_WORDS; w++) common += __builtin_popcountll(mask[w] & own[w]);
 		if (common <= most) continue;
 		most = common;
 		best = cpu;
 	}
-	struct tp_element *rank = tp_doc_add(d->doc, best, "hostrank");
+	struct tp_element *rank = best ? tp_doc_add(doc, best, "hostrank") : NULL;
 	if (!rank) return ncclSystemError;
-	TP_TRY(tp_doc_setf(d->doc, rank, "rank", "%d", d->find->rank));
-	return tp_sys_set_mask(d->doc, rank, "affinity", d->find->cpu_mask);
+	TP_TRY(tp_doc_setf(doc, rank, "rank", "%d", number));
+	return tp_sys_set_mask(doc, rank, "affinity", own);
 }
 
 ncclResult_t tp_discover_cpus(struct tp_discovery *d)
@@ -192,7 +192,7 @@ ncclResult_t tp_discover_cpus(struct tp_discovery *d)
 		else if (!*d->root) tp_cpu_mask(mask);
 		TP_TRY(add_node(d, 0, mask, &kind));
 	}
-	return d->find->cpu_mask && d->find->rank >= 0 ? add_host_rank(d) : ncclSuccess;
+	return d->find->cpu_mask && d->find->rank >= 0 ? tp_topo_doc_add_host_rank(d->doc, d->find->rank, d->find->cpu_mask) : ncclSuccess;
 }
 
 struct tp_element *tp_discover_cpu_of(const struct tp_discovery *d, int numa)

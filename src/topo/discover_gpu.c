@@ -41,20 +41,36 @@ static ncclResult_t add_link(struct tp_discovery *d, struct tp_element *gpu, con
 
 #define MAX_PCI 4096
 
+/* Every GPU's bus id; once, since there may be hundreds of devices and each is asked what it is. */
+static ncclResult_t list_gpus(struct tp_discovery *d)
+{
+	if (d->gpus) return ncclSuccess;
+	char (*names)[TP_TOPO_NAME_BYTES] = tp_alloc(MAX_PCI, sizeof(*names), "the machine's devices");
+	if (!names) return ncclSystemError;
+	int count = tp_sys_list(d, names, MAX_PCI, "/sys/bus/pci/devices");
+	for (int i = 0; i < count; i++)
+		if (is_gpu(d, names[i])) memmove(names[d->ngpus++], names[i], sizeof(names[i]));
+	d->gpus = names;
+	return ncclSuccess;
+}
+
+void tp_discover_end(struct tp_discovery *d)
+{
+	free(d->gpus);
+	d->gpus = NULL;
+}
+
 /* GPUs that the driver doesn't let this one reach. */
 static ncclResult_t add_forbidden(struct tp_discovery *d, const char *bus_id, struct tp_element *gpu)
 {
-	char (*names)[TP_TOPO_NAME_BYTES] = tp_alloc(MAX_PCI, sizeof(*names), "the machine's devices");
-	ncclResult_t result = ncclSuccess;
-	if (!names) return ncclSystemError;
-	int count = tp_sys_list(d, names, MAX_PCI, "/sys/bus/pci/devices");
-	for (int i = 0; i < count && result == ncclSuccess; i++) {
-		if (strcmp(names[i], bus_id) == 0 || !is_gpu(d, names[i]) || !tp_nvml_forbids_peer(bus_id, names[i])) continue;
+	TP_TRY(list_gpus(d));
+	for (int i = 0; i < d->ngpus; i++) {
+		if (strcmp(d->gpus[i], bus_id) == 0 || !tp_nvml_forbids_peer(bus_id, d->gpus[i])) continue;
 		struct tp_element *e = tp_doc_add(d->doc, gpu, "nopeer");
-		result = e ? tp_doc_set(d->doc, e, "target", names[i]) : ncclSystemError;
+		if (!e) return ncclSystemError;
+		TP_TRY(tp_doc_set(d->doc, e, "target", d->gpus[i]));
 	}
-	free(names);
-	return result;
+	return ncclSuccess;
 }
 
 static ncclResult_t describe_nvidia(struct tp_discovery *d, const char *bus_id, struct tp_element *gpu)
@@ -111,15 +127,10 @@ static ncclResult_t number_the_rest(struct tp_discovery *d)
 
 ncclResult_t tp_discover_gpus(struct tp_discovery *d)
 {
-	ncclResult_t result = ncclSuccess;
 	if (d->find->gpu_bus_id) TP_TRY(tp_discover_gpu(d, d->find->gpu_bus_id, d->find->rank));
 	if (d->find->all_gpus) {
-		char (*names)[TP_TOPO_NAME_BYTES] = tp_alloc(MAX_PCI, sizeof(*names), "the machine's devices");
-		if (!names) return ncclSystemError;
-		int count = tp_sys_list(d, names, MAX_PCI, "/sys/bus/pci/devices");
-		for (int i = 0; i < count && result == ncclSuccess; i++)
-			if (is_gpu(d, names[i])) result = tp_discover_gpu(d, names[i], -1);
-		free(names);
+		TP_TRY(list_gpus(d));
+		for (int i = 0; i < d->ngpus; i++) TP_TRY(tp_discover_gpu(d, d->gpus[i], -1));
 	}
-	return result == ncclSuccess ? number_the_rest(d) : result;
+	return number_the_rest(d);
 }

@@ -1,4 +1,4 @@
-/* NICs: RDMA devices from /sys/class/infiniband, each active port a net; where there are none, the network interfaces that are
+/* NICs: the ports that a transport uses, where the caller knows them (the user may have chosen some); else RDMA devices from /sys/class/infiniband, each active port a net; where there are none, the network interfaces that are
  * devices or have a speed. Numbers follow the names. */
 #include <stdlib.h>
 #include <string.h>
@@ -28,16 +28,21 @@ static bool bus_of(const struct tp_discovery *d, const char *folder, const char 
 	return true;
 }
 
-static ncclResult_t find_nic(struct tp_discovery *d, const char *folder, const char *name, struct tp_element **out)
+/* bus_id "": it is no PCI device. */
+static ncclResult_t make_nic(struct tp_discovery *d, const char *bus_id, struct tp_element **out)
 {
-	char bus_id[20];
 	struct tp_element *parent;
-	bool pci = bus_of(d, folder, name, bus_id);
-	if (pci) TP_TRY(tp_discover_pci(d, bus_id, &parent));
+	if (*bus_id) TP_TRY(tp_discover_pci(d, bus_id, &parent));
 	else parent = tp_discover_cpu_of(d, 0);
 	*out = tp_element_child(parent, "nic");
 	if (!*out) *out = tp_doc_add(d->doc, parent, "nic");
 	return *out ? ncclSuccess : ncclSystemError;
+}
+
+static ncclResult_t find_nic(struct tp_discovery *d, const char *folder, const char *name, struct tp_element **out)
+{
+	char bus_id[20] = "";
+	return make_nic(d, bus_of(d, folder, name, bus_id) ? bus_id : "", out);
 }
 
 static ncclResult_t add_net(struct tp_discovery *d, struct tp_element *nic, const char *name, int dev, int port, int speed, const char *guid, bool gdr,
@@ -108,8 +113,30 @@ static ncclResult_t add_interface(struct tp_discovery *d, const char *name, int 
 	return add_net(d, nic, name, (*dev)++, 0, (int)speed, guid, false, "ethernet");
 }
 
+static const char *fabric_of(const struct tp_discovery *d, const char *name, int port)
+{
+	char text[64];
+	if (!tp_sys_exists(d, RDMA "/%s", name)) return tp_sys_exists(d, NET "/%s", name) ? "ethernet" : "roce";
+	if (tp_sys_text(d, text, sizeof(text), RDMA "/%s/device/vendor", name) && strcmp(text, "0x1d0f") == 0) return "efa";
+	return tp_sys_text(d, text, sizeof(text), RDMA "/%s/ports/%d/link_layer", name, port) && strcmp(text, "InfiniBand") == 0 ? "ib" : "roce";
+}
+
+static ncclResult_t add_port(struct tp_discovery *d, const struct tp_topo_port *port, int dev)
+{
+	struct tp_element *nic;
+	char guid[24];
+	TP_TRY(make_nic(d, port->bus_id, &nic));
+	snprintf(guid, sizeof(guid), "0x%llx", (unsigned long long)port->guid);
+	bool gdr = port->gdr && *port->bus_id && any_gdr(d);
+	return add_net(d, nic, port->name, dev, port->port, port->mbps, guid, gdr, fabric_of(d, port->name, port->port));
+}
+
 ncclResult_t tp_discover_nics(struct tp_discovery *d)
 {
+	if (d->find->ports) {
+		for (int i = 0; i < d->find->nports; i++) TP_TRY(add_port(d, &d->find->ports[i], i));
+		return ncclSuccess;
+	}
 	char (*names)[TP_TOPO_NAME_BYTES] = tp_alloc(TP_MAX_DEVICES, sizeof(*names), "the machine's NICs");
 	ncclResult_t result = ncclSuccess;
 	int dev = 0;

@@ -87,7 +87,8 @@ static ncclResult_t describe_bar1(struct tp_discovery *d, struct tp_element *e, 
 static ncclResult_t describe(struct tp_discovery *d, struct tp_element *e, const char *bus_id, const char *port)
 {
 	static const char *const ids[] = { "class", "vendor", "device", "subsystem_vendor", "subsystem_device" };
-	uint8_t config[CONFIG_BYTES];
+	/* Where the packet sizes are; each word further is a slow access to the device. */
+	uint8_t config[256];
 	char text[64], group[TP_PATH_BYTES];
 	TP_TRY(tp_doc_set(d->doc, e, "busid", bus_id));
 	for (size_t i = 0; i < TP_ARRAY_LEN(ids); i++)

@@ -115,6 +115,15 @@ ncclResult_t tp_doc_setf(struct tp_topo_doc *doc, struct tp_element *element, co
 	return tp_doc_set(doc, element, name, text);
 }
 
+void tp_doc_unset(struct tp_element *element, const char *name)
+{
+	for (struct tp_attribute **at = &element->attributes; *at; at = &(*at)->next) {
+		if (strcmp((*at)->name, name) != 0) continue;
+		*at = (*at)->next;
+		return;
+	}
+}
+
 void tp_doc_remove(struct tp_element *element)
 {
 	struct tp_element *parent = element->parent, *before = NULL;

@@ -34,6 +34,7 @@ struct tp_element *tp_doc_add(struct tp_topo_doc *doc, struct tp_element *parent
 ncclResult_t tp_doc_set(struct tp_topo_doc *doc, struct tp_element *element, const char *name, const char *value);
 ncclResult_t tp_doc_setf(struct tp_topo_doc *doc, struct tp_element *element, const char *name, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
+void tp_doc_unset(struct tp_element *element, const char *name);
 void tp_doc_remove(struct tp_element *element);                 /* out of its parent; its memory stays the document's */
 
 const char *tp_element_get(const struct tp_element *element, const char *name);     /* NULL: not there */

@@ -4,10 +4,10 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "topo/build.h"
 #include "topo/search.h"
+#include "watch/watch.h"
 
 struct observation {
 	const char *word;               /* NULL: a number */
@@ -22,9 +22,6 @@ struct look {
 	void (*see)(struct look *look, const struct observation *o);
 	void *arg;
 };
-
-enum unit { WORD, COUNT, LEAST };   /* LEAST: more is better: written with >= */
-struct key { const char *name; enum unit unit; const char *words, *doc; ncclResult_t (*look)(struct look *look); };
 
 __attribute__((format(printf, 5, 6)))
 static void see(struct look *look, const char *word, double number, const char *why, const char *format, ...)
@@ -86,7 +83,16 @@ static ncclResult_t each_own_net(struct look *l, ncclResult_t (*one)(struct look
 	return ncclSuccess;
 }
 
+/* What a communicator would choose. */
 static ncclResult_t see_net(struct look *l, const struct tp_topo_node *gpu, const struct tp_topo_node *net)
+{
+	if (!net) see(l, "none", 0, "no NIC is there", "%s", gpu->name);
+	else see(l, net->net.fabric == TP_FABRIC_IB || net->net.fabric == TP_FABRIC_ROCE || net->net.fabric == TP_FABRIC_UNKNOWN ? "IB" : "Socket", 0, NULL, "%s, the NIC of %s",
+		net->name, gpu->name);
+	return ncclSuccess;
+}
+
+static ncclResult_t see_nic(struct look *l, const struct tp_topo_node *gpu, const struct tp_topo_node *net)
 {
 	static const char *const words[] = { "unknown", "ib", "roce", "ethernet", "efa" };
 	if (net) see(l, words[net->net.fabric], 0, NULL, "%s, the NIC of %s", net->name, gpu->name);
@@ -114,6 +120,7 @@ static ncclResult_t see_near(struct look *l, const struct tp_topo_node *gpu, con
 }
 
 static ncclResult_t look_net(struct look *l) { return each_own_net(l, see_net); }
+static ncclResult_t look_nic(struct look *l) { return each_own_net(l, see_nic); }
 static ncclResult_t look_gdr(struct look *l) { return each_own_net(l, see_gdr); }
 static ncclResult_t look_near(struct look *l) { return each_own_net(l, see_near); }
 
@@ -178,23 +185,35 @@ static ncclResult_t look_rings(struct look *l)
 	return ncclSuccess;
 }
 
-static const struct key keys[] = {
-	{ "gpus", COUNT, NULL, "GPUs of the machine", look_gpus },
-	{ "nics", LEAST, NULL, "network ports of the machine", look_nics },
-	{ "net", WORD, "ib|roce|efa|ethernet|unknown|none", "what each GPU's own NIC is", look_net },
-	{ "gdr", WORD, "on|off", "GPUDirect RDMA between each GPU and its own NIC", look_gdr },
-	{ "near", WORD, "PIX|PXB|P2C|C2C|PHB|SYS|DIS", "where each GPU meets its own NIC", look_near },
-	{ "p2p", WORD, "nvlink|relay|c2c|pcie|cpu|none", "direct access between any two GPUs", look_p2p },
-	{ "nvlinks", LEAST, NULL, "NVLinks of each GPU", look_nvlinks },
-	{ "rings", LEAST, NULL, "GB/s that the rings carry together", look_rings },
-	{ "nic.gbps", LEAST, NULL, "Gb/s of each port", look_rate },
-	{ "nic.lanes", LEAST, NULL, "PCIe lanes of each NIC", look_nic_lanes },
-	{ "nic.gts", LEAST, NULL, "PCIe speed of each NIC, GT/s", look_nic_speed },
-	{ "gpu.lanes", LEAST, NULL, "PCIe lanes of each GPU", look_gpu_lanes },
-	{ "gpu.gts", LEAST, NULL, "PCIe speed of each GPU, GT/s", look_gpu_speed },
-	{ "acs", WORD, "on|off|unknown", "ACS at each PCIe switch", look_acs },
-	{ "faults", COUNT, NULL, "what is worse than it could be", look_faults },
+static const struct tp_expect_key keys[] = {
+	{ "gpus", TP_EXPECT_COUNT, NULL, "GPUs of the machine" },
+	{ "nics", TP_EXPECT_LEAST, NULL, "network ports of the machine" },
+	{ "net", TP_EXPECT_TEXT, "IB|Socket|none", "the network that a communicator of these GPUs would use" },
+	{ "nic", TP_EXPECT_WORD, "ib|roce|efa|ethernet|unknown|none", "what each GPU's own NIC is" },
+	{ "gdr", TP_EXPECT_WORD, "on|off", "GPUDirect RDMA between each GPU and its own NIC" },
+	{ "near", TP_EXPECT_WORD, "PIX|PXB|P2C|C2C|PHB|SYS|DIS", "where each GPU meets its own NIC" },
+	{ "p2p", TP_EXPECT_WORD, "nvlink|relay|c2c|pcie|cpu|none", "direct access between any two GPUs" },
+	{ "nvlinks", TP_EXPECT_LEAST, NULL, "NVLinks of each GPU" },
+	{ "rings", TP_EXPECT_LEAST, NULL, "GB/s that the rings carry together" },
+	{ "nic.gbps", TP_EXPECT_LEAST, NULL, "Gb/s of each port" },
+	{ "nic.lanes", TP_EXPECT_LEAST, NULL, "PCIe lanes of each NIC" },
+	{ "nic.gts", TP_EXPECT_LEAST, NULL, "PCIe speed of each NIC, GT/s" },
+	{ "gpu.lanes", TP_EXPECT_LEAST, NULL, "PCIe lanes of each GPU" },
+	{ "gpu.gts", TP_EXPECT_LEAST, NULL, "PCIe speed of each GPU, GT/s" },
+	{ "acs", TP_EXPECT_WORD, "on|off|unknown", "ACS at each PCIe switch" },
+	{ "faults", TP_EXPECT_COUNT, NULL, "what is worse than it could be" },
 };
+static ncclResult_t (*const looks[])(struct look *) = {
+	look_gpus, look_nics, look_net, look_nic, look_gdr, look_near, look_p2p, look_nvlinks,
+	look_rings, look_rate, look_nic_lanes, look_nic_speed, look_gpu_lanes, look_gpu_speed, look_acs, look_faults,
+};
+_Static_assert(TP_ARRAY_LEN(looks) == TP_ARRAY_LEN(keys), "each key has its look");
+
+const struct tp_expect_key *tp_topo_expect_keys(size_t *count)
+{
+	*count = TP_ARRAY_LEN(keys);
+	return keys;
+}
 
 const char *tp_topo_expect_key(int index, const char **words, const char **doc)
 {
@@ -227,11 +246,11 @@ ncclResult_t tp_topo_expect_write(const struct tp_topo *topo, const struct tp_to
 	for (size_t k = 0; k < TP_ARRAY_LEN(keys); k++) {
 		struct summary s = { .any = false };
 		struct look look = { .topo = topo, .policy = policy, .see = sum_up, .arg = &s };
-		TP_TRY(keys[k].look(&look));
+		TP_TRY(looks[k](&look));
 		/* What can't be seen today may show tomorrow, to another user. */
 		if (!s.any || strcmp(s.words, "unknown") == 0) continue;
-		if (keys[k].unit == WORD) fprintf(out, "%s=%s", keys[k].name, s.words);
-		else fprintf(out, "%s%s%.6g", keys[k].name, keys[k].unit == LEAST ? ">=" : "=", s.least);
+		if (keys[k].unit <= TP_EXPECT_WORD) fprintf(out, "%s=%s", keys[k].name, s.words);
+		else fprintf(out, "%s%s%.6g", keys[k].name, keys[k].unit == TP_EXPECT_LEAST ? ">=" : "=", s.least);
 		fprintf(out, "%*s# %s\n", 4, "", keys[k].doc);
 	}
 	return ncclSuccess;
@@ -239,112 +258,53 @@ ncclResult_t tp_topo_expect_write(const struct tp_topo *topo, const struct tp_to
 
 /* ---- Checking ---- */
 
-enum relation { EQUAL, AT_LEAST, AT_MOST };
 struct wanted {
-	const struct key *key;
-	enum relation relation;
-	const char *text;               /* as it was written */
-	int text_bytes;
-	const char *value;
-	size_t value_bytes;
-	double number;
+	struct tp_expect_item item;
 	int seen, unmet;
 	char first[480];
 };
-
-static bool is_one_of(const char *alternatives, size_t bytes, const char *word)
-{
-	for (size_t at = 0; at <= bytes;) {
-		const char *bar = memchr(alternatives + at, '|', bytes - at);
-		size_t length = bar ? (size_t)(bar - alternatives) - at : bytes - at;
-		if (length == strlen(word) && strncasecmp(alternatives + at, word, length) == 0) return true;
-		at += length + 1;
-	}
-	return false;
-}
 
 static void compare(struct look *look, const struct observation *o)
 {
 	struct wanted *w = look->arg;
 	char found[32];
-	bool met = o->word ? is_one_of(w->value, w->value_bytes, o->word) : w->relation == AT_LEAST ? o->number >= w->number - 1e-6 * w->number :
-		w->relation == AT_MOST ? o->number <= w->number * (1 + 1e-6) : o->number == w->number;
+	bool met = o->word ? tp_expect_one_of(w->item.value, w->item.value_bytes, o->word) : tp_expect_holds(&w->item, o->number);
 	w->seen++;
 	if (met || w->unmet++) return;
 	if (o->word) snprintf(found, sizeof(found), "%s", o->word);
 	else snprintf(found, sizeof(found), "%.6g", o->number);
-	snprintf(w->first, sizeof(w->first), "expected %.*s, found %s at %s%s%s", w->text_bytes, w->text, found, o->subject, o->why ? ": " : "", o->why ? o->why : "");
-}
-
-static ncclResult_t read_value(const char *name, struct wanted *w)
-{
-	char value[64], *end;
-	snprintf(value, sizeof(value), "%.*s", (int)w->value_bytes, w->value);
-	if (w->key->unit == WORD) {
-		if (w->relation != EQUAL)
-			return TP_FAIL(ncclInvalidArgument, "%s: '%.*s': %s is a word (%s), say %s=…", name, w->text_bytes, w->text, w->key->name, w->key->words, w->key->name);
-		for (char *rest = value, *word; (word = strsep(&rest, "|"));)
-			if (!is_one_of(w->key->words, strlen(w->key->words), word))
-				return TP_FAIL(ncclInvalidArgument, "%s: '%.*s': %s can't be '%s'; it can be %s", name, w->text_bytes, w->text, w->key->name, word, w->key->words);
-		return ncclSuccess;
-	}
-	w->number = strtod(value, &end);
-	if (end == value || *end) return TP_FAIL(ncclInvalidArgument, "%s: '%.*s': %s is a number", name, w->text_bytes, w->text, w->key->name);
-	return ncclSuccess;
-}
-
-/* One item: key, relation, value. */
-static ncclResult_t read_item(const char *name, const char *item, size_t bytes, struct wanted *w)
-{
-	size_t length = 0;
-	while (length < bytes && !strchr("=<>", item[length])) length++;
-	*w = (struct wanted){ .text = item, .text_bytes = (int)TP_MIN(bytes, (size_t)80) };
-	for (size_t k = 0; k < TP_ARRAY_LEN(keys); k++)
-		if (strlen(keys[k].name) == length && strncasecmp(keys[k].name, item, length) == 0) w->key = &keys[k];
-	if (!w->key) return TP_FAIL(ncclInvalidArgument, "%s: nothing can be expected of '%.*s'; telpher topo expect writes what can", name,
-		(int)TP_MIN(length, (size_t)40), item);
-	const char *value = item + length;
-	if (bytes - length >= 2 && strncmp(value, ">=", 2) == 0) w->relation = AT_LEAST;
-	else if (bytes - length >= 2 && strncmp(value, "<=", 2) == 0) w->relation = AT_MOST;
-	else if (bytes - length < 2 || *value != '=')
-		return TP_FAIL(ncclInvalidArgument, "%s: '%.*s' should be %s=, >= or <= and a value", name, w->text_bytes, item, w->key->name);
-	w->value = value + (w->relation == EQUAL ? 1 : 2);
-	w->value_bytes = bytes - (size_t)(w->value - item);
-	if (!w->value_bytes) return TP_FAIL(ncclInvalidArgument, "%s: '%.*s' has no value", name, w->text_bytes, item);
-	return read_value(name, w);
+	snprintf(w->first, sizeof(w->first), "expected %.*s, found %s at %s%s%s", w->item.text_bytes, w->item.text, found, o->subject, o->why ? ": " : "", o->why ? o->why : "");
 }
 
 static ncclResult_t check_item(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct wanted *w, struct tp_topo_unmet **list, int *count)
 {
 	struct look look = { .topo = topo, .policy = policy, .see = compare, .arg = w };
-	TP_TRY(w->key->look(&look));
-	if (!w->unmet) return ncclSuccess;
+	TP_TRY(looks[w->item.key - keys](&look));
+	if (w->seen && !w->unmet) return ncclSuccess;
 	struct tp_topo_unmet *more = realloc(*list, (size_t)(*count + 1) * sizeof(**list));
 	if (!more) return TP_FAIL(ncclSystemError, "no memory for %d expectations", *count + 1);
 	*list = more;
 	struct tp_topo_unmet *u = &more[(*count)++];
-	if (w->unmet > 1) snprintf(u->text, sizeof(u->text), "%.440s (and %d more of %d)", w->first, w->unmet - 1, w->seen);
+	if (!w->seen)
+		snprintf(u->text, sizeof(u->text), "expected %.*s, found nothing there to look at: %s", w->item.text_bytes, w->item.text, w->item.key->doc);
+	else if (w->unmet > 1) snprintf(u->text, sizeof(u->text), "%.440s (and %d more of %d)", w->first, w->unmet - 1, w->seen);
 	else snprintf(u->text, sizeof(u->text), "%s", w->first);
 	return ncclSuccess;
 }
 
-ncclResult_t tp_topo_expect_check(const struct tp_topo *topo, const struct tp_topo_policy *policy, const char *text, const char *name,
+ncclResult_t tp_topo_expect_check_but(const struct tp_topo *topo, const struct tp_topo_policy *policy, const char *text, const char *name, const char *but,
 	struct tp_topo_unmet **out, int *count)
 {
-	static const char between[] = " \t\r\n,";
 	struct tp_topo_unmet *list = NULL;
 	int unmet = 0;
-	ncclResult_t result = ncclSuccess;
-	for (const char *p = text + strspn(text, between); *p && result == ncclSuccess; p += strspn(p, between)) {
-		struct wanted w;
-		if (*p == '#') {
-			p += strcspn(p, "\n");
-			continue;
-		}
-		size_t bytes = strcspn(p, " \t\r\n,#");
-		result = read_item(name, p, bytes, &w);
-		if (result == ncclSuccess) result = check_item(topo, policy, &w, &list, &unmet);
-		p += bytes;
+	ncclResult_t result;
+	for (;;) {
+		struct wanted w = { .seen = 0 };
+		result = tp_expect_next(&text, name, keys, TP_ARRAY_LEN(keys), &w.item);
+		if (result != ncclSuccess || !w.item.key) break;
+		if (tp_expect_is_own(w.item.key) || tp_expect_one_of(but, strlen(but), w.item.key->name)) continue;
+		result = check_item(topo, policy, &w, &list, &unmet);
+		if (result != ncclSuccess) break;
 	}
 	if (result != ncclSuccess) {
 		free(list);
@@ -353,4 +313,10 @@ ncclResult_t tp_topo_expect_check(const struct tp_topo *topo, const struct tp_to
 	*out = list;
 	*count = unmet;
 	return ncclSuccess;
+}
+
+ncclResult_t tp_topo_expect_check(const struct tp_topo *topo, const struct tp_topo_policy *policy, const char *text, const char *name,
+	struct tp_topo_unmet **out, int *count)
+{
+	return tp_topo_expect_check_but(topo, policy, text, name, "", out, count);
 }

@@ -46,7 +46,7 @@ static double port_speed(const struct tp_topo *topo, const struct tp_topo_node *
 {
 	double bw = 0;
 	for (int32_t l = nic->first_link; l < nic->first_link + nic->nlinks; l++)
-		if (topo->links[l].kind == TP_LINK_NET) bw += topo->links[l].bw;
+		if (topo->links[l].kind == TP_WIRE_NET) bw += topo->links[l].bw;
 	return bw;
 }
 
@@ -65,6 +65,8 @@ static void expected_link(const struct tp_topo *topo, const struct tp_topo_node 
 	*width = TP_MAX(node->pci.width, node->pci.max_width);
 	*speed = TP_MAX(node->pci.speed, node->pci.max_speed);
 	*twin = NULL;
+	/* Switches of one kind serve slots of many. */
+	if (node->kind == TP_TOPO_PCI) return;
 	int alike = 0, wider = 0;
 	for (int32_t i = 0; i < topo->count[node->kind]; i++) {
 		const struct tp_topo_node *other = tp_topo_node_of(topo, node->kind, i);
@@ -86,7 +88,7 @@ static void expected_link(const struct tp_topo *topo, const struct tp_topo_node 
 
 static ncclResult_t find_narrow(struct faults *f)
 {
-	static const enum tp_topo_kind kinds[] = { TP_TOPO_GPU, TP_TOPO_NIC };
+	static const enum tp_topo_kind kinds[] = { TP_TOPO_GPU, TP_TOPO_NIC, TP_TOPO_PCI };
 	for (size_t k = 0; k < TP_ARRAY_LEN(kinds); k++) {
 		for (int32_t i = 0; i < f->topo->count[kinds[k]]; i++) {
 			const struct tp_topo_node *node = tp_topo_node_of(f->topo, kinds[k], i), *twin;
@@ -95,14 +97,15 @@ static ncclResult_t find_narrow(struct faults *f)
 			if (!node->pci.width) continue;
 			expected_link(f->topo, node, &width, &speed, &twin);
 			const char *name = device_name(f->topo, node), *like = twin ? ", as others of its kind do" : "";
+			const char *below = node->kind == TP_TOPO_PCI ? " for all that hangs on this switch" : "";
 			if (node->pci.width < width)
-				TP_TRY(add(f, TP_FAULT_PCI_WIDTH, node->index, twin ? twin->index : -1, "%s (%s) has %d PCIe lanes, it could have %d%s: %.4g of %.4g GB/s. "
+				TP_TRY(add(f, TP_FAULT_PCI_WIDTH, node->index, twin ? twin->index : -1, "%s (%s) has %d PCIe lanes, it could have %d%s: %.4g of %.4g GB/s%s. "
 					"Reseat the card or the riser; look at the slot", name, node->pci.bus_id, node->pci.width, width, like,
-					tp_topo_pcie_bw(node->pci.speed, node->pci.width), tp_topo_pcie_bw(node->pci.speed, width)));
+					tp_topo_pcie_bw(node->pci.speed, node->pci.width), tp_topo_pcie_bw(node->pci.speed, width), below));
 			if (node->pci.speed > 0 && node->pci.speed < speed)
 				TP_TRY(add(f, TP_FAULT_PCI_SPEED, node->index, twin ? twin->index : -1, "%s (%s) runs its PCIe link at %g GT/s, it could run at %g%s: %.4g of "
-					"%.4g GB/s. Look for link errors (AER) and at the firmware's speed setting", name, node->pci.bus_id, node->pci.speed, speed, like,
-					tp_topo_pcie_bw(node->pci.speed, node->pci.width), tp_topo_pcie_bw(speed, node->pci.width)));
+					"%.4g GB/s%s. Look for link errors (AER) and at the firmware's speed setting", name, node->pci.bus_id, node->pci.speed, speed, like,
+					tp_topo_pcie_bw(node->pci.speed, node->pci.width), tp_topo_pcie_bw(speed, node->pci.width), below));
 		}
 	}
 	return ncclSuccess;
@@ -196,16 +199,18 @@ static ncclResult_t find_no_gdr(struct faults *f, int32_t host)
 	memset(by_reason, 0, sizeof(by_reason));
 	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++) {
 		const struct tp_topo_node *gpu = tp_topo_node_of(topo, TP_TOPO_GPU, g);
-		for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) {
+		for (int32_t n = 0; n < topo->count[TP_TOPO_NET] && gpu->host == host; n++) {
 			int32_t net = topo->of_kind[TP_TOPO_NET][n];
 			struct tp_topo_gdr gdr;
-			if (gpu->host != host || !share_a_switch(topo, gpu->index, net)) continue;
+			if (!share_a_switch(topo, gpu->index, net)) continue;
 			TP_TRY(tp_topo_decide_gdr(topo, f->policy, gpu->index, net, false, &gdr));
 			if (gdr.mode != TP_GDR_OFF) continue;
 			/* Diverted for want of it: the distance is a result, not the reason. */
-			by_reason[gdr.why.reason].why = gdr.why;
-			by_reason[gdr.why.reason].net = net;
-			by_reason[gdr.why.reason].gpu = gpu->index;
+			if (!by_reason[gdr.why.reason].gpus.count) {
+				by_reason[gdr.why.reason].why = gdr.why;
+				by_reason[gdr.why.reason].net = net;
+				by_reason[gdr.why.reason].gpu = gpu->index;
+			}
 			add_name(&by_reason[gdr.why.reason].gpus, gpu->name);
 			break;
 		}
@@ -227,7 +232,8 @@ static ncclResult_t find_no_p2p(struct faults *f)
 		for (int32_t b = a + 1; b < topo->count[TP_TOPO_GPU]; b++) {
 			int32_t x = topo->of_kind[TP_TOPO_GPU][a], y = topo->of_kind[TP_TOPO_GPU][b];
 			TP_TRY(tp_topo_decide_p2p(topo, f->policy, x, y, &p2p));
-			if (p2p.use || p2p.type != TP_PATH_NVL) continue;
+			if (p2p.use || p2p.type > TP_PATH_NVB) continue;
+			if (p2p.why.reason == TP_WHY_GPU_UNABLE && f->policy->expect_disabled_p2p) continue;
 			if (count++) continue;
 			first = x;
 			second = y;
@@ -329,7 +335,7 @@ static ncclResult_t find_one_way(struct faults *f)
 	for (int32_t i = 0; i < topo->nlinks; i++) {
 		const struct tp_topo_link *link = &topo->links[i];
 		int back = link->reverse >= 0 ? topo->links[link->reverse].count : 0;
-		if (link->kind != TP_LINK_NVL || back >= link->count) continue;
+		if (link->kind != TP_WIRE_NVL || back >= link->count) continue;
 		TP_TRY(add(f, TP_FAULT_LINK_ONE_WAY, link->from, link->to, "%s says %d NVLinks lead to %s, which says %d lead back: the description contradicts itself, or links "
 			"are down at one end", topo->nodes[link->from].name, link->count, topo->nodes[link->to].name, back));
 	}

@@ -1,6 +1,7 @@
 /* The files that users and hypervisors give and want: NCCL_TOPO_FILE, virtualTopology.xml, NCCL_TOPO_DUMP_FILE. */
 #include <errno.h>
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -39,17 +40,26 @@ ncclResult_t tp_topo_doc_load_base(const char *root, struct tp_topo_doc **out)
 	return ncclSuccess;
 }
 
-/* Innermost first: a bridge whose last device went goes too. True where element itself is of no use. */
-static bool trim(struct tp_element *element)
+/* What is there only where a rank found it. */
+static bool is_of_the_job(const struct tp_element *e)
+{
+	return strcmp(e->name, "gpu") == 0 || strcmp(e->name, "net") == 0 || strcmp(e->name, "hostrank") == 0;
+}
+
+/* Innermost first: a bridge whose last device went goes too, and so do other hosts. True where element itself is of no use. */
+static bool trim(struct tp_element *element, const char *host)
 {
 	bool had_children = element->first;
 	for (struct tp_element *child = element->first, *next; child; child = next) {
 		next = child->next;
-		if (trim(child)) tp_doc_remove(child);
+		if (trim(child, host)) tp_doc_remove(child);
 	}
-	const char *keep = tp_element_get(element, "keep");
-	if (keep && strcmp(keep, "1") == 0) return false;
-	if (strcmp(element->name, "gpu") == 0 || strcmp(element->name, "net") == 0) return true;
+	const char *keep = tp_element_get(element, "keep"), *of = tp_element_get(element, "host_hash");
+	bool found = keep && strcmp(keep, "1") == 0;
+	tp_doc_unset(element, "keep");
+	if (found) return false;
+	if (strcmp(element->name, "cpu") == 0) return host && of && strtoull(of, NULL, 16) != strtoull(host, NULL, 16);
+	if (is_of_the_job(element)) return true;
 	if (strcmp(element->name, "nic") == 0) return had_children && !element->first;
 	if (strcmp(element->name, "pci") == 0) return !element->first;
 	return false;
@@ -61,23 +71,33 @@ ncclResult_t tp_topo_doc_settle(const char *root, struct tp_topo_doc **found)
 	TP_TRY(tp_topo_doc_load_base(root, &base));
 	if (!base) return ncclSuccess;
 	ncclResult_t result = ncclSuccess;
-	/* NCCL's mark of what is there. */
+	const struct tp_element *here = tp_element_child((*found)->root, "cpu");
+	/* NCCL's mark of what is there; a file that was written elsewhere may bring its own. */
+	for (struct tp_element *e = base->root; e; e = tp_doc_walk(base, e)) tp_doc_unset(e, "keep");
 	for (struct tp_element *e = (*found)->root; e && result == ncclSuccess; e = tp_doc_walk(*found, e))
-		if (strcmp(e->name, "gpu") == 0 || strcmp(e->name, "net") == 0) result = tp_doc_set(*found, e, "keep", "1");
+		if (is_of_the_job(e)) result = tp_doc_set(*found, e, "keep", "1");
 	if (result == ncclSuccess) result = tp_doc_merge_found(base, *found);
+	if (result == ncclSuccess) {
+		trim(base->root, here ? tp_element_get(here, "host_hash") : NULL);
+		result = tp_doc_check(base);
+	}
 	if (result != ncclSuccess) {
+		for (struct tp_element *e = (*found)->root; e; e = tp_doc_walk(*found, e)) tp_doc_unset(e, "keep");
 		tp_topo_doc_free(base);
 		return result;
 	}
-	trim(base->root);
 	tp_topo_doc_free(*found);
 	*found = base;
 	return ncclSuccess;
 }
 
-ncclResult_t tp_topo_doc_dump(const struct tp_topo_doc *doc, int rank)
+bool tp_topo_dump_is_wanted(int rank)
 {
 	const char *path = tp_param_string(&file_params[P_DUMP]);
-	if (!path || !*path || rank != tp_param_int(&file_params[P_DUMP_RANK])) return ncclSuccess;
-	return tp_topo_doc_write(doc, path);
+	return path && *path && rank == tp_param_int(&file_params[P_DUMP_RANK]);
+}
+
+ncclResult_t tp_topo_doc_dump(const struct tp_topo_doc *doc, int rank)
+{
+	return tp_topo_dump_is_wanted(rank) ? tp_topo_doc_write(doc, tp_param_string(&file_params[P_DUMP])) : ncclSuccess;
 }

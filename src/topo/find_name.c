@@ -19,6 +19,12 @@ static long number_after(const char *text, const char *kind)
 	return *end ? -1 : value;
 }
 
+/* A node without a number (-1) isn't called by one. */
+static bool is_number(const char *text, const char *kind, int number)
+{
+	return number >= 0 && number_after(text, kind) == number;
+}
+
 static bool is_called(const struct tp_topo_node *node, const char *name)
 {
 	int64_t bus;
@@ -26,9 +32,9 @@ static bool is_called(const struct tp_topo_node *node, const char *name)
 	if (strcasecmp(node->name, name) == 0 || (bare && strcasecmp(bare + 1, name) == 0)) return true;
 	if (node->pci.bus_id[0] && tp_bus_id_parse(name, &bus)) return node->pci.bus == bus;
 	switch (node->kind) {
-	case TP_TOPO_GPU: return node->gpu.dev >= 0 && number_after(name, "gpu") == node->gpu.dev;
-	case TP_TOPO_NET: return number_after(name, "net") == node->net.dev || number_after(name, "nic") == node->net.dev;
-	case TP_TOPO_CPU: return number_after(name, "cpu") == node->cpu.numa || number_after(name, "numa") == node->cpu.numa;
+	case TP_TOPO_GPU: return is_number(name, "gpu", node->gpu.dev);
+	case TP_TOPO_NET: return is_number(name, "net", node->net.dev) || is_number(name, "nic", node->net.dev);
+	case TP_TOPO_CPU: return is_number(name, "cpu", node->cpu.numa) || is_number(name, "numa", node->cpu.numa);
 	case TP_TOPO_NVS: return strcasecmp(name, "nvs") == 0;
 	default: return false;
 	}

@@ -9,8 +9,8 @@ const char *tp_topo_kind_name(enum tp_topo_kind kind)
 
 const char *tp_topo_link_name(enum tp_topo_link_kind kind)
 {
-	static const char *const names[TP_LINK_KINDS] = { "LOC", "NVL", "C2C", "PCI", "SYS", "NET" };
-	return (unsigned)kind < TP_LINK_KINDS ? names[kind] : "?";
+	static const char *const names[TP_WIRE_KINDS] = { "LOC", "NVL", "C2C", "PCI", "SYS", "NET" };
+	return (unsigned)kind < TP_WIRE_KINDS ? names[kind] : "?";
 }
 
 const char *tp_topo_path_name(enum tp_topo_path_type type)

@@ -64,10 +64,10 @@ static int type_of_link(const struct tp_topo *topo, const struct tp_topo_link *l
 	enum tp_topo_kind from = topo->nodes[link->from].kind, to = topo->nodes[link->to].kind;
 	if (from == TP_TOPO_PCI && to == TP_TOPO_PCI) return TP_PATH_PXB;
 	switch (link->kind) {
-	case TP_LINK_NVL: return TP_PATH_NVL;
-	case TP_LINK_C2C: return TP_PATH_C2C;
-	case TP_LINK_PCI: return from == TP_TOPO_CPU || to == TP_TOPO_CPU ? TP_PATH_PHB : TP_PATH_PIX;
-	case TP_LINK_SYS: return TP_PATH_SYS;
+	case TP_WIRE_NVL: return TP_PATH_NVL;
+	case TP_WIRE_C2C: return TP_PATH_C2C;
+	case TP_WIRE_PCI: return from == TP_TOPO_CPU || to == TP_TOPO_CPU ? TP_PATH_PHB : TP_PATH_PIX;
+	case TP_WIRE_SYS: return TP_PATH_SYS;
 	default: return TP_PATH_LOC;
 	}
 }
@@ -76,7 +76,7 @@ static int type_of_link(const struct tp_topo *topo, const struct tp_topo_link *l
 static bool may_pass(const struct search *s, const struct label *at, const struct tp_topo_link *link)
 {
 	if (link->from == s->base || s->topo->nodes[link->from].kind != TP_TOPO_GPU) return true;
-	return s->policy->nvb && link->kind == TP_LINK_NVL && s->topo->nodes[link->to].kind == TP_TOPO_GPU && at->hops <= 1;
+	return s->policy->nvb && link->kind == TP_WIRE_NVL && s->topo->nodes[link->to].kind == TP_TOPO_GPU && at->hops <= 1;
 }
 
 static bool is_better(const struct label *a, const struct label *than)

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "gpu/gpu.h"
 #include "topo/topo.h"
 
 enum {
@@ -30,7 +31,7 @@ static struct tp_param policy_params[] = {
 	[P_CROSS_NIC] = { .name = "NCCL_CROSS_NIC", .kind = TP_PARAM_INT, .fallback = "2", .min = 0, .max = 2,
 		.doc = "a ring may leave a machine by another NIC than it came: 0 never, 1 always, 2 where it must" },
 	[P_IGNORE_P2P] = { .name = "NCCL_IGNORE_DISABLED_P2P", .kind = TP_PARAM_INT, .fallback = "0", .min = 0, .max = 2,
-		.doc = "2: use peer access even where the driver says that it is off" },
+		.doc = "what the driver says of peer access: 0 is heeded, 1 is heeded without a warning, 2 isn't heeded" },
 	[P_NETDEVS] = { .name = "NCCL_NETDEVS_POLICY", .kind = TP_PARAM_STRING, .fallback = "AUTO",
 		.doc = "how many of its nearest NICs a GPU uses: AUTO (shared out), ALL or MAX:n" },
 };
@@ -42,19 +43,16 @@ void tp_topo_policy_default(struct tp_topo_policy *out)
 		.pxn_c2c = true, .nvb = true, .shm = true, .cross_nic = 2, .multi_host = true };
 }
 
-/* Names, or the old numbers: LOC, PIX, PXB, PHB, SYS. -1: none is set. */
+_Static_assert(TP_PATH_SYS == TP_GPU_LEVELS - 1, "levels are path types");
+
+/* -1: none is set. */
 static int read_level(const char *name, struct tp_param *param)
 {
-	static const enum tp_topo_path_type old[] = { TP_PATH_LOC, TP_PATH_PIX, TP_PATH_PXB, TP_PATH_PHB, TP_PATH_SYS };
 	const char *text = param ? tp_param_string(param) : NULL;
-	if (!text) return -1;
-	for (int t = 0; t <= TP_PATH_SYS; t++)
-		if (strcasecmp(text, tp_topo_path_name((enum tp_topo_path_type)t)) == 0) return t;
-	char *end;
-	long number = strtol(text, &end, 10);
-	if (end != text && !*end && number >= 0) return old[TP_MIN(number, (long)TP_ARRAY_LEN(old) - 1)];
-	TP_WARN("%s=%.32s is no level: LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB or SYS (or 0 to 4, the old form); it is ignored", name, text);
-	return -1;
+	if (!text || !*text) return -1;
+	int level = tp_gpu_level_parse(text);
+	if (level < 0) TP_WARN("%s=%.32s is no level: " TP_GPU_LEVEL_NAMES "; it is ignored", name, text);
+	return level;
 }
 
 static bool read_switch(const char *name)
@@ -87,13 +85,14 @@ ncclResult_t tp_topo_policy_load(struct tp_topo_policy *out)
 	int64_t read = tp_param_int(&policy_params[P_GDR_READ]);
 	out->gdr_read = read < 0 ? TP_AUTO : read ? TP_ON : TP_OFF;
 	out->gdr_c2c = tp_param_int(&policy_params[P_GDR_C2C]);
-	if (tp_param_int(&policy_params[P_FLUSH_DISABLE])) out->flush = TP_OFF;
 	if (tp_param_int(&policy_params[P_FORCE_FLUSH])) out->flush = TP_ON;
+	if (tp_param_int(&policy_params[P_FLUSH_DISABLE])) out->flush = TP_OFF;
 	out->pxn = !tp_param_int(&policy_params[P_PXN_DISABLE]);
 	out->pxn_c2c = tp_param_int(&policy_params[P_PXN_C2C]);
 	out->nvb = !tp_param_int(&policy_params[P_NVB_DISABLE]);
 	out->cross_nic = (int)tp_param_int(&policy_params[P_CROSS_NIC]);
 	out->ignore_disabled_p2p = tp_param_int(&policy_params[P_IGNORE_P2P]) == 2;
+	out->expect_disabled_p2p = tp_param_int(&policy_params[P_IGNORE_P2P]) == 1;
 	out->nets_per_gpu = read_nets();
 	return ncclSuccess;
 }

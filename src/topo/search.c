@@ -51,7 +51,7 @@ static void add_candidate(struct search *s, const struct tp_bound *bound, const 
 }
 
 /* Larger total first; of equal totals the bandwidth nearest to a channel's natural one, as a ratio. */
-static double oddness(double bw, double unit) { return fabs(log(bw / unit)); }
+static double oddness(double bw, double unit) { return bw > unit ? bw / unit : unit / bw; }
 
 static int by_total(const void *a, const void *b, void *arg)
 {
@@ -295,7 +295,7 @@ static ncclResult_t look_everywhere(struct search *s, bool ring)
 			}
 		}
 	if (!ring && nets && s->best.n) improve_within(s);
-	if (s->best.n > 1 && oddness(s->total / s->best.n, s->p->unit) > 0.1) tidy(s);
+	if (s->best.n > 1 && oddness(s->total / s->best.n, s->p->unit) > 1.105) tidy(s);
 	return ncclSuccess;
 }
 

@@ -79,6 +79,9 @@ ncclResult_t tp_channels_load(const struct tp_topo *topo, const struct tp_topo_p
 /* NCCL_GRAPH_DUMP_FILE, by the rank NCCL_GRAPH_DUMP_FILE_RANK. */
 ncclResult_t tp_channels_dump(const struct tp_topo *topo, const struct tp_channels *const *all, int count, int rank);
 
+/* Has this rank something to do with either file? Rank 0 reads NCCL_GRAPH_FILE. */
+bool tp_channels_files_are_wanted(int rank);
+
 /* The order of host ranks in a ring, in which neighbours share as much as can be: ranks[topo->nhost_ranks]. */
 ncclResult_t tp_channels_order_hosts(const struct tp_topo *topo, int32_t *ranks);
 

@@ -39,7 +39,7 @@ static float pci_weight(const struct tp_topo *topo, const struct tp_topo_node *f
 static float reverse_weight(const struct tp_topo_link *link, const struct tp_topo_node *from, const struct tp_topo_node *to, float weight)
 {
 	if (to->kind == TP_TOPO_GPU && to->gpu.maker == TP_MAKER_NVIDIA && to->gpu.sm < 80 && from->kind != TP_TOPO_GPU) return weight / 8;
-	if (to->kind == TP_TOPO_CPU && to->cpu.arch == TP_ARCH_POWER && link->kind == TP_LINK_NVL) return weight;
+	if (to->kind == TP_TOPO_CPU && to->cpu.arch == TP_ARCH_POWER && link->kind == TP_WIRE_NVL) return weight;
 	return 0;
 }
 
@@ -67,7 +67,7 @@ static void fill_route(const struct tp_topo *topo, struct tp_problem *p, int fro
 	if (from >= p->ngpus) add_use(p, route, topo->nlinks + 2 * p->port[from - p->ngpus], 1);
 	for (int i = 0; i < path->nhops; i++) {
 		const struct tp_topo_link *link = &topo->links[path->links[i]];
-		float weight = link->kind == TP_LINK_PCI ? pci : 1;
+		float weight = link->kind == TP_WIRE_PCI ? pci : 1;
 		add_use(p, route, path->links[i], weight);
 		if (link->reverse >= 0) add_use(p, route, link->reverse, reverse_weight(link, a, &topo->nodes[link->to], weight));
 	}
@@ -101,7 +101,7 @@ static void set_channel_limits(const struct tp_topo *topo, struct tp_problem *p)
 	p->unit = 20;
 	for (int i = 0; i < topo->nlinks; i++) {
 		const struct tp_topo_link *link = &topo->links[i];
-		if (link->kind != TP_LINK_NVL || topo->nodes[link->from].kind != TP_TOPO_GPU || link->count < 1 || link->bw <= 0) continue;
+		if (link->kind != TP_WIRE_NVL || topo->nodes[link->from].kind != TP_TOPO_GPU || link->count < 1 || link->bw <= 0) continue;
 		p->unit = link->bw / link->count;
 		break;
 	}
@@ -211,6 +211,8 @@ ncclResult_t tp_problem_merge(struct tp_problem *p)
 	return ncclSystemError;
 }
 
+#define MAX_USES ((size_t)1 << 25)
+
 static ncclResult_t fill(const struct tp_topo *topo, struct tp_problem *p)
 {
 	size_t places = (size_t)(p->ngpus + p->nnets), uses = 0;
@@ -219,6 +221,7 @@ static ncclResult_t fill(const struct tp_topo *topo, struct tp_problem *p)
 			const struct tp_topo_path *path = tp_topo_path(topo, place_node(topo, (int)from)->index, place_node(topo, (int)to)->index);
 			uses += 2 * (size_t)path->nhops + 2;
 		}
+	if (uses > MAX_USES) return TP_FAIL(ncclInvalidUsage, "channels over %d GPUs and %d NICs whose paths have %zu links: that is no machine", p->ngpus, p->nnets, uses / 2);
 	p->nresources = topo->nlinks + 2 * p->nnets;
 	p->routes = tp_alloc(places * places + 1, sizeof(*p->routes), "routes");
 	p->uses = tp_alloc(uses + 1, sizeof(*p->uses), "uses of links");

@@ -40,7 +40,20 @@ ncclResult_t tp_topo_doc_merge(struct tp_topo_doc *into, const struct tp_topo_do
 /* The same of many: what an all-gather of tp_topo_doc_text brings. Errors name ranks. bytes 0: this rank has nothing to add. */
 struct tp_topo_text { const char *text; size_t bytes; int rank; };
 ncclResult_t tp_topo_doc_fuse(const struct tp_topo_text *texts, int count, struct tp_topo_doc **out);
+/* The same of ranks that run and shall go on running: what they contradict each other in is a line of notes, and the first is right. Ports
+ * to which two ranks gave one number (each may have NICs of its own: NCCL_IB_HCA) are numbered anew. */
+ncclResult_t tp_topo_doc_join(const struct tp_topo_text *texts, int count, FILE *notes, struct tp_topo_doc **out);
 void tp_topo_doc_free(struct tp_topo_doc *doc);
+
+/* A port as the transport that will use it has it; its place in the list is its number there. */
+struct tp_topo_port {
+	char name[32];                  /* "mlx5_0", "eth0" */
+	char bus_id[20];                /* "": no PCI device */
+	uint64_t guid;
+	int port, mbps, max_connections;
+	double latency_us;
+	bool gdr;                       /* it takes GPU memory, where GPU and driver allow it */
+};
 
 /* What this process finds by itself. A field left zero is not looked for, except that the machine's CPUs always are. */
 struct tp_topo_find {
@@ -48,10 +61,22 @@ struct tp_topo_find {
 	const char *gpu_bus_id;         /* this rank's GPU, "0000:1b:00.0"; NULL: none */
 	bool all_gpus;                  /* every GPU of the machine (telpher topo) */
 	bool no_nics;
+	const struct tp_topo_port *ports;       /* [nports] the network ports there are; NULL: those that the machine shows, in the order of their names */
+	int nports;
 	int rank;                       /* of the GPU or host rank; -1: none yet */
 	const uint64_t *cpu_mask;       /* TP_CPU_WORDS: a host rank's processors; NULL: no host rank */
 	bool cores;                     /* describe caches and cores too */
 };
+/* Where a process with these processors runs: NUMA node, and the first processor of the cache and the core that hold all of them. -1: not
+ * within one, or not known. A few files are read. */
+struct tp_topo_place { int32_t numa, cache, core; };
+void tp_topo_place_of(const char *root, const uint64_t mask[TP_CPU_WORDS], struct tp_topo_place *out);
+/* The first active port of an RDMA device that is hardware; false: there is none. */
+bool tp_topo_find_rdma(const char *root, char *name, size_t bytes);
+/* What the ranks of a job add to a description of their host, which each found without them. Where nothing has this bus id, or another rank
+ * has all that has, nothing changes. */
+ncclResult_t tp_topo_doc_set_rank(struct tp_topo_doc *doc, const char *gpu_bus_id, int rank);
+ncclResult_t tp_topo_doc_add_host_rank(struct tp_topo_doc *doc, int rank, const uint64_t mask[TP_CPU_WORDS]);
 /* Never fails for what isn't there: without /sys the description has one CPU. */
 ncclResult_t tp_topo_discover(const struct tp_topo_find *find, struct tp_topo_doc **out);
 /* NCCL_TOPO_FILE, else the hypervisor's virtualTopology.xml (below root; NULL or "": the machine's). */
@@ -71,6 +96,7 @@ ncclResult_t tp_topo_doc_record(struct tp_topo_doc *doc, const struct tp_topo_me
 ncclResult_t tp_topo_doc_measured(const struct tp_topo_doc *doc, int index, struct tp_topo_measured *out, bool *is);
 /* NCCL_TOPO_DUMP_FILE, by the rank NCCL_TOPO_DUMP_FILE_RANK. */
 ncclResult_t tp_topo_doc_dump(const struct tp_topo_doc *doc, int rank);
+bool tp_topo_dump_is_wanted(int rank);
 
 /* ---- The graph ---- */
 
@@ -87,13 +113,13 @@ enum tp_topo_kind {
 };
 
 enum tp_topo_link_kind {
-	TP_LINK_LOCAL,          /* within a package: core to cache to memory */
-	TP_LINK_NVL,            /* NVLink, and AMD's xGMI between GPUs */
-	TP_LINK_C2C,            /* NVLink-C2C, and MI300A's on-package fabric */
-	TP_LINK_PCI,
-	TP_LINK_SYS,            /* between CPUs: QPI, UPI, Infinity Fabric, … */
-	TP_LINK_NET,            /* a NIC and its port */
-	TP_LINK_KINDS
+	TP_WIRE_LOCAL,          /* within a package: core to cache to memory */
+	TP_WIRE_NVL,            /* NVLink, and AMD's xGMI between GPUs */
+	TP_WIRE_C2C,            /* NVLink-C2C, and MI300A's on-package fabric */
+	TP_WIRE_PCI,
+	TP_WIRE_SYS,            /* between CPUs: QPI, UPI, Infinity Fabric, … */
+	TP_WIRE_NET,            /* a NIC and its port */
+	TP_WIRE_KINDS
 };
 
 enum tp_cpu_arch { TP_ARCH_UNKNOWN, TP_ARCH_X86, TP_ARCH_POWER, TP_ARCH_ARM };
@@ -236,6 +262,7 @@ struct tp_topo_policy {
 	bool shm;                       /* NCCL_SHM_DISABLE */
 	int cross_nic;                  /* NCCL_CROSS_NIC */
 	bool ignore_disabled_p2p;       /* NCCL_IGNORE_DISABLED_P2P=2: don't heed what the driver says of peer access */
+	bool expect_disabled_p2p;       /* =1: heed it, and it is no fault */
 	int nets_per_gpu;               /* 0: the nearest are shared out; else at most so many (NCCL_NETDEVS_POLICY) */
 	bool multi_host;                /* not a variable: ranks elsewhere; false leaves NICs out of paths and totals */
 };
@@ -333,12 +360,17 @@ ncclResult_t tp_topo_find_faults(const struct tp_topo *topo, const struct tp_top
 
 /* ---- Expectations ---- */
 
-/* "net=ib gdr=on p2p=nvlink nics>=8": key and =, >= or <=, alternatives divided by |, items by blanks, commas or lines; # to the end of a
- * line is a comment. Every GPU, pair or port must be so. */
+/* "nic=ib gdr=on p2p=nvlink nics>=8", in watch.h's grammar. Every GPU, pair or port must be so; where there is none to look at it isn't so.
+ * What is of a communicator (path, local, remote, algo) isn't looked at. */
 struct tp_topo_unmet { char text[512]; };
 /* What isn't so; the caller frees *out. What can't be read is ncclInvalidArgument, with name in front. */
 ncclResult_t tp_topo_expect_check(const struct tp_topo *topo, const struct tp_topo_policy *policy, const char *text, const char *name,
 	struct tp_topo_unmet **out, int *count);
+/* Without the keys in but ("net|gdr"): what the caller looks at himself. */
+ncclResult_t tp_topo_expect_check_but(const struct tp_topo *topo, const struct tp_topo_policy *policy, const char *text, const char *name, const char *but,
+	struct tp_topo_unmet **out, int *count);
+struct tp_expect_key;
+const struct tp_expect_key *tp_topo_expect_keys(size_t *count);        /* watch.h's */
 /* The machine as it is, as expectations. */
 ncclResult_t tp_topo_expect_write(const struct tp_topo *topo, const struct tp_topo_policy *policy, FILE *out);
 const char *tp_topo_expect_key(int index, const char **words, const char **doc);        /* NULL behind the last; words NULL: a number */

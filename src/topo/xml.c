@@ -126,9 +126,29 @@ ncclResult_t tp_topo_doc_read(const char *path, struct tp_topo_doc **out)
 	return result;
 }
 
+/* The bytes of a character that XML can hold; 0: it can't. Firmware and drivers write what they like. */
+static int character_bytes(const char *at)
+{
+	const unsigned char *p = (const unsigned char *)at;
+	int bytes = *p < 0x80 ? 1 : *p >= 0xc2 && *p < 0xe0 ? 2 : *p >= 0xe0 && *p < 0xf0 ? 3 : *p >= 0xf0 && *p < 0xf5 ? 4 : 0;
+	uint32_t code = bytes < 2 ? *p : *p & (0x7fu >> bytes);
+	for (int i = 1; i < bytes; i++) {
+		if ((p[i] & 0xc0) != 0x80) return 0;
+		code = code << 6 | (p[i] & 0x3f);
+	}
+	bool least = bytes < 3 || (bytes == 3 ? code >= 0x800 : code >= 0x10000);
+	bool allowed = (code >= 0x20 && code < 0xd800) || (code >= 0xe000 && code < 0xfffe) || (code >= 0x10000 && code < 0x110000) || code == '\n' || code == '\t' || code == '\r';
+	return least && allowed ? bytes : 0;
+}
+
 static void write_value(FILE *out, const char *value)
 {
-	for (; *value; value++) {
+	for (int bytes; *value; value += TP_MAX(bytes, 1)) {
+		bytes = character_bytes(value);
+		if (bytes != 1) {
+			fprintf(out, "%.*s", bytes ? bytes : 1, bytes ? value : "?");
+			continue;
+		}
 		switch (*value) {
 		case '&': fputs("&amp;", out); break;
 		case '<': fputs("&lt;", out); break;

@@ -80,12 +80,26 @@ ncclResult_t tp_watch_paths_add(struct tp_watch_paths *paths, const struct tp_wa
 	paths->list[place] = *path;
 	clean_text(paths->list[place].via, sizeof(path->via));
 	clean_text(paths->list[place].why, sizeof(path->why));
+	clean_text(paths->list[place].type, sizeof(path->type));
+	clean_text(paths->list[place].device, sizeof(path->device));
+	clean_text(paths->list[place].code, sizeof(path->code));
 	return ncclSuccess;
 }
 
 static bool same_group(const struct tp_watch_path *a, const struct tp_watch_path *b)
 {
-	return strcmp(a->via, b->via) == 0 && strcmp(a->why, b->why) == 0;
+	return strcmp(a->via, b->via) == 0 && strcmp(a->why, b->why) == 0 && strcmp(a->type, b->type) == 0 && strcmp(a->device, b->device) == 0 &&
+		a->gbps == b->gbps && a->gdr == b->gdr;
+}
+
+/* "NVL 370 GB/s 1.2 us", "NET mlx5_0 50 GB/s 2 us GDR" */
+static void topology_text(const struct tp_watch_path *p, char *text, size_t bytes)
+{
+	size_t used = (size_t)snprintf(text, bytes, "%s", p->type);
+	if (p->device[0] && used < bytes) used += (size_t)snprintf(text + used, bytes - used, " %s", p->device);
+	if (p->gbps > 0 && used < bytes) used += (size_t)snprintf(text + used, bytes - used, " %.3g GB/s", (double)p->gbps);
+	if (p->latency_us > 0 && used < bytes) used += (size_t)snprintf(text + used, bytes - used, " %.2g us", (double)p->latency_us);
+	if (p->gdr >= 0 && used < bytes) snprintf(text + used, bytes - used, p->gdr ? " GDR" : " no GDR");
 }
 
 /* Is the opposite direction in the same group? */
@@ -95,19 +109,29 @@ static bool both_ways(const struct tp_watch_paths *paths, const struct tp_watch_
 	return is_pair(paths, place, p->to, p->from) && same_group(&paths->list[place], p);
 }
 
-static void print_row(FILE *out, int via_width, const char *via, const char *pairs, const char *why)
+struct widths { int via, topology; };
+
+static void print_row(FILE *out, const struct widths *w, const char *via, const char *topology, const char *pairs, const char *why)
 {
+	int via_width = w->via;
+	char first[160];
+	if (w->topology) {
+		snprintf(first, sizeof(first), "%-*s  %-*s", w->via, via, w->topology, topology);
+		via = first;
+		via_width += 2 + w->topology;
+	}
 	if (*why)
 		fprintf(out, "%-*s  %-*s  %s\n", via_width, via, PAIRS_COLUMN, pairs, why);
 	else
 		fprintf(out, "%-*s  %s\n", via_width, via, pairs);
 }
 
-static void print_group(const struct tp_watch_paths *paths, size_t first, int via_width, bool *printed, FILE *out)
+static void print_group(const struct tp_watch_paths *paths, size_t first, const struct widths *w, bool *printed, FILE *out)
 {
 	const struct tp_watch_path *head = &paths->list[first];
 	const char *via = head->via, *why = head->why;
-	char row[PAIRS_COLUMN + 64] = "", pair[32];
+	char row[PAIRS_COLUMN + 64] = "", pair[32], text[96], *topology = text;
+	topology_text(head, text, sizeof(text));
 	size_t used = 0, listed = 0, left_out = 0;
 	for (size_t i = first; i < paths->count; i++) {
 		const struct tp_watch_path *p = &paths->list[i];
@@ -124,31 +148,36 @@ static void print_group(const struct tp_watch_paths *paths, size_t first, int vi
 		int n = p->from == p->to ? snprintf(pair, sizeof(pair), "%d", p->from)
 			: snprintf(pair, sizeof(pair), "%d%c%d", p->from, both ? '-' : '>', p->to);
 		if (used && used + 1 + (size_t)n > PAIRS_COLUMN) {
-			print_row(out, via_width, via, row, why);
+			print_row(out, w, via, topology, row, why);
 			via = why = "";
+			text[0] = 0;
 			used = 0;
 		}
 		used += (size_t)snprintf(row + used, sizeof(row) - used, "%s%s", used ? " " : "", pair);
 	}
 	if (used)
-		print_row(out, via_width, via, row, why);
+		print_row(out, w, via, topology, row, why);
 	if (left_out) {
 		snprintf(row, sizeof(row), "and %zu more pairs", left_out);
-		print_row(out, via_width, "", row, "");
+		print_row(out, w, "", "", row, "");
 	}
 }
 
 void tp_watch_paths_print(const struct tp_watch_paths *paths, FILE *out)
 {
-	int via_width = (int)strlen("path");
-	for (size_t i = 0; i < paths->count; i++)
-		via_width = TP_MAX(via_width, (int)strlen(paths->list[i].via));
+	struct widths w = { .via = (int)strlen("path") };
+	for (size_t i = 0; i < paths->count; i++) {
+		char text[96];
+		topology_text(&paths->list[i], text, sizeof(text));
+		w.via = TP_MAX(w.via, (int)strlen(paths->list[i].via));
+		if (paths->list[i].type[0]) w.topology = TP_MAX(w.topology, TP_MAX((int)strlen(text), (int)strlen("topology")));
+	}
 	bool *printed = tp_alloc(paths->count, sizeof(*printed), "the path report's marks");
 	if (!printed)
 		return;
-	print_row(out, via_width, "path", "pairs of ranks", "why not a better one");
+	print_row(out, &w, "path", "topology", "pairs of ranks", "why not a better one");
 	for (size_t i = 0; i < paths->count; i++)
 		if (!printed[i])
-			print_group(paths, i, via_width, printed, out);
+			print_group(paths, i, &w, printed, out);
 	free(printed);
 }

@@ -11,7 +11,13 @@ struct tp_watch_path {
 	int32_t from, to;
 	bool same_host;
 	char via[32];               /* "SHM/CMA", "NET/Socket/0" */
-	char why[160];              /* why not a better one; "" where there is none */
+	char why[320];              /* why not a better one; "" where there is none */
+	/* What the topology says; "" and 0 where it isn't known. */
+	char type[8];               /* how the two are joined: "NVL", "PIX", … */
+	char device[32];            /* the network device of the sender */
+	char code[40];              /* of each better path that is refused: "cpu-bridge", for programs */
+	float gbps, latency_us;     /* expected: GB/s one way */
+	int8_t gdr;                 /* NICs at GPU memory: 1, 0; -1: no matter of this pair */
 };
 
 struct tp_watch_paths;
@@ -24,13 +30,37 @@ size_t tp_watch_paths_count(const struct tp_watch_paths *paths);
  * of bounded width. */
 void tp_watch_paths_print(const struct tp_watch_paths *paths, FILE *out);
 
-/* TELPHER_EXPECT: a list of key=value, value: alternatives divided by |, compared without case.
+/* TELPHER_EXPECT: a list, or a file with one: key and =, >= or <=, value; alternatives divided by |, compared without case; items by blanks,
+ * commas or lines; # to the end of a line is a comment. Of a communicator:
  *   path=SHM            every pair's path; local=… and remote=… those inside a host and between hosts
  *   net=IB              the network transport
  *   algo=RING           the algorithm of every collective
  * "SHM" is met by "SHM/CMA", "NET" by "NET/Socket/0": whole parts from the left. */
-/* An expectation that can't be read is ncclInvalidArgument. Call once at init. */
+enum tp_expect_unit { TP_EXPECT_TEXT, TP_EXPECT_WORD, TP_EXPECT_COUNT, TP_EXPECT_LEAST };        /* LEAST: more is better: written with >= */
+enum tp_expect_relation { TP_EXPECT_EQUAL, TP_EXPECT_AT_LEAST, TP_EXPECT_AT_MOST };
+struct tp_expect_key { const char *name; enum tp_expect_unit unit; const char *words, *doc; };     /* words: of a WORD, "on|off" */
+struct tp_expect_item {
+	const struct tp_expect_key *key;        /* NULL: the list ends here */
+	enum tp_expect_relation relation;
+	const char *text, *value;               /* in the list: the item as it was written; its value */
+	int text_bytes;
+	size_t value_bytes;
+	double number;                          /* of COUNT and LEAST */
+};
+/* Takes the next item off the list. keys: what the caller can look at, besides the keys of a communicator. What can't be read is
+ * ncclInvalidArgument, with name in front. */
+ncclResult_t tp_expect_next(const char **list, const char *name, const struct tp_expect_key *keys, size_t nkeys, struct tp_expect_item *out);
+bool tp_expect_is_own(const struct tp_expect_key *key);     /* a communicator's: path, local, … */
+bool tp_expect_one_of(const char *alternatives, size_t bytes, const char *word);
+bool tp_expect_holds(const struct tp_expect_item *item, double number);
+/* An expectation that can't be read is ncclInvalidArgument. Call once at init. _with: with the keys of others. */
 ncclResult_t tp_watch_expect_check(void);
+ncclResult_t tp_watch_expect_check_with(const struct tp_expect_key *keys, size_t nkeys);
+bool tp_watch_expect_is_set(void);
+/* The list itself, a file's where one is named; *out NULL: there is none. */
+ncclResult_t tp_watch_expect_text(const char **out);
+/* Something isn't as expected: ncclInvalidUsage; under TELPHER_EXPECT_MODE=warn a WARN and ncclSuccess. */
+ncclResult_t tp_watch_expect_unmet(const char *text);
 /* Is found what was expected of key? subject says of what ("rank 0 -> 1", "the communicator"); why may be NULL. Not met:
  * ncclInvalidUsage, with what was found and why. No expectation of key: ncclSuccess. */
 ncclResult_t tp_watch_expect(const char *key, const char *found, const char *subject, const char *why);

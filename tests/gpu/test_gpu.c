@@ -423,6 +423,20 @@ static void body_nvml(void)
 }
 static void nvml_knows_links_and_bridges(void **state) { (void)state; in_child(2, body_nvml); }
 
+static void levels_are_names_or_the_old_numbers(void **state)
+{
+	(void)state;
+	static const struct { const char *text; int level; enum tp_gpu_distance distance; } levels[] = {
+		{ "LOC", 0, TP_GPU_LOC }, { "nvl", 1, TP_GPU_NVL }, { "NVB", 2, TP_GPU_NVL }, { "C2C", 3, TP_GPU_NVL }, { "PIX", 4, TP_GPU_PIX }, { "PXB", 5, TP_GPU_PXB },
+		{ "P2C", 6, TP_GPU_PXB }, { "PXN", 7, TP_GPU_PXB }, { "PHB", 8, TP_GPU_PHB }, { "SYS", 9, TP_GPU_SYS }, { "0", 0, TP_GPU_LOC }, { "1", 4, TP_GPU_PIX },
+		{ "4", 9, TP_GPU_SYS }, { "6", 9, TP_GPU_SYS }, { "far", -1, TP_GPU_UNKNOWN }, { "", -1, TP_GPU_UNKNOWN }, { "-1", -1, TP_GPU_UNKNOWN }, { "1x", -1, TP_GPU_UNKNOWN },
+	};
+	for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++) {
+		assert_int_equal(tp_gpu_level_parse(levels[i].text), levels[i].level);
+		assert_int_equal(tp_gpu_level_distance(levels[i].level), levels[i].distance);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -447,6 +461,7 @@ int main(void)
 		cmocka_unit_test(a_machine_that_shares_nothing_is_found_out),
 		cmocka_unit_test(without_nvml_paths_have_no_name),
 		cmocka_unit_test(nvml_knows_links_and_bridges),
+		cmocka_unit_test(levels_are_names_or_the_old_numbers),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

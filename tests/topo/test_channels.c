@@ -337,9 +337,33 @@ static void a_cluster_of_other_machines_is_refused(void **state)
 	tp_topo_free(other);
 }
 
+static void a_last_channel_without_a_partner_stays_with_itself(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_machine("switch8.xml", NULL, NULL, true);
+	struct tp_channels *rings = helper_channels(topo, TP_PATTERN_RING, true);
+	struct tp_cluster *cluster;
+	int all = rings->nchannels;
+	rings->cross_nic = 2;
+	rings->nchannels = 1;
+	rings->channels[0].net_out = topo->of_kind[TP_TOPO_NET][1];
+	rings->channels[0].net_in = topo->of_kind[TP_TOPO_NET][0];
+	assert_int_equal(tp_cluster_create(topo, rings, NULL, 2, &cluster), ncclSuccess);
+	for (int rank = 0; rank < 16; rank++) {
+		struct tp_ring_place place;
+		tp_cluster_ring(cluster, 0, rank, &place);
+		assert_in_range(place.next, 0, 15);
+	}
+	tp_cluster_free(cluster);
+	rings->nchannels = all;
+	tp_channels_free(rings);
+	tp_topo_free(topo);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_last_channel_without_a_partner_stays_with_itself),
 		cmocka_unit_test(what_is_written_is_read_again), cmocka_unit_test(files_of_nccl_are_read),
 		cmocka_unit_test(nonsense_is_refused_with_its_line), cmocka_unit_test(another_pattern_in_the_file_is_no_error),
 		cmocka_unit_test(the_users_file_wins_over_the_search), cmocka_unit_test(each_gpu_has_the_nic_beside_it),

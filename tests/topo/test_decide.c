@@ -432,9 +432,84 @@ static void the_policy_is_read_from_the_environment(void **state)
 	tp_param_reload();
 }
 
+static void a_level_that_forbids_names_the_distance_itself_not_the_way_round(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	policy.gdr_level = TP_PATH_LOC;
+	struct tp_topo *topo = helper_topo(HELPER_PAIR, &policy);
+	struct tp_topo_gdr gdr = gdr_of(topo, &policy, "gpu0", "mlx5_0", false);
+	assert_int_equal(tp_topo_path(topo, helper_node(topo, "gpu0"), helper_node(topo, "mlx5_0"))->type, TP_PATH_PHB);
+	assert_int_equal(gdr.mode, TP_GDR_OFF);
+	assert_int_equal(gdr.type, TP_PATH_PIX);
+	assert_non_null(strstr(gdr.why.text, "(PIX), farther than NCCL_NET_GDR_LEVEL=LOC"));
+	tp_topo_free(topo);
+}
+
+static void a_level_without_a_variable_is_named_all_the_same(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	policy.p2p_level = TP_PATH_SYS;
+	struct tp_topo *topo = helper_topo(HELPER_PAIR, &policy);
+	assert_non_null(strstr(p2p_of(topo, &policy, "gpu0", "gpu1").why.text, "NCCL_P2P_LEVEL=SYS"));
+	tp_topo_free(topo);
+}
+
+static void never_to_flush_wins_over_always(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	setenv("NCCL_NET_FORCE_FLUSH", "1", 1);
+	setenv("NCCL_GDR_FLUSH_DISABLE", "1", 1);
+	tp_param_reload();
+	assert_int_equal(tp_topo_policy_load(&policy), ncclSuccess);
+	unsetenv("NCCL_NET_FORCE_FLUSH");
+	unsetenv("NCCL_GDR_FLUSH_DISABLE");
+	tp_param_reload();
+	assert_int_equal(policy.flush, TP_OFF);
+}
+
+/* GPU 0 and 2 are joined through GPU 1. */
+#define MESH(forbidden) "<system version=\"1\">" HELPER_CPU("0") HELPER_GPU("0000:11:00.0", "0", "<nvlink target=\"0000:12:00.0\" count=\"4\" tclass=\"0x030200\"/>" forbidden) \
+	HELPER_GPU("0000:12:00.0", "1", "<nvlink target=\"0000:11:00.0\" count=\"4\" tclass=\"0x030200\"/><nvlink target=\"0000:13:00.0\" count=\"4\" tclass=\"0x030200\"/>") \
+	HELPER_GPU("0000:13:00.0", "2", "<nvlink target=\"0000:12:00.0\" count=\"4\" tclass=\"0x030200\"/>") "</cpu></system>"
+
+static void a_relay_that_is_forbidden_to_one_side_relays_nothing(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	struct tp_topo *topo = helper_topo(MESH(""), &policy);
+	assert_true(p2p_of(topo, &policy, "gpu0", "gpu2").use);
+	tp_topo_free(topo);
+	topo = helper_topo(MESH("<nopeer target=\"0000:12:00.0\"/>"), &policy);
+	assert_false(p2p_of(topo, &policy, "gpu0", "gpu2").use);
+	assert_int_equal(p2p_of(topo, &policy, "gpu0", "gpu2").why.reason, TP_WHY_GPU_UNABLE);
+	assert_true(p2p_of(topo, &policy, "gpu1", "gpu2").use);
+	tp_topo_free(topo);
+	assert_string_equal(faults_of(MESH("<nopeer target=\"0000:12:00.0\"/>"), &policy), "no-p2p");
+	policy.expect_disabled_p2p = true;
+	assert_string_equal(faults_of(MESH("<nopeer target=\"0000:12:00.0\"/>"), &policy), "");
+}
+
+static void a_switchs_own_link_that_is_narrow_is_a_fault(void **state)
+{
+	(void)state;
+	char *text = with(NVL_PAIR, "<pci busid=\"0000:10:00.0\" class=\"0x060400\" link_speed=\"32.0 GT/s PCIe\" link_width=\"16\"",
+		"<pci busid=\"0000:10:00.0\" class=\"0x060400\" link_speed=\"32.0 GT/s PCIe\" link_width=\"4\" max_link_width=\"16\"");
+	assert_string_equal(faults_of(text, NULL), "pci-width");
+	free(text);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_level_that_forbids_names_the_distance_itself_not_the_way_round),
+		cmocka_unit_test(a_level_without_a_variable_is_named_all_the_same), cmocka_unit_test(never_to_flush_wins_over_always),
+		cmocka_unit_test(a_relay_that_is_forbidden_to_one_side_relays_nothing), cmocka_unit_test(a_switchs_own_link_that_is_narrow_is_a_fault),
 		cmocka_unit_test(gpus_behind_a_cpu_use_no_p2p_and_the_way_through_it), cmocka_unit_test(a_level_allows_and_forbids),
 		cmocka_unit_test(a_guest_that_hides_bridges_is_told),
 		cmocka_unit_test(two_gpus_on_an_amd_cpu_use_p2p), cmocka_unit_test(gpudirect_follows_the_distance), cmocka_unit_test(gpudirect_needs_both_ends),

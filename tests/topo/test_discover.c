@@ -290,6 +290,31 @@ static void interfaces_serve_where_there_is_no_rdma(void **state)
 	tp_topo_free(topo);
 }
 
+static void the_ports_of_a_transport_are_numbered_as_it_does(void **state)
+{
+	(void)state;
+	build_server();
+	rdma("mlx5_1", NULL, "100 Gb/sec (4X EDR)\n", "4: ACTIVE\n", "Ethernet\n");
+	const struct tp_topo_port ports[] = { { .name = "mlx5_1", .guid = 7, .port = 1, .mbps = 100000, .gdr = true },
+		{ .name = "mlx5_0", .bus_id = "0000:1b:00.0", .guid = 9, .port = 1, .mbps = 200000, .gdr = true } };
+	struct tp_topo *topo = discover((struct tp_topo_find){ .rank = -1, .ports = ports, .nports = 2 });
+	const struct tp_topo_node *first = node(topo, "mlx5_1"), *second = node(topo, "mlx5_0");
+	assert_int_equal(topo->count[TP_TOPO_NET], 2);
+	assert_int_equal(first->net.dev, 0);
+	assert_int_equal(first->net.fabric, TP_FABRIC_ROCE);
+	assert_false(first->net.gdr);
+	assert_int_equal(second->net.dev, 1);
+	assert_int_equal(second->net.guid, 9);
+	assert_float_equal(second->net.bw, 25, 1e-9);
+	assert_int_equal(second->net.fabric, TP_FABRIC_IB);
+	assert_true(second->net.gdr);
+	assert_string_equal(topo->nodes[second->parent].pci.bus_id, "0000:1b:00.0");
+	tp_topo_free(topo);
+	topo = discover((struct tp_topo_find){ .rank = -1, .ports = ports, .nports = 0 });
+	assert_int_equal(topo->count[TP_TOPO_NET], 0);
+	tp_topo_free(topo);
+}
+
 static void without_sys_there_is_one_cpu(void **state)
 {
 	(void)state;
@@ -476,7 +501,7 @@ int main(void)
 		ON_FILES(interfaces_serve_where_there_is_no_rdma), ON_FILES(without_sys_there_is_one_cpu), ON_FILES(cores_and_caches_are_found),
 		ON_FILES(a_guest_is_told_and_its_topology_file_is_used), ON_FILES(amd_gpus_and_their_links_come_from_kfd),
 		ON_FILES(what_the_driver_forbids_is_not_used), ON_FILES(each_process_finds_its_own_and_together_they_are_the_machine),
-		ON_FILES(this_machine_is_found),
+		ON_FILES(this_machine_is_found), ON_FILES(the_ports_of_a_transport_are_numbered_as_it_does),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

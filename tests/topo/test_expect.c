@@ -170,9 +170,38 @@ static void what_all_ranks_say_is_one_machine_or_an_error_with_the_ranks(void **
 	assert_int_not_equal(tp_topo_doc_fuse(texts, 0, &doc), ncclSuccess);
 }
 
+static void what_is_not_there_at_all_is_not_as_expected(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy;
+	struct tp_topo *topo = helper_topo("<system version=\"1\">" HELPER_CPU("0") HELPER_GPU("0000:01:00.0", "0", "") "</cpu></system>", NULL);
+	struct tp_topo_unmet *list = NULL;
+	int count = 0;
+	tp_topo_policy_default(&policy);
+	assert_int_equal(tp_topo_expect_check(topo, &policy, "nic.gbps>=400", "TELPHER_EXPECT", &list, &count), ncclSuccess);
+	assert_int_equal(count, 1);
+	assert_non_null(strstr(list[0].text, "expected nic.gbps>=400, found nothing there to look at"));
+	free(list);
+	tp_topo_free(topo);
+}
+
+static void a_servers_own_screen_is_no_gpu(void **state)
+{
+	(void)state;
+	struct tp_topo_doc *doc = helper_doc("<system version=\"1\">" HELPER_CPU("0") "<pci busid=\"0000:03:00.0\" class=\"0x030000\" vendor=\"0x1a03\" device=\"0x2000\"/>"
+		"<pci busid=\"0000:04:00.0\" class=\"0x030000\" vendor=\"0x10de\" device=\"0x1eb8\"/></cpu></system>");
+	struct tp_topo *topo;
+	assert_int_equal(tp_topo_doc_complete(doc, NULL), ncclSuccess);
+	assert_int_equal(tp_topo_build(doc, &topo), ncclSuccess);
+	assert_int_equal(topo->count[TP_TOPO_GPU], 1);
+	tp_topo_free(topo);
+	tp_topo_doc_free(doc);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(what_is_not_there_at_all_is_not_as_expected), cmocka_unit_test(a_servers_own_screen_is_no_gpu),
 		cmocka_unit_test(what_is_so_is_met), cmocka_unit_test(what_is_not_so_is_named_with_its_reason),
 		cmocka_unit_test(what_cannot_be_expected_is_an_error_that_says_what_can), cmocka_unit_test(what_a_machine_writes_it_meets),
 		cmocka_unit_test(every_key_is_explained), cmocka_unit_test(a_domain_over_hosts_is_one_graph), cmocka_unit_test(an_unknown_model_is_an_error),

@@ -241,9 +241,19 @@ static void host_ranks_have_cores_and_caches(void **state)
 	tp_topo_free(topo);
 }
 
+static void a_cpu_without_a_number_is_not_called_by_any(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_topo("<system version=\"1\">" HELPER_CPU("-1") HELPER_GPU("0000:01:00.0", "0", "") "</cpu></system>", NULL);
+	assert_int_equal(tp_topo_find_name(topo, "nonsense"), -1);
+	assert_int_equal(tp_topo_find_name(topo, "cpu3"), -1);
+	tp_topo_free(topo);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_cpu_without_a_number_is_not_called_by_any),
 		cmocka_unit_test(link_speeds_are_those_of_nccl), cmocka_unit_test(every_constant_has_a_source),
 		cmocka_unit_test(one_switch_is_pix_two_are_pxb_a_cpu_is_phb), cmocka_unit_test(a_path_is_made_of_links_that_follow_each_other),
 		cmocka_unit_test(every_link_has_its_way_back), cmocka_unit_test(nvlink_behind_a_switch_joins_all),

@@ -1,5 +1,6 @@
 /* Descriptions as text: what is read, what is written, what is refused and with which words. */
 #include "topo/helper_topo.h"
+#include "topo/doc.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -168,9 +169,27 @@ static void a_missing_file_is_named(void **state)
 	assert_non_null(strstr(tp_log_last_error(), "/nonexistent/machine.xml can't be opened: No such file"));
 }
 
+static void bytes_that_xml_cannot_hold_are_written_as_question_marks(void **state)
+{
+	(void)state;
+	struct tp_topo_doc *doc, *again;
+	char *text;
+	size_t bytes;
+	assert_int_equal(tp_doc_create("this machine", "system", &doc), ncclSuccess);
+	assert_int_equal(tp_doc_set(doc, doc->root, "version", "1"), ncclSuccess);
+	assert_int_equal(tp_doc_set(doc, doc->root, "virtual", "Acm\xe9 \x01\xc3\xa9 \xf0\x9f\x98\x80 \xed\xa0\x80 \xc0\xaf<\xe2\x82"), ncclSuccess);
+	assert_int_equal(tp_topo_doc_text(doc, &text, &bytes), ncclSuccess);
+	assert_int_equal(tp_topo_doc_parse(text, bytes, "again", &again), ncclSuccess);
+	assert_string_equal(tp_element_get(again->root, "virtual"), "Acm? ?\xc3\xa9 \xf0\x9f\x98\x80 ?\?\? ?\?<?\?");
+	free(text);
+	tp_topo_doc_free(doc);
+	tp_topo_doc_free(again);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(bytes_that_xml_cannot_hold_are_written_as_question_marks),
 		cmocka_unit_test(what_is_written_reads_back_the_same), cmocka_unit_test(unknown_elements_and_attributes_are_kept),
 		cmocka_unit_test(broken_xml_is_refused_with_file_line_and_element), cmocka_unit_test(a_document_type_is_refused),
 		cmocka_unit_test(another_root_is_refused), cmocka_unit_test(nesting_has_a_limit), cmocka_unit_test(too_many_elements_are_refused),

@@ -87,6 +87,55 @@ static void the_table_has_a_line_for_each_kind_of_path(void **s)
 	tp_watch_paths_destroy(paths);
 }
 
+static void what_the_topology_says_has_a_column(void **s)
+{
+	(void)s;
+	struct tp_watch_paths *paths = new_paths();
+	struct tp_watch_path near = { .from = 0, .to = 1, .same_host = true, .via = "P2P/CUMEM", .type = "NVL", .gbps = 370, .latency_us = 1.2f, .gdr = -1 };
+	struct tp_watch_path far = { .from = 0, .to = 2, .via = "NET/IB/0", .why = "no GDR: why", .type = "NET", .device = "mlx5_0", .gbps = 50, .latency_us = 2, .gdr = 0 };
+	assert_int_equal(tp_watch_paths_add(paths, &near), ncclSuccess);
+	assert_int_equal(tp_watch_paths_add(paths, &far), ncclSuccess);
+	char *text = printed(paths);
+	assert_string_equal(text,
+		"path       topology                        pairs of ranks                        why not a better one\n"
+		"P2P/CUMEM  NVL 370 GB/s 1.2 us             0>1\n"
+		"NET/IB/0   NET mlx5_0 50 GB/s 2 us no GDR  0>2                                   no GDR: why\n");
+	free(text);
+	tp_watch_paths_destroy(paths);
+}
+
+static void one_grammar_serves_all(void **s)
+{
+	(void)s;
+	static const struct tp_expect_key keys[] = { { "nics", TP_EXPECT_LEAST, NULL, "" }, { "gdr", TP_EXPECT_WORD, "on|off", "" } };
+	const char *list = " nics>=8, # a comment with path=SHM\ngdr=on|off path=SHM";
+	struct tp_expect_item item;
+	assert_int_equal(tp_expect_next(&list, "x", keys, 2, &item), ncclSuccess);
+	assert_ptr_equal(item.key, &keys[0]);
+	assert_true(tp_expect_holds(&item, 8) && tp_expect_holds(&item, 9) && !tp_expect_holds(&item, 7));
+	assert_int_equal(tp_expect_next(&list, "x", keys, 2, &item), ncclSuccess);
+	assert_ptr_equal(item.key, &keys[1]);
+	assert_int_equal(tp_expect_next(&list, "x", keys, 2, &item), ncclSuccess);
+	assert_true(tp_expect_is_own(item.key));
+	assert_int_equal(tp_expect_next(&list, "x", keys, 2, &item), ncclSuccess);
+	assert_null(item.key);
+	static const char *const bad[] = { "nics=many", "gdr=maybe", "gdr>=on", "speed=1", "nics", "nics>8", "=8" };
+	for (size_t i = 0; i < TP_ARRAY_LEN(bad); i++) {
+		list = bad[i];
+		assert_int_equal(tp_expect_next(&list, "x", keys, 2, &item), ncclInvalidArgument);
+	}
+}
+
+static void under_warn_a_broken_expectation_is_no_error(void **s)
+{
+	(void)s;
+	set("TELPHER_EXPECT_MODE", "warn");
+	set("TELPHER_EXPECT", "net=IB");
+	assert_int_equal(tp_watch_expect("net", "Socket", "the communicator", "no device"), ncclSuccess);
+	assert_string_equal(tp_log_last_error(), "TELPHER_EXPECT: expected net=IB of the communicator, found Socket: no device");
+	set("TELPHER_EXPECT_MODE", NULL);
+}
+
 static void directions_that_differ_are_told_apart(void **s)
 {
 	(void)s;
@@ -349,6 +398,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(the_table_has_a_line_for_each_kind_of_path, clean),
+		cmocka_unit_test_setup(what_the_topology_says_has_a_column, clean), cmocka_unit_test_setup(one_grammar_serves_all, clean), cmocka_unit_test_setup(under_warn_a_broken_expectation_is_no_error, clean),
 		cmocka_unit_test_setup(directions_that_differ_are_told_apart, clean),
 		cmocka_unit_test_setup(a_pair_added_again_is_replaced, clean),
 		cmocka_unit_test_setup(hundreds_of_ranks_make_a_table_of_a_page, clean),

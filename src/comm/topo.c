@@ -1,0 +1,251 @@
+/* The machine as a communicator sees it.
+ *
+ * Each process describes what it sees (topo_find.c), once. At init every rank tells every other a few hundred bytes: the hash of its
+ * description, where it runs, which network device it uses. Host ranks of one machine have the same description, so that nothing more
+ * need be sent; where they differ, and for GPUs, of which each process sees its own, the descriptions of a host go through memory that
+ * its ranks share and are made one. The graph of the host is made from that by whoever needs it: GPU ranks, of which each then tells its way
+ * to its neighbours and its NIC, and of host ranks the first of a host where there is a network to judge, a file to write or an
+ * expectation to check.
+ *
+ * Nothing here decides over how data goes: what can't be read or contradicts itself is a warning, and no topology. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/gpu.h"
+#include "comm/topo.h"
+
+#define MAX_TEXTS ((size_t)16 << 20)    /* of one host */
+
+/* What came from a peer ends. */
+static void clean_card(struct tp_topo_card *card)
+{
+	card->net[sizeof(card->net) - 1] = card->bus_id[sizeof(card->bus_id) - 1] = 0;
+	for (char *c = card->net; *c; c++)
+		if ((unsigned char)*c <= ' ' || (unsigned char)*c >= 0x7f) *c = '?';
+}
+
+/* Do ranks of some host see different things? All ranks find the same answer. */
+static ncclResult_t any_differ(const struct ncclComm *comm, bool *differ)
+{
+	const struct tp_topo_card *cards = comm->topo->cards;
+	uint64_t *first = tp_alloc((size_t)comm->boot->nhosts, sizeof(*first), "what hosts look like");
+	if (!first) return ncclSystemError;
+	*differ = false;
+	for (int r = 0; r < comm->nranks; r++) {
+		const struct tp_boot_peer *peer = &comm->boot->peers[r];
+		if (peer->local == 0) first[peer->host] = cards[r].doc_hash;
+		else *differ |= cards[r].doc_hash != first[peer->host];
+	}
+	free(first);
+	return ncclSuccess;
+}
+
+/* Another rank of this host, before it in the order, sees the same. */
+static bool is_repeated(const struct ncclComm *comm, int local)
+{
+	const struct tp_topo_card *cards = comm->topo->cards;
+	const int *ranks = comm->boot->local_ranks;
+	for (int l = 0; l < local; l++)
+		if (cards[ranks[l]].doc_hash == cards[ranks[local]].doc_hash) return true;
+	return false;
+}
+
+static size_t bytes_of(const struct ncclComm *comm, int local)
+{
+	const struct tp_topo_card *card = &comm->topo->cards[comm->boot->local_ranks[local]];
+	return card->doc_hash && !is_repeated(comm, local) ? card->doc_bytes : 0;
+}
+
+/* Texts of this host's ranks, in memory that lives as long as the communicator; repeated ones are left out. */
+static ncclResult_t exchange_texts(struct ncclComm *comm, const struct tp_topo_found *own, struct tp_topo_text *texts)
+{
+	struct tp_boot *boot = comm->boot;
+	size_t total = 0;
+	char *base = NULL;
+	for (int l = 0; l < boot->nlocal; l++) total += bytes_of(comm, l);
+	if (total && total <= MAX_TEXTS && boot->nlocal > 1) TP_TRY(tp_boot_share(boot, total, "descriptions of the machine", (void **)&base));
+	for (int l = 0, at = 0; l < boot->nlocal && base; l++) {
+		size_t bytes = bytes_of(comm, l);
+		if (l == boot->local && bytes && own && own->bytes == bytes) memcpy(base + at, own->text, bytes);
+		texts[l] = (struct tp_topo_text){ .text = base + at, .bytes = bytes, .rank = boot->local_ranks[l] };
+		at += (int)bytes;
+	}
+	return tp_boot_barrier(boot);
+}
+
+static ncclResult_t add_ranks(const struct ncclComm *comm, struct tp_topo_doc *doc)
+{
+	for (int l = 0; l < comm->boot->nlocal; l++) {
+		int rank = comm->boot->local_ranks[l];
+		const struct tp_topo_card *card = &comm->topo->cards[rank];
+		if (card->bus_id[0]) TP_TRY(tp_topo_doc_set_rank(doc, card->bus_id, rank));
+		else TP_TRY(tp_topo_doc_add_host_rank(doc, rank, card->mask));
+	}
+	return ncclSuccess;
+}
+
+static ncclResult_t join_texts(struct tp_comm_topo *t, const struct tp_topo_text *texts, int count)
+{
+	char *notes = NULL;
+	size_t bytes = 0;
+	FILE *out = open_memstream(&notes, &bytes);
+	if (!out) return TP_FAIL(ncclSystemError, "out of memory: the descriptions of the machine's ranks");
+	ncclResult_t result = tp_topo_doc_join(texts, count, out, &t->doc);
+	fclose(out);
+	if (result == ncclSuccess && notes && *notes) t->notes = notes;
+	else free(notes);
+	return result;
+}
+
+static ncclResult_t make_graph(const struct ncclComm *comm, struct tp_comm_topo *t, const struct tp_topo_text *texts, int count)
+{
+	TP_TRY(join_texts(t, texts, count));
+	TP_TRY(add_ranks(comm, t->doc));
+	TP_TRY(tp_topo_doc_settle("", &t->doc));
+	TP_TRY(tp_topo_build(t->doc, &t->graph));
+	TP_TRY(tp_topo_policy_load(&t->policy));
+	t->policy.multi_host = tp_links_have_net(comm->links);
+	return tp_topo_compute_paths(t->graph, &t->policy);
+}
+
+/* Of host ranks few need it, and what it would say of a network has been said if the process has judged it before. */
+static bool needs_graph(const struct ncclComm *comm, const struct tp_topo_found *own)
+{
+	char once[48];
+	if (comm->gpu || tp_topo_files_wanted(comm)) return true;
+	if (comm->boot->local != 0) return false;
+	if (tp_watch_expect_is_set()) return true;
+	snprintf(once, sizeof(once), "judged %llx", (unsigned long long)(own ? own->hash : 0));
+	return tp_links_have_net(comm->links) && tp_topo_first_time(once);
+}
+
+int32_t tp_comm_topo_gpu(const struct ncclComm *comm, int rank)
+{
+	const struct tp_comm_topo *t = comm->topo;
+	int32_t node = t->graph ? tp_topo_find_rank(t->graph, rank) : -1;
+	/* Several ranks may share a GPU, which has the number of one. */
+	if (node < 0 && t->graph && t->cards[rank].bus_id[0]) node = tp_topo_find_name(t->graph, t->cards[rank].bus_id);
+	return node >= 0 && t->graph->nodes[node].kind == TP_TOPO_GPU ? node : -1;
+}
+
+static int32_t find_net(const struct tp_topo *graph, const struct tp_topo_card *card)
+{
+	for (int32_t n = 0; n < graph->count[TP_TOPO_NET]; n++) {
+		const struct tp_topo_node *net = tp_topo_node_of(graph, TP_TOPO_NET, n);
+		size_t bytes = strlen(card->net);
+		if (net->net.port == card->port && bytes && strncmp(net->name, card->net, bytes) == 0 && (!net->name[bytes] || net->name[bytes] == ':')) return net->index;
+	}
+	return -1;
+}
+
+static ncclResult_t fill_net(const struct ncclComm *comm, int32_t gpu, struct tp_topo_row *row)
+{
+	const struct tp_comm_topo *t = comm->topo;
+	int32_t net = find_net(t->graph, &t->cards[comm->rank]), best = tp_topo_local_net(t->graph, gpu, 0);
+	struct tp_topo_gdr gdr;
+	row->net_type = row->best_type = TP_PATH_DIS;
+	if (best >= 0) {
+		row->best_type = (uint8_t)tp_topo_wire_path(t->graph, gpu, best)->type;
+		snprintf(row->best_net, sizeof(row->best_net), "%.23s", t->graph->nodes[best].name);
+	}
+	if (net < 0) return ncclSuccess;
+	row->net_type = (uint8_t)tp_topo_wire_path(t->graph, gpu, net)->type;
+	TP_TRY(tp_topo_decide_gdr(t->graph, &t->policy, gpu, net, false, &gdr));
+	row->gdr = gdr.mode != TP_GDR_OFF;
+	row->gdr_reason = (uint8_t)gdr.why.reason;
+	return ncclSuccess;
+}
+
+static ncclResult_t fill_row(const struct ncclComm *comm, struct tp_topo_row *row)
+{
+	const struct tp_comm_topo *t = comm->topo;
+	const struct tp_boot *boot = comm->boot;
+	int32_t gpu = tp_comm_topo_gpu(comm, comm->rank);
+	if (gpu < 0) return ncclSuccess;
+	for (int l = 0; l < TP_MIN(boot->nlocal, TP_TOPO_LOCAL_MAX); l++) {
+		int32_t peer = tp_comm_topo_gpu(comm, boot->local_ranks[l]);
+		struct tp_topo_p2p p2p;
+		row->type[l] = TP_PATH_DIS;
+		if (peer < 0) continue;
+		TP_TRY(tp_topo_decide_p2p(t->graph, &t->policy, gpu, peer, &p2p));
+		row->type[l] = (uint8_t)(gpu == peer ? TP_PATH_LOC : p2p.type);
+		row->reason[l] = (uint8_t)p2p.why.reason;
+		row->gbps[l] = (float)p2p.bw;
+	}
+	TP_TRY(fill_net(comm, gpu, row));
+	row->known = 1;
+	return ncclSuccess;
+}
+
+static void forget_graph(struct tp_comm_topo *t)
+{
+	tp_topo_free(t->graph);
+	tp_topo_doc_free(t->doc);
+	t->graph = NULL;
+	t->doc = NULL;
+}
+
+static ncclResult_t open_rows(struct ncclComm *comm)
+{
+	struct tp_comm_topo *t = comm->topo;
+	t->rows = tp_alloc((size_t)comm->nranks, sizeof(*t->rows), "the GPUs' paths");
+	if (!t->rows) return ncclSystemError;
+	if (t->graph && fill_row(comm, &t->rows[comm->rank]) != ncclSuccess) memset(&t->rows[comm->rank], 0, sizeof(t->rows[0]));
+	TP_TRY(tp_boot_all_gather(comm->boot, t->rows, sizeof(*t->rows)));
+	for (int r = 0; r < comm->nranks; r++) t->rows[r].best_net[sizeof(t->rows[r].best_net) - 1] = 0;
+	return ncclSuccess;
+}
+
+static ncclResult_t open_graph(struct ncclComm *comm, struct tp_topo_text *texts)
+{
+	struct tp_comm_topo *t = comm->topo;
+	const struct tp_topo_found *own = NULL;
+	int count = comm->boot->nlocal;
+	bool differ;
+	if (!tp_topo_find_own(comm, &own)) own = NULL;
+	TP_TRY(any_differ(comm, &differ));
+	if (differ) TP_TRY(exchange_texts(comm, own, texts));
+	if (!texts[0].text && own) {
+		texts[0] = (struct tp_topo_text){ .text = own->text, .bytes = own->bytes, .rank = comm->rank };
+		count = 1;
+	}
+	if (own && needs_graph(comm, own) && make_graph(comm, t, texts, count) != ncclSuccess) {
+		forget_graph(t);
+		TP_WARN("comm %p rank %d: the topology of host %s can't be made out (see above): nothing is known of its paths", (void *)comm, comm->rank,
+			comm->boot->peers[comm->rank].host_name);
+	}
+	return ncclSuccess;
+}
+
+ncclResult_t tp_comm_topo_open(struct ncclComm *comm)
+{
+	struct tp_comm_topo *t = tp_alloc(1, sizeof(*t), "the topology");
+	if (!t) return ncclSystemError;
+	comm->topo = t;
+	t->cards = tp_alloc((size_t)comm->nranks, sizeof(*t->cards), "what ranks say of their machines");
+	if (!t->cards) return ncclSystemError;
+	tp_topo_fill_card(comm, &t->cards[comm->rank]);
+	TP_TRY(tp_boot_all_gather(comm->boot, t->cards, sizeof(*t->cards)));
+	for (int r = 0; r < comm->nranks; r++) clean_card(&t->cards[r]);
+	struct tp_topo_text *texts = tp_alloc((size_t)comm->boot->nlocal, sizeof(*texts), "descriptions of the machine");
+	if (!texts) return ncclSystemError;
+	ncclResult_t result = open_graph(comm, texts);
+	free(texts);
+	if (result == ncclSuccess && comm->gpu) result = open_rows(comm);
+	if (result != ncclSuccess) return result;
+	tp_topo_warn(comm);
+	tp_topo_write_files(comm);
+	return ncclSuccess;
+}
+
+void tp_comm_topo_close(struct ncclComm *comm)
+{
+	struct tp_comm_topo *t = comm->topo;
+	if (!t) return;
+	forget_graph(t);
+	free(t->notes);
+	free(t->rows);
+	free(t->cards);
+	free(t);
+	comm->topo = NULL;
+}

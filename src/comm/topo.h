@@ -1,0 +1,54 @@
+/* Between the files of comm/ that deal with the machine: topo.c gathers what ranks know, topo_find.c is what a process finds by itself,
+ * topo_tell.c what is said of it. */
+#ifndef TP_COMM_TOPO_H
+#define TP_COMM_TOPO_H
+
+#include "comm/internal.h"
+#include "topo/topo.h"
+
+/* What every rank tells every other; without pointers. */
+struct tp_topo_card {
+	uint64_t doc_hash;              /* of the description that its process found, which has no ranks in it; 0: none */
+	uint32_t doc_bytes;
+	struct tp_topo_place place;     /* host ranks */
+	int32_t port;                   /* of the network device that it uses */
+	float gbps, latency_us;         /* of that: GB/s; 0: no network is in use */
+	char net[24];                   /* "mlx5_0"; "": none */
+	char bus_id[20];                /* of its GPU; "": a host rank */
+	uint64_t mask[TP_CPU_WORDS];
+};
+
+/* A GPU rank's second word, once the host is known: its way to each rank of its host, and to its NIC. */
+#define TP_TOPO_LOCAL_MAX 64
+struct tp_topo_row {
+	uint8_t known;
+	uint8_t type[TP_TOPO_LOCAL_MAX], reason[TP_TOPO_LOCAL_MAX];     /* enum tp_topo_path_type, tp_topo_reason; by place on the host */
+	float gbps[TP_TOPO_LOCAL_MAX];
+	uint8_t gdr, gdr_reason, net_type, best_type;   /* of the NIC in use; the type of the nearest */
+	char best_net[24];
+};
+
+struct tp_comm_topo {
+	struct tp_topo_card *cards;     /* [nranks] */
+	struct tp_topo_row *rows;       /* [nranks]; NULL: host ranks */
+	struct tp_topo_doc *doc;        /* of this rank's host; NULL: not needed, or not to be had */
+	struct tp_topo *graph;          /* with its paths */
+	struct tp_topo_policy policy;
+	char *notes;                    /* what ranks of this host contradict each other in, a line each; NULL: nothing */
+};
+
+/* topo_find.c: what this process sees, found once in its life. Valid for ever. false: nothing (told once). */
+struct tp_topo_found { const struct tp_topo_found *next; uint64_t key, hash; size_t bytes; char *text; };
+bool tp_topo_find_own(const struct ncclComm *comm, const struct tp_topo_found **out);
+/* The same said once in the life of the process: true the first time. */
+bool tp_topo_first_time(const char *text);
+void tp_topo_fill_card(const struct ncclComm *comm, struct tp_topo_card *out);
+
+/* topo_tell.c */
+void tp_topo_warn(const struct ncclComm *comm);
+void tp_topo_write_files(const struct ncclComm *comm);
+bool tp_topo_files_wanted(const struct ncclComm *comm);
+/* The node of a rank's GPU; -1. */
+int32_t tp_comm_topo_gpu(const struct ncclComm *comm, int rank);
+
+#endif
