@@ -8,7 +8,9 @@
 int probe_end_open(struct probe_end *end, const struct probe_write_options *options, const char *side)
 {
 	*end = (struct probe_end){ .options = options, .side = side, .peer = { .fd = -1 } };
-	return probe_open_port(options->device, options->gid, &end->port);
+	/* What can't be is said before anybody is waited for. */
+	int status = options->gpu >= 0 ? probe_find_gpu(options->gpu, &end->gpu) : 0;
+	return status ? status : probe_open_port(options->device, options->gid, &end->port);
 }
 
 /* Too much for one message, or for the immediate data that says how much it was: said, since counters will show it. */
@@ -27,14 +29,11 @@ static void note_limits(const struct probe_end *end, uint64_t bytes)
 
 int probe_end_prepare(struct probe_end *end, enum probe_op op, bool both_ways, uint64_t bytes, int nqps, bool active)
 {
-	const struct probe_write_options *o = end->options;
-	const struct tp_gpu *gpu = NULL;
 	uint64_t half = tp_align_up(bytes, 4096);
 	end->op = op;
 	end->both_ways = both_ways;
-	int status = o->gpu >= 0 ? probe_find_gpu(o->gpu, &gpu) : 0;
-	if (!status) status = probe_alloc(gpu ? PROBE_GPU : PROBE_HUGE, gpu, both_ways ? half + bytes : bytes, -1, &end->memory);
-	if (!status) status = probe_register(&end->port, &end->memory, o->dma_buf);
+	int status = probe_alloc(end->gpu ? PROBE_GPU : PROBE_HUGE, end->gpu, both_ways ? half + bytes : bytes, -1, &end->memory);
+	if (!status) status = probe_register(&end->port, &end->memory, end->options->dma_buf);
 	if (!status) status = probe_link_create(&end->port, nqps, &end->link);
 	if (!status) status = probe_link_to_init(&end->link);
 	if (status) return status;

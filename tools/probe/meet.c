@@ -15,12 +15,14 @@ int probe_listen(int port, struct probe_listener *out)
 {
 	union tp_addr v4 = { .v4 = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) } };
 	union tp_addr v6 = { .v6 = { .sin6_family = AF_INET6, .sin6_addr = IN6ADDR_ANY_INIT, .sin6_port = htons((uint16_t)port) } };
-	struct probe_listener l = { { -1, -1 } };
+	struct probe_listener l = { { -1, -1 }, port };
 	bool has4 = tp_socket_listen(&v4, 8, &l.fds[0]) == ncclSuccess;
+	if (has4) v6.v6.sin6_port = v4.v4.sin_port;
 	if (!has4 && strstr(tp_log_last_error(), strerror(EADDRINUSE)))
 		return probe_fail("TCP port %d is in use: is another server running? --port takes another, on both sides", port);
 	/* A machine may have only one of the two. */
 	if (tp_socket_listen(&v6, 8, &l.fds[1]) != ncclSuccess && !has4) return probe_fail_below(NULL);
+	l.port = has4 ? ntohs(v4.v4.sin_port) : ntohs(v6.v6.sin6_port);
 	*out = l;
 	return 0;
 }
@@ -29,7 +31,7 @@ void probe_stop_listening(struct probe_listener *listener)
 {
 	for (int i = 0; i < 2; i++)
 		if (listener->fds[i] >= 0) close(listener->fds[i]);
-	*listener = (struct probe_listener){ { -1, -1 } };
+	*listener = (struct probe_listener){ { -1, -1 }, 0 };
 }
 
 int probe_accept(const struct probe_listener *listener, struct probe_peer *out)

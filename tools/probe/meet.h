@@ -14,8 +14,8 @@ struct probe_peer {
 	bool said_failed;                       /* its FAILED was reported: it needs none of ours */
 };
 
-/* On all addresses, of IPv4 and IPv6: two sockets, -1 where there is no such. */
-struct probe_listener { int fds[2]; };
+/* On all addresses, of IPv4 and IPv6: two sockets, -1 where there is no such. port 0: any. */
+struct probe_listener { int fds[2], port; };
 int probe_listen(int port, struct probe_listener *out);
 void probe_stop_listening(struct probe_listener *listener);
 int probe_accept(const struct probe_listener *listener, struct probe_peer *out);

@@ -53,6 +53,15 @@ static void *map_host(enum probe_kind kind, size_t bytes)
 	return at;
 }
 
+bool probe_has_hugetlb(size_t bytes)
+{
+	size_t mapped = tp_align_up(bytes, HUGE_PAGE);
+	void *at = map_host(PROBE_HUGETLB, mapped);
+	if (at == MAP_FAILED) return false;
+	munmap(at, mapped);
+	return true;
+}
+
 static int bind_to(void *at, size_t bytes, int numa)
 {
 	unsigned long mask[16] = { 0 };

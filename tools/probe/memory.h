@@ -28,10 +28,10 @@ struct probe_memory {
 	const struct tp_verbs *verbs;
 };
 
+bool probe_has_hugetlb(size_t bytes);       /* are so many reserved? */
 /* A GPU by its number; fails, with the reason, where there is none. */
 int probe_find_gpu(int ordinal, const struct tp_gpu **out);
-/* gpu: of PROBE_PINNED and PROBE_GPU; numa: the node that host memory shall lie on, -1: any. quiet: no error is said (probe_last_error
- * has it). Touched, so that its pages are there. */
+/* gpu: of PROBE_PINNED and PROBE_GPU; numa: the node that host memory shall lie on, -1: any. Touched, so that its pages are there. */
 int probe_alloc(enum probe_kind kind, const struct tp_gpu *gpu, size_t bytes, int numa, struct probe_memory *out);
 void probe_free(struct probe_memory *memory);       /* deregisters too */
 /* dma_buf: by ibv_reg_dmabuf_mr; else ibv_reg_mr, which for GPU memory needs nvidia-peermem. */

@@ -105,6 +105,11 @@ int probe_print_json(cJSON *json)
 
 static const struct { const char *name; int (*main)(int argc, char **argv); const char *words, *doc; } commands[] = {
 	{ "write", probe_write, "[-d DEV] [-g GID] [-s BYTES] [SERVER]", "one block by RDMA, checked; --sweep: every size; --op read, send" },
+	{ "paths", probe_paths, "[FILE|MODEL]", "TCP, RDMA staged through the host, GPUDirect: what each costs and where its bound is" },
+	{ "reg", probe_reg, "", "registration of memory: its time by size and kind of page, and when it pays" },
+	{ "connect", probe_connect, "", "a connection's cost, step by step, and what a job of a given size needs" },
+	{ "cost", probe_cost, "[COLLECTIVE]", "each collective's time from alpha, beta, ranks and hosts, by each algorithm" },
+	{ "matrix", probe_matrix, "", "every GPU (or NUMA node) by every NIC, measured; --record: onto a map" },
 };
 
 static int help(FILE *to)
@@ -122,8 +127,10 @@ int tool_probe(int argc, char **argv)
 	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return help(stdout);
 	for (size_t i = 0; i < TP_ARRAY_LEN(commands); i++) {
 		if (strcmp(argv[1], commands[i].name)) continue;
-		snprintf(full, sizeof(full), "probe %s", commands[i].name);
-		probe_set_name(full);
+		snprintf(full, sizeof(full), "telpher probe %s", commands[i].name);
+		probe_set_name(full + strlen("telpher "));
+		/* What --help and --usage call it. */
+		argv[1] = full;
 		return commands[i].main(argc - 1, argv + 1);
 	}
 	return tool_usage_error("probe", "there is no command '%s'", argv[1]);

@@ -20,6 +20,7 @@ struct probe_end {
 	const struct probe_write_options *options;
 	const char *side;                       /* "client", "server" */
 	struct probe_port port;
+	const struct tp_gpu *gpu;               /* NULL: host memory */
 	struct probe_memory memory;
 	struct probe_link link;
 	struct probe_peer peer;
