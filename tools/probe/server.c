@@ -29,8 +29,8 @@ static int answer(struct probe_end *end, const struct probe_hello *client)
 	struct probe_record record;
 	int status = probe_end_prepare(end, (enum probe_op)client->op, client->both_ways, client->bytes, (int)client->nqps, false);
 	if (!status) status = probe_end_connect(end, client);
-	/* Receives lie ready before the client hears a queue pair's number. */
-	if (!status) status = probe_end_expect(end);
+	/* Receives lie ready before the client hears a queue pair's number; of a sweep, before each step. */
+	if (!status && !client->sweep) status = probe_end_expect(end);
 	probe_record_start(&record, PROBE_HELLO);
 	record.as.hello = end->mine;
 	record.as.hello.sweep = client->sweep;
