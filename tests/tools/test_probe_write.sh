@@ -91,7 +91,7 @@ TELPHER_VERBS_STATE=down refuse "a port that is DOWN" "telpher0:1 is DOWN, not A
 refuse "no such device" "-d telpher7: there is no such device or port; there are: telpher0$" -d telpher7
 refuse "no such GID" "GID_INDEX=9: there is no such GID; the port has: \[0\]" -d telpher0 -g 9
 refuse "no GPU" "--gpu 0: this machine has no GPU" -d telpher0 --gpu 0
-refuse "no server" "can't be reached.*Connection refused" -d telpher0 -s 8 -p 1 127.0.0.1
+NCCL_SOCKET_RETRY_CNT=2 refuse "no server" "can't be reached.*Connection refused" -d telpher0 -s 8 -p 1 127.0.0.1
 if [ -z "$(sed -n 's/^TELPHER_SANITIZE:STRING=\(..*\)/\1/p' "$BUILD_DIR/CMakeCache.txt")" ]; then
 	LD_LIBRARY_PATH=$BUILD_DIR/lib/telpher-verbs refuse "the card where nobody asked for it" "software card, which is used only where it is asked for.*-d telpher0"
 fi

@@ -18,7 +18,7 @@
 #define FACTOR 8
 #define MOST_SIZES 16
 
-struct options { char *from, *most_text; double alpha_us, beta_gbs; int nranks, nhosts, measure, json; size_t most; };
+struct options { char *from, *most_text; double alpha_us, beta_gbs; int nranks, nhosts, measure, iterations, json; size_t most; };
 
 struct table {
 	const struct options *options;
@@ -122,13 +122,16 @@ static int run_perf(const struct table *t, enum tp_coll coll, const char *path)
 {
 	extern char **environ;
 	const struct options *o = t->options;
-	char least[24], most[24], factor[8], np[16], hosts[16];
+	char least[24], most[24], factor[8], np[16], hosts[16], iterations[16], warmup[16];
 	snprintf(least, sizeof(least), "%zu", t->sizes[0]);
 	snprintf(most, sizeof(most), "%zu", t->sizes[t->nsizes - 1]);
 	snprintf(factor, sizeof(factor), "%d", FACTOR);
 	snprintf(np, sizeof(np), "%d", o->nranks);
 	snprintf(hosts, sizeof(hosts), "%d", o->nhosts);
-	char *argv[] = { "telpher", "perf", (char *)tool_coll_name(coll), "-b", least, "-e", most, "-f", factor, "--np", np, "--hosts", hosts, "-J", (char *)path, NULL };
+	snprintf(iterations, sizeof(iterations), "%d", o->iterations);
+	snprintf(warmup, sizeof(warmup), "%d", TP_MIN(o->iterations, 5));
+	char *argv[] = { "telpher", "perf", (char *)tool_coll_name(coll), "-b", least, "-e", most, "-f", factor, "--np", np, "--hosts", hosts, "-J", (char *)path,
+		o->iterations ? "-n" : NULL, iterations, "-w", warmup, NULL };
 	posix_spawn_file_actions_t actions;
 	pid_t pid;
 	int status = 0;
@@ -228,6 +231,7 @@ int probe_cost(int argc, char **argv)
 		{ "hosts", 'H', POPT_ARG_INT, &o.nhosts, 0, "hosts that share them evenly (2)", "K" },
 		{ "size", 's', POPT_ARG_STRING, &o.most_text, 0, "sizes from 8 bytes to this (16M)", "BYTES" },
 		{ "measure", 0, POPT_ARG_NONE, &o.measure, 0, "run telpher perf with so many ranks on as many virtual hosts of this machine", NULL },
+		{ "iterations", 0, POPT_ARG_INT, &o.iterations, 0, "its iterations a size (by size)", "N" },
 		{ "json", 0, POPT_ARG_NONE, &o.json, 0, "print JSON", NULL },
 		POPT_AUTOHELP
 		POPT_TABLEEND
@@ -247,6 +251,7 @@ int probe_cost(int argc, char **argv)
 	else if (o.nranks < 2 || o.nranks > 65536) status = probe_usage("-n %d: from 2 to 65536 ranks", o.nranks);
 	else if (o.nhosts < 1 || o.nhosts > o.nranks) status = probe_usage("--hosts %d: from 1 to as many hosts as ranks (%d)", o.nhosts, o.nranks);
 	else if (o.measure && o.nranks > 64) status = probe_usage("--measure starts a process a rank on this machine: up to 64");
+	else if (o.iterations < 0 || o.iterations > 1000000) status = probe_usage("--iterations %d: from 1 to 1000000", o.iterations);
 	else if (o.most_text && (!tool_parse_size(o.most_text, &o.most) || o.most < FIRST)) status = probe_usage("-s %s: no size of %d bytes or more", o.most_text, FIRST);
 	else status = run(&o, name ? &coll : NULL);
 	free(o.from);
