@@ -2,6 +2,7 @@
 #include "probe/meet.h"
 
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -34,6 +35,16 @@ void probe_stop_listening(struct probe_listener *listener)
 	*listener = (struct probe_listener){ { -1, -1 }, 0 };
 }
 
+/* A host that has vanished closes nothing: after some ten seconds of silence its kernel is asked. */
+static void keep_alive(int fd)
+{
+	int on = 1, idle_s = 10, every_s = 5, probes = 4;
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof(every_s));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+}
+
 int probe_accept(const struct probe_listener *listener, struct probe_peer *out)
 {
 	union tp_addr from = { 0 };
@@ -49,6 +60,7 @@ int probe_accept(const struct probe_listener *listener, struct probe_peer *out)
 		fd = ready >= 0 ? accept4(ready, &from.sa, &bytes, SOCK_CLOEXEC) : -1;
 	} while (fd < 0 && (errno == EINTR || errno == ECONNABORTED));
 	if (fd < 0) return probe_fail("no client can be taken: %s", strerror(errno));
+	keep_alive(fd);
 	*out = (struct probe_peer){ .fd = fd };
 	snprintf(out->name, sizeof(out->name), "client %s", tp_addr_format(&from, text));
 	return 0;
@@ -64,6 +76,7 @@ int probe_meet(const char *server, int port, struct probe_peer *out)
 	snprintf(peer.name, sizeof(peer.name), "server %.100s", server);
 	if (tp_addr_parse(text, "the server's name", &to) != ncclSuccess) return probe_fail_below(NULL);
 	if (tp_socket_connect(&to, NULL, CONNECT_MS, peer.name, &peer.fd) != ncclSuccess) return probe_fail_below("is the server running?");
+	keep_alive(peer.fd);
 	*out = peer;
 	return 0;
 }

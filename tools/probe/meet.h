@@ -2,11 +2,15 @@
 #ifndef TELPHER_PROBE_MEET_H
 #define TELPHER_PROBE_MEET_H
 
+#include "base/base.h"
 #include "probe/probe.h"
 #include "probe/wire.h"
 
 #define PROBE_PORT 18515
 #define PROBE_ANSWER_MS 20000               /* what needs no data moved */
+/* What needs so many bytes filled or looked at first, on a machine that is busy with other things (32 MB/s). */
+#define PROBE_PATIENCE_MS(bytes) (3 * PROBE_ANSWER_MS + (int)TP_MIN((bytes) >> 15, (uint64_t)1 << 30))
+#define PROBE_WHILE_ALIVE_MS 0x7fffffff     /* what takes as long as the peer likes: that it lives is known from the connection (keepalive) */
 
 struct probe_peer {
 	int fd;

@@ -84,12 +84,15 @@ static int alloc_host(enum probe_kind kind, size_t bytes, int numa, struct probe
 		return probe_fail("no memory on NUMA node %d: %s", numa, strerror(error));
 	}
 	/* An allocation that the kernel can't back would end the process when it is touched; asked for so, it is an error. */
-	if (madvise(m.ptr, m.mapped, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+	if (madvise(m.ptr, m.mapped, MADV_POPULATE_WRITE) != 0) {
 		error = errno;
-		munmap(m.ptr, m.mapped);
-		return probe_fail("no memory of %zu bytes: %s", m.mapped, strerror(error));
+		if (error != EINVAL) {
+			munmap(m.ptr, m.mapped);
+			return probe_fail("no memory of %zu bytes: %s", m.mapped, strerror(error));
+		}
+		/* A kernel that can't be asked. */
+		memset(m.ptr, WIPED, m.mapped);
 	}
-	memset(m.ptr, WIPED, m.mapped);
 	*out = m;
 	return 0;
 }

@@ -54,10 +54,10 @@ static int run_step(const struct probe_job *from, struct probe_step *step, doubl
 	probe_record_start(&record, PROBE_STEP);
 	record.as.step = *step;
 	if (!status) status = probe_tell(job.peer, &record);
-	if (!status) status = probe_hear(job.peer, PROBE_READY, 0, PROBE_ANSWER_MS, &record);
+	if (!status) status = probe_hear(job.peer, PROBE_READY, 0, PROBE_PATIENCE_MS(step->bytes), &record);
 	if (!status) status = probe_job_run(&job);
 	/* The other side's part of it takes as long as this one's. */
-	if (!status) status = probe_hear(job.peer, PROBE_DONE, 0, PROBE_ANSWER_MS + (int)(job.ns / 100000), &record);
+	if (!status) status = probe_hear(job.peer, PROBE_DONE, 0, PROBE_PATIENCE_MS(job.ns / 3), &record);
 	*ns = job.ns;
 	return status;
 }
@@ -125,7 +125,7 @@ void probe_sweep_print(const struct probe_sweep *s, FILE *out)
 			probe_digits(p->p99_us, c), probe_digits(p->gbs, d));
 	}
 	if (!s->fitted) {
-		fprintf(out, "no line through these: more sizes (a larger -s) are needed\n");
+		fprintf(out, "no line through these times: measure again, or up to a larger -s\n");
 		return;
 	}
 	fprintf(out, "alpha = %s us, beta = %s GB/s (time = alpha + bytes / beta); peak %s GB/s\n", probe_digits(s->fit.alpha_us, a), probe_digits(s->fit.beta_gbs, b),
