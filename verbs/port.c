@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include "verbs/engine.h"
+#include "verbs/last.h"
 #include "verbs/port.h"
 #include "verbs/rc.h"
 
@@ -18,7 +19,7 @@
 #define SOL_UDP 17
 #endif
 enum { SOURCE_FIRST = 49152, SOURCE_COUNT = 16384, RECEIVE_BYTES = 8 << 20, SEND_BYTES = 4 << 20 };
-enum { BUDGET_MIN = 64 << 10, BUDGET_MAX = 1 << 20 };
+enum { BUDGET_FIRST = 64 << 10, BUDGET_MAX = 1 << 20 };
 enum { BATCH = 8, BUFFER_BYTES = 65536, CONTROL_BYTES = 128, BATCHES = 4 };
 
 /* A packet orders what its sender did before what its receiver does. Where both are threads of one process the thread sanitizer can't
@@ -70,7 +71,9 @@ static void fork_child(void)
 		close_all(e);
 	atomic_store_explicit(&endpoints, NULL, memory_order_relaxed);
 	pthread_mutex_init(&endpoints_lock, NULL);
+	tp_wire_forget();
 	tp_rc_hold_forget();
+	tp_last_forget();
 	tp_flow_forget();
 }
 static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
@@ -142,7 +145,7 @@ static struct tp_endpoint *new_endpoint(const union tp_addr *addr)
 	}
 	e->addr = with_port(addr, TP_WIRE_UDP_PORT);
 	e->receive_fd = -1;
-	e->budget = BUDGET_MIN;
+	e->budget = BUDGET_FIRST;
 	pthread_mutex_init(&e->receive_lock, NULL);
 	pthread_mutex_init(&e->lock, NULL);
 	for (int i = 0; i < TP_PORT_SENDERS; i++)
@@ -150,13 +153,13 @@ static struct tp_endpoint *new_endpoint(const union tp_addr *addr)
 	return e;
 }
 
-/* The kernel counts a packet with its overhead, up to twice its bytes or more: a quarter of the buffer is safe. */
+/* Half of the buffer: the other half is for what is sent twice, and for what others send there. */
 static void set_budget(struct tp_endpoint *e)
 {
 	int bytes = 0;
 	socklen_t length = sizeof(bytes);
 	if (getsockopt(e->receive_fd, SOL_SOCKET, SO_RCVBUF, &bytes, &length) == 0)
-		e->budget = (uint32_t)TP_MIN(TP_MAX(bytes / 4, (int)BUDGET_MIN), (int)BUDGET_MAX);
+		e->budget = (uint32_t)TP_MIN(bytes / 2, (int)BUDGET_MAX);
 }
 
 static bool same_host(const union tp_addr *a, const union tp_addr *b)

@@ -6,7 +6,7 @@
 #include "verbs/rc.h"
 #include "verbs/scatter.h"
 
-enum { ANSWER_EVERY = 24, GAP_EVERY = 16, ANSWER_PACKETS = 128, AGAIN_NS = 20000, CNP_NS = 50000 };
+enum { ANSWER_EVERY = 24, GAP_EVERY = 16, ANSWER_PACKETS = 128, AGAIN_NS = 20000, CNP_NS = 50000, BLOCKED_NS = 100000, ANSWERS_AT_END = 64 };
 
 static struct tp_packet answer_packet(struct tp_qp *qp, uint8_t operation, uint32_t psn, uint8_t syndrome, uint32_t msn)
 {
@@ -96,11 +96,17 @@ static void send_verdict(struct tp_qp *qp)
 	uint32_t psn = rc->nak ? qp->recv_psn : tp_psn_add(qp->recv_psn, TP_WIRE_PSN_MASK);
 	uint8_t syndrome = rc->nak ? rc->nak : ack_syndrome(qp);
 	struct tp_packet packet = answer_packet(qp, TP_OP_ACK, psn, syndrome, rc->msn);
+	uint8_t nak = rc->nak;
 	rc->nak = 0;
 	rc->ack_due = false;
 	rc->held_ns = 0;
 	rc->unanswered = 0;
-	tp_burst_send_one(qp, &packet);
+	if (!tp_burst_send_one(qp, &packet)) {
+		rc->nak = nak;
+		rc->ack_due = !nak;
+		rc->answer_ns = tp_clock_ns() + BLOCKED_NS;
+		tp_rc_arm(qp);
+	}
 }
 
 bool tp_rc_take_ack(struct tp_qp *qp, struct tp_packet *packet)
@@ -132,6 +138,7 @@ static void refuse(struct tp_qp *qp, uint32_t psn, enum tp_reply reply)
 void tp_rc_answer(struct tp_qp *qp)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
+	rc->answer_ns = 0;
 	if (rc->answers_count) {
 		struct tp_burst *burst = tp_burst_start(qp->port, rc->endpoint, rc->sender, &rc->route, &rc->out);
 		int budget = ANSWER_PACKETS;
@@ -170,6 +177,13 @@ void tp_rc_answer(struct tp_qp *qp)
 		}
 	}
 	send_verdict(qp);
+}
+
+void tp_rc_answer_all(struct tp_qp *qp)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	for (int i = 0; i < ANSWERS_AT_END && (rc->answers_count || rc->ack_due || rc->nak); i++)
+		tp_rc_answer(qp);
 }
 
 void tp_rc_notify(struct tp_qp *qp)
@@ -462,6 +476,9 @@ void tp_rc_request(struct tp_qp *qp, const struct tp_packet *packet)
 		if (rc->last_word && packet->psn == rc->last_psn) {
 			struct tp_packet again = answer_packet(qp, TP_OP_ACK, rc->last_psn, rc->last_word, rc->msn);
 			tp_burst_send_one(qp, &again);
+		} else if (place_of(tp_wire_operation(packet->opcode)).message != TP_RC_NONE && tp_psn_diff(packet->psn, qp->recv_psn) < 0) {
+			/* Nor must what was taken in before the error be taken for lost. */
+			rc->ack_due = true;
 		}
 		return;
 	}

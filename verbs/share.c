@@ -14,11 +14,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "verbs/internal.h"
+#include "verbs/last.h"
 #include "verbs/port.h"
 #include "verbs/rc.h"
 #include "verbs/share.h"
 
-enum { START_MS = 3000, PORT_WAIT_MS = 2000, ANSWER_MS = 5000, ALONE_SLOT = 1 };
+enum { START_MS = 3000, PORT_WAIT_MS = 2000, ANSWER_MS = 5000, ALONE_SLOT = 1, PIPE_BYTES = 65536 };
 
 enum { P_SHARE, P_KEEPER };
 static struct tp_param params[] = {
@@ -279,4 +280,24 @@ int tp_share_socket(const union tp_addr *addr, int *fd)
 	if (error)
 		tp_endpoint_explain(addr, error);
 	return error;
+}
+
+void tp_share_leave(const struct tp_last *lasts, int count)
+{
+	struct tp_share_request request = { .magic = TP_SHARE_MAGIC, .version = TP_SHARE_VERSION, .kind = TP_SHARE_LAST };
+	int ends[2];
+	/* Somebody holds the lock where the keeper died just now, or a thread waits for it: then that is lost. */
+	if (pthread_mutex_trylock(&lock) != 0)
+		return;
+	if (keeper_fd >= 0 && pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {
+		/* What a pipe can't hold is left out. */
+		int fits = TP_MIN(count, PIPE_BYTES / (int)sizeof(lasts[0]));
+		size_t bytes = (size_t)fits * sizeof(lasts[0]);
+		bool sent = write(ends[1], lasts, bytes) == (ssize_t)bytes && tp_unix_send_fd(keeper_fd, ends[0], &request, sizeof(request)) == ncclSuccess;
+		if (!sent)
+			TP_INFO(TP_NET, "the keeper of UDP port %d couldn't be told what this process leaves: %m", TP_WIRE_UDP_PORT);
+		close(ends[0]);
+		close(ends[1]);
+	}
+	pthread_mutex_unlock(&lock);
 }
