@@ -32,3 +32,5 @@ calls=$(sed -n -e 's/^TP_NCCL_CALL_([^,]*, \([a-zA-Z]*\),.*/\1/p' -e 's/^[a-zA-Z
 for page in telpher.1 telpher-run.1 telpher-perf.1 telpher-explain.1 telpher-env.7 telpher.3 $(sed 's/$/.3/' <<<"$calls"); do find "$where" -name "$page" | grep -q . || { echo "FAIL no $page"; exit 1; }; done
 echo "ok   a manual page a call"
 "$where/usr/bin/telpher" env | grep -q NCCL_DEBUG && echo "ok   the installed command runs"
+"$where/usr/bin/telpher" probe --help >/dev/null 2>&1 || exit 0
+"$where/usr/bin/rdma_write" --help | grep -q '^Usage: rdma_write' && echo "ok   rdma_write is installed beside it"

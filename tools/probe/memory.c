@@ -188,21 +188,27 @@ static uint64_t word_at(uint64_t seed, uint64_t index)
 
 static void fill_host(unsigned char *to, size_t first, size_t bytes, uint64_t seed)
 {
-	for (size_t at = 0; at < bytes; at += 8) {
+	size_t at = 0;
+	for (; at + 8 <= bytes; at += 8) {
 		uint64_t word = word_at(seed, (first + at) / 8);
-		memcpy(to + at, &word, TP_MIN(bytes - at, 8));
+		memcpy(to + at, &word, 8);
 	}
+	uint64_t tail = word_at(seed, (first + at) / 8);
+	memcpy(to + at, &tail, bytes - at);
 }
 
 static size_t first_wrong(const unsigned char *at, size_t first, size_t bytes, uint64_t seed)
 {
-	for (size_t i = 0; i < bytes; i += 8) {
-		uint64_t word = word_at(seed, (first + i) / 8);
-		size_t n = TP_MIN(bytes - i, 8);
-		if (memcmp(at + i, &word, n) == 0) continue;
-		for (size_t k = 0; k < n; k++)
-			if (at[i + k] != ((unsigned char *)&word)[k]) return i + k;
+	size_t i = 0;
+	for (; i + 8 <= bytes; i += 8) {
+		uint64_t word = word_at(seed, (first + i) / 8), found;
+		memcpy(&found, at + i, 8);
+		if (found != word) break;
 	}
+	/* The last word, or the one that is wrong, byte by byte. */
+	uint64_t word = word_at(seed, (first + i) / 8);
+	for (size_t k = 0; k < 8 && i + k < bytes; k++)
+		if (at[i + k] != ((unsigned char *)&word)[k]) return i + k;
 	return bytes;
 }
 
