@@ -10,6 +10,7 @@
 #include "verbs/last.h"
 #include "verbs/port.h"
 #include "verbs/rc.h"
+#include "verbs/tsan.h"
 
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
@@ -24,20 +25,7 @@ enum { BATCH = 8, BUFFER_BYTES = 65536, CONTROL_BYTES = 128, BATCHES = 4 };
 
 /* A packet orders what its sender did before what its receiver does. Where both are threads of one process the thread sanitizer can't
  * know that: it goes from one socket to another. */
-#if defined(__has_feature)
-#define HAS_FEATURE(what) __has_feature(what)
-#else
-#define HAS_FEATURE(what) 0
-#endif
-#if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
-#include <sanitizer/tsan_interface.h>
 static char order_of_packets;
-static void packets_leave(void) { __tsan_release(&order_of_packets); }
-static void packets_have_come(void) { __tsan_acquire(&order_of_packets); }
-#else
-static void packets_leave(void) { }
-static void packets_have_come(void) { }
-#endif
 
 struct tp_receiver {
 	struct mmsghdr messages[BATCH];
@@ -351,7 +339,7 @@ int tp_endpoint_send(struct tp_endpoint *endpoint, uint32_t sender, const struct
 	}
 	int sent = 0;
 	*error = 0;
-	packets_leave();
+	tp_tsan_release(&order_of_packets);
 	while (sent < count) {
 		int n = count - sent == 1 ? (sendmsg(fd, &messages[sent].msg_hdr, MSG_DONTWAIT) < 0 ? -1 : 1) :
 			sendmmsg(fd, messages + sent, (unsigned)(count - sent), MSG_DONTWAIT);
@@ -426,7 +414,7 @@ int tp_endpoint_receive(struct tp_endpoint *endpoint, void (*take)(const struct 
 				.msg_iovlen = 1, .msg_control = r->control[i], .msg_controllen = CONTROL_BYTES };
 		}
 		n = recvmmsg(endpoint->receive_fd, r->messages, BATCH, MSG_DONTWAIT, NULL);
-		packets_have_come();
+		tp_tsan_acquire(&order_of_packets);
 		for (int i = 0; i < n; i++)
 			packets += split(endpoint, i, take, arg);
 	}

@@ -30,7 +30,7 @@
 
 /* An answer that waits for its turn: the data of a READ, or the result of an atomic. */
 struct tp_answer {
-	bool atomic;
+	bool atomic, again;             /* again: of a READ that was asked for once more */
 	uint32_t psn, msn;
 	uint32_t packets;               /* of the whole READ */
 	uint32_t next;                  /* the packet to send */
@@ -74,6 +74,7 @@ struct tp_rc {
 	uint64_t probe_ns;              /* when to ask again */
 	uint32_t probes;                /* in a row */
 	uint64_t wants_ns;              /* it would have asked then, but another connection had just asked the same process; 0: no */
+	uint64_t late_ns;               /* how much later than wanted this process got a processor for it, since una moved */
 	uint32_t put_off;               /* times that it wasn't given up because packets were still being read */
 	uint64_t rnr_until_ns;          /* 0: not waiting */
 	uint32_t rnr_tries;

@@ -6,10 +6,11 @@
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 
-enum { PROBES_MIN = 4, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7, FIRST_MOST_NS = 50000000 };
+enum { PROBES_MIN = 4, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7, FIRST_MOST_NS = 1000000000 };
 /* Of the connections to one process that is silent one asks, then after twice that time another, up to 2^3 times; none waits longer. */
 enum { GAP_DOUBLINGS = 3, WANT_MOST_NS = 64000000 };
-enum { PUT_OFF_MOST = 64 };
+enum { PUT_OFF_MOST = 64, LATE_FACTOR = 16 };
+#define LATE_MOST_NS 4000000000u
 
 /* Packets, as good as we know. */
 uint32_t tp_rc_under_way(const struct tp_rc *rc)
@@ -445,12 +446,14 @@ void tp_rc_arm(struct tp_qp *qp)
 }
 
 /* Nobody answered for as long as the QP's timeout and retries say; but who had no processor in that time, or whose peer had none,
- * must have asked a few times: timeouts of microseconds are for hardware. */
+ * must have asked a few times: timeouts of microseconds are for hardware. Where our own timers are late the machine is busy, and a peer on
+ * it, or on one like it, needs more time than that to get a processor at all. */
 static bool given_up(struct tp_qp *qp, uint64_t now)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
 	uint64_t limit = tp_retry_limit_ns(qp->attr.timeout, qp->attr.retry_cnt);
-	return limit && rc->progress_ns && now - rc->progress_ns >= limit && rc->probes >= PROBES_MIN;
+	uint64_t busy_ns = TP_MIN(rc->late_ns * LATE_FACTOR, (uint64_t)LATE_MOST_NS);
+	return limit && rc->progress_ns && now - rc->progress_ns >= limit + busy_ns && rc->probes >= PROBES_MIN;
 }
 
 /* Who has asked a process in vain needn't be joined by all other connections to it: its socket may be full of what they sent. */
@@ -510,6 +513,7 @@ void tp_rc_fire(struct tp_qp *qp)
 		} else if (rc->transport == TP_WIRE_UC && tp_uc_waits_until(qp) && now >= tp_uc_waits_until(qp)) {
 			tp_uc_unanswered(qp, now);
 		} else if (rc->una != rc->next && rc->probe_ns && now >= rc->probe_ns) {
+			rc->late_ns += now - rc->probe_ns;
 			if (given_up(qp, now) && !all && rc->put_off++ < PUT_OFF_MOST) {
 				/* Another thread may have read the answer, and not have looked at it yet. */
 				rc->probe_ns = now + TP_RC_PROBE_MIN_NS;

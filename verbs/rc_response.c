@@ -69,7 +69,7 @@ static bool advance(struct tp_qp *qp, uint32_t psn)
 	rc->progress_ns = rc->una == rc->next ? 0 : now;
 	rc->probe_ns = 0;
 	rc->probes = rc->put_off = 0;
-	rc->wants_ns = 0;
+	rc->wants_ns = rc->late_ns = 0;
 	rc->rnr_tries = 0;
 	rc->repairing = rc->repairing && tp_psn_diff(rc->back_psn, psn) >= 0;
 	rc->window_part += (uint32_t)moved;

@@ -5,6 +5,7 @@
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 #include "verbs/scatter.h"
+#include "verbs/tsan.h"
 
 enum { ANSWER_EVERY = 24, GAP_EVERY = 16, ANSWER_PACKETS = 128, AGAIN_NS = 20000, CNP_NS = 50000, BLOCKED_NS = 100000, ANSWERS_AT_END = 64 };
 
@@ -54,6 +55,9 @@ static enum tp_reply send_read(struct tp_qp *qp, struct tp_burst *burst, struct 
 			return reply;
 	}
 	uint8_t syndrome = ack_syndrome(qp);
+	/* The program may have been told, by the other side, that the READ is done, and write there: then what we read now is dropped there. */
+	if (answer->again)
+		tp_tsan_ignore_reads();
 	while (answer->next < answer->packets && *budget > 0 && reply == TP_REPLY_ACK) {
 		struct tp_packet packet = answer_packet(qp, read_operation(answer), tp_psn_add(answer->psn, answer->next),
 			syndrome, answer->msn);
@@ -72,6 +76,8 @@ static enum tp_reply send_read(struct tp_qp *qp, struct tp_burst *burst, struct 
 		answer->next++;
 		--*budget;
 	}
+	if (answer->again)
+		tp_tsan_heed_reads();
 	if (answer->length)
 		tp_key_leave(&grip);
 	return reply;
@@ -319,7 +325,7 @@ static enum tp_reply place_data(struct tp_qp *qp, const struct tp_packet *packet
 
 static uint32_t read_packets(const struct tp_rc *rc, uint32_t length) { return length ? (length + rc->mtu - 1) / rc->mtu : 1; }
 
-static enum tp_reply serve_read(struct tp_qp *qp, const struct tp_packet *packet, uint32_t msn)
+static enum tp_reply serve_read(struct tp_qp *qp, const struct tp_packet *packet, uint32_t msn, bool again)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
 	struct tp_grip grip = { 0 };
@@ -331,7 +337,7 @@ static enum tp_reply serve_read(struct tp_qp *qp, const struct tp_packet *packet
 		return reply;
 	if (packet->length)
 		tp_key_leave(&grip);
-	struct tp_answer answer = { .psn = packet->psn, .msn = msn, .packets = read_packets(rc, packet->length), .addr = packet->addr,
+	struct tp_answer answer = { .again = again, .psn = packet->psn, .msn = msn, .packets = read_packets(rc, packet->length), .addr = packet->addr,
 		.rkey = packet->rkey, .length = packet->length };
 	return push_answer(rc, &answer) ? TP_REPLY_ACK : TP_REPLY_SILENT;
 }
@@ -367,7 +373,7 @@ static void serve_again(struct tp_qp *qp, const struct tp_packet *packet)
 				tp_psn_diff(packet->psn, tp_psn_add(answer->psn, answer->packets)) < 0)
 				return;
 		}
-		enum tp_reply reply = serve_read(qp, packet, rc->msn);
+		enum tp_reply reply = serve_read(qp, packet, rc->msn, true);
 		uint32_t end = tp_psn_add(packet->psn, read_packets(rc, packet->length));
 		if (reply == TP_REPLY_ACK && tp_psn_diff(end, qp->recv_psn) > 0)
 			qp->recv_psn = end;
@@ -400,7 +406,7 @@ static void serve(struct tp_qp *qp, const struct tp_packet *packet)
 	if (fetch && rc->message != TP_RC_NONE)
 		reply = TP_REPLY_INVALID_REQUEST;
 	else if (operation == TP_OP_READ_REQUEST)
-		reply = serve_read(qp, packet, msn);
+		reply = serve_read(qp, packet, msn, false);
 	else if (fetch)
 		reply = serve_atomic(qp, packet, msn);
 	else

@@ -6,7 +6,9 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -51,19 +53,21 @@ static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
 
 /* ---- starting the keeper ---- */
 
-static bool find_keeper(char *out, size_t bytes)
+/* Its whole path: the library may have been found by a relative one, and the keeper starts in the root. */
+static bool find_keeper(char out[PATH_MAX])
 {
+	char path[PATH_MAX];
 	const char *named = tp_param_string(&params[P_KEEPER]);
 	Dl_info info;
 	if (named) {
-		snprintf(out, bytes, "%s", named);
+		snprintf(path, sizeof(path), "%s", named);
 	} else {
 		if (!dladdr((void *)(uintptr_t)&find_keeper, &info) || !info.dli_fname)
 			return false;
 		const char *slash = strrchr(info.dli_fname, '/');
-		snprintf(out, bytes, "%.*s" TP_SHARE_KEEPER, slash ? (int)(slash - info.dli_fname + 1) : 0, info.dli_fname);
+		snprintf(path, sizeof(path), "%.*s" TP_SHARE_KEEPER, slash ? (int)(slash - info.dli_fname + 1) : 0, info.dli_fname);
 	}
-	return access(out, X_OK) == 0;
+	return realpath(path, out) && access(out, X_OK) == 0;
 }
 
 /* In a child that shares nothing but memory as it was: only system calls. The box becomes descriptor 3. */
@@ -91,8 +95,8 @@ static void become_keeper(const char *path, int with_box)
 /* A grandchild, so that the application never waits for it, and the child in between raises no SIGCHLD. */
 static void start_keeper(int with_box)
 {
-	char path[4096];
-	if (!find_keeper(path, sizeof(path)))
+	char path[PATH_MAX];
+	if (!find_keeper(path))
 		return;
 	pid_t child = (pid_t)syscall(SYS_clone, 0, NULL, NULL, NULL, NULL);
 	if (child == 0) {
@@ -220,13 +224,13 @@ int tp_share_slot(void)
 	int slot = atomic_load_explicit(&my_slot, memory_order_relaxed);
 	if (slot >= 0)
 		return slot;
-	char path[4096];
+	char path[PATH_MAX];
 	pthread_once(&fork_once, watch_fork);
 	pthread_mutex_lock(&lock);
 	slot = atomic_load_explicit(&my_slot, memory_order_relaxed);
 	int error = 0;
 	if (slot < 0) {
-		alone = tp_param_int(&params[P_SHARE]) == 0 || !find_keeper(path, sizeof(path));
+		alone = tp_param_int(&params[P_SHARE]) == 0 || !find_keeper(path);
 		error = alone ? 0 : join_locked();
 		if (error == ETIMEDOUT) {
 			TP_WARN("%s doesn't start: UDP port %d is used by this process alone", path, TP_WIRE_UDP_PORT);

@@ -4,8 +4,9 @@
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 
-/* UC waits for a word of what arrived: so long at first, twice as long each time in vain, so many times (0.25 to 0.3 s in all). */
-enum { PACE_NS = 2000000, PACE_TRIES = 7, PACE_KNOWN_NS = 20000000, PACE_KNOWN_TRIES = 4 };
+/* UC waits for a word of what arrived: so long at first, twice as long each time in vain, so many times: for
+ * a second in all, as a peer on a busy machine may get no processor for long. */
+enum { PACE_NS = 2000000, PACE_TRIES = 9, PACE_KNOWN_NS = 20000000, PACE_KNOWN_TRIES = 6 };
 
 void tp_uc_pushed(struct tp_qp *qp)
 {

@@ -119,10 +119,21 @@ static void before_fork(void) { pthread_mutex_lock(&engine.mutex); }
 static void in_parent(void) { pthread_mutex_unlock(&engine.mutex); }
 static void in_child(void)
 {
-	static struct engine abandoned;
-	if (engine.started) abandoned = engine;
-	engine = (struct engine){ .mutex = PTHREAD_MUTEX_INITIALIZER, .let_go = PTHREAD_COND_INITIALIZER };
-	(void)abandoned;
+	static struct tp_runnable **abandoned_list;
+	static bool *abandoned_idle;
+	if (engine.started) {
+		abandoned_list = engine.list;
+		abandoned_idle = engine.idle;
+		engine.list = NULL;
+		engine.idle = NULL;
+		engine.count = engine.room = 0;
+		engine.incoming = engine.forget = NULL;
+		engine.started = false;
+		pthread_cond_init(&engine.let_go, NULL);
+	}
+	(void)abandoned_list;
+	(void)abandoned_idle;
+	pthread_mutex_unlock(&engine.mutex);
 }
 TP_FORK_HOOK(TP_FORK_ENGINE, before_fork, in_parent, in_child)
 

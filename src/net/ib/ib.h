@@ -254,6 +254,7 @@ struct tp_ib_comm {
 	uint32_t looks;
 	uint64_t moved_ms, ping_ms, probe_ms, care_ms;
 	uint32_t pongs_at_probe, pings, pings_at_probe, failing_pings;
+	uint64_t probed_ms, slowest_ms;         /* when it was posted first; the longest that one took lately */
 	uint64_t watched_ms, silent_ms;         /* how long the probe, or the peer while a path is left, has been looked after */
 	bool probing, leaving, to_close;        /* to_close: a path that isn't active has failed */
 	uint64_t failing_ms;                    /* since when no path is left: the peer may turn out to have ended */

@@ -17,6 +17,8 @@
 #define TOLD_MS 1000
 #define FORGET_MS 60000             /* a path that has lived so long is as good as one that never failed */
 #define WANT_MS 1000                /* between two wishes to take a path back */
+#define SLOW_TIMES 4                /* what a write of no bytes took before, times this, is no sign of death */
+#define SLOW_MAX_MS 10000
 #define SLOWEST_BYTES_PER_MS 8000   /* what a path moves that isn't dead */
 #define SETTLED_MS 1000             /* a revived path that comes first is taken back after this */
 
@@ -449,7 +451,15 @@ static uint64_t patience_ms(const struct tp_ib_comm *comm)
 	size_t bytes = 0;
 
 	for (int r = 0; r < m->n; r++) bytes += comm->sending ? (m->requests[r] ? m->requests[r]->bytes : 0) : m->capacity[r];
-	return (uint64_t)comm->params.path_timeout_ms + bytes / SLOWEST_BYTES_PER_MS;
+	return (uint64_t)comm->params.path_timeout_ms + bytes / SLOWEST_BYTES_PER_MS + TP_MIN(SLOW_TIMES * comm->slowest_ms, (uint64_t)SLOW_MAX_MS);
+}
+
+/* It got through. How long that took is what this path may take again: on a machine with far more threads than processors a card
+ * made of threads is slow, and not dead. */
+static void end_probing(struct tp_ib_comm *comm, uint64_t now)
+{
+	if (comm->probing) comm->slowest_ms = TP_MAX(now - comm->probed_ms, comm->slowest_ms / 2);
+	comm->probing = false;
 }
 
 /* A life sign, and the write of no bytes that tells a path that is dead from a peer that is slow. More of these, because what gets
@@ -468,12 +478,12 @@ static void judge_stall(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	uint32_t sent, answered;
 
 	if (comm->below == comm->head || now - comm->moved_ms < STALL_MS) {
-		comm->probing = false;
+		end_probing(comm, now);
 		return;
 	}
 	if (!comm->probing) {
 		comm->probing = true;
-		comm->probe_ms = now;
+		comm->probe_ms = comm->probed_ms = now;
 		comm->watched_ms = 0;
 		comm->pings_at_probe = comm->pings;
 		probe(comm, path, now);
@@ -484,8 +494,8 @@ static void judge_stall(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	comm->probe_ms = now;
 	if (now - comm->ping_ms >= every) probe(comm, path, now);
 	if (path->probes == 0) {
-		/* It got through: the peer takes its time. */
-		comm->probing = false;
+		/* The peer takes its time. */
+		end_probing(comm, now);
 		comm->moved_ms = now;
 		return;
 	}
