@@ -1,6 +1,7 @@
 /* `telpher calc`, the network's side: NIC rates, the three paths from GPU memory to GPU memory, timeouts of queue pairs, traffic
  * classes, levels of P2P and GPUDirect RDMA, cores for TCP, memory registration. */
 #include "calc.h"
+#include "probe/formula.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -54,11 +55,21 @@ static int path(struct calc *c)
 		return calc_refuse(c, "\"%s\" is no rate in bits; say 400, 400G, 100000M or NDR", c->words[0]);
 	int status = calc_read_pcie(c, o->pcie ? o->pcie : "5", o->lanes, &p);
 	if (status) return status;
-	double wire = gbit / 8, gdr = least(wire, p.link_gbs), staged = least(gdr, o->memory_gbs / 2);
+	const char *limit;
+	const struct probe_path_facts *f = probe_path_facts;
+	double wire = gbit / 8;
+	struct probe_stages stages = { .nic = wire, .gpu_host = p.link_gbs, .nic_host = p.link_gbs, .gpu_nic = p.link_gbs };
+	double gdr = probe_path_bound(PROBE_DIRECT, &stages, &limit), tcp[2];
+	for (int i = 0; i < 2; i++) {
+		stages.core_tcp = i ? 30.0 / 8 : 10.0 / 8;
+		tcp[i] = probe_path_bound(PROBE_TCP, &stages, &limit);
+	}
+	stages.memory = o->memory_gbs;
+	double staged = probe_path_bound(PROBE_STAGED, &stages, &limit);
 	double memory = o->memory_gbs * o->sockets, all_staged = least(o->nics * staged, memory / 2);
 	calc_value(c, "A: TCP, host memory traffic", o->nics * 4 * wire, "GB/s", CALC_PATHS, "%d NICs x 4 accesses a byte x %.4g; there is %g",
 		o->nics, wire, memory);
-	calc_range(c, "A: TCP, one stream (one core)", least(gdr, 10.0 / 8), least(gdr, 30.0 / 8), "GB/s", CALC_PATHS,
+	calc_range(c, "A: TCP, one stream (one core)", tcp[0], tcp[1], "GB/s", CALC_PATHS,
 		"a core drives 10 to 30 Gb/s of TCP");
 	calc_value(c, "B: RDMA, staged, host memory traffic", o->nics * 2 * gdr, "GB/s", CALC_PATHS,
 		"%d NICs x 2 accesses a byte x %.4g; there is %g", o->nics, gdr, memory);
@@ -70,8 +81,8 @@ static int path(struct calc *c)
 	calc_value(c, "C: GPUDirect RDMA, all", o->nics * gdr, "GB/s", CALC_PATHS, "%d x %.4g, host memory none", o->nics, gdr);
 	cJSON *table = calc_table(c, "From GPU memory to GPU memory of another machine; bounds, one way, not measured", CALC_PATHS,
 		"|A: TCP|B: RDMA, staged|C: GPUDirect RDMA");
-	calc_row(c, table, "copies at each end|2 (PCIe, memcpy)|1 (PCIe to pinned memory)|0");
-	calc_row(c, table, "host-memory accesses a byte|4|2|0");
+	calc_row(c, table, "copies at each end|%d (PCIe, memcpy)|%d (PCIe to pinned memory)|%d", f[PROBE_TCP].copies, f[PROBE_STAGED].copies, f[PROBE_DIRECT].copies);
+	calc_row(c, table, "host-memory accesses a byte|%d|%d|%d", f[PROBE_TCP].memory_accesses, f[PROBE_STAGED].memory_accesses, f[PROBE_DIRECT].memory_accesses);
 	calc_row(c, table, "PCIe at each end|GPU and NIC, up to the root|GPU and NIC, up to the root|both, turned round in the switch");
 	calc_row(c, table, "CPU|every segment|every message|every message");
 	calc_row(c, table, "one-way latency|15 to 50 us (round trip)|2 to 5 us and a PCIe copy|1 to 2 us InfiniBand, 2 to 4 us RoCE");

@@ -1,12 +1,12 @@
 /* `telpher explain`: which plan a collective would run on a given layout, what each candidate would cost, why this one, and
  * the plan itself, checked. It asks the chooser and the generators that the library uses; no rank is started. */
 #include "tools.h"
+#include "coll.h"
 
 #include <popt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "plan/plan.h"
 
@@ -25,36 +25,11 @@ struct request {
 	struct tp_cost_model model;
 };
 
-static bool is_rooted(enum tp_coll coll) { return coll == TP_BROADCAST || coll == TP_REDUCE || coll == TP_GATHER || coll == TP_SCATTER; }
-static bool is_reduction(enum tp_coll coll) { return coll == TP_ALL_REDUCE || coll == TP_REDUCE_SCATTER || coll == TP_REDUCE; }
-static bool has_blocks(enum tp_coll coll) { return coll != TP_ALL_REDUCE && coll != TP_BROADCAST && coll != TP_REDUCE; }
-
-/* all_reduce, allreduce, AllReduce, all-reduce: the same. */
-static bool same_name(const char *a, const char *b)
-{
-	for (;; a++, b++) {
-		while (*a == '_' || *a == '-') a++;
-		while (*b == '_' || *b == '-') b++;
-		if (strncasecmp(a, b, 1)) return false;
-		if (!*a) return true;
-	}
-}
-
-static bool find_coll(const char *name, enum tp_coll *out)
-{
-	for (int c = 0; c < TP_SEND_RECV; c++) {
-		if (!same_name(name, tp_coll_name((enum tp_coll)c))) continue;
-		*out = (enum tp_coll)c;
-		return true;
-	}
-	return false;
-}
-
 /* References are only for operators that take INPUT as it is. */
 static bool is_staged(const struct request *q)
 {
 	bool narrow = q->type == ncclFloat16 || q->type == ncclFloat8e4m3 || q->type == ncclFloat8e5m2;
-	return is_reduction(q->coll) && (same_name(q->op_name, "mulsum") || (narrow && same_name(q->op_name, "avg")));
+	return tool_is_reduction(q->coll) && (tool_same_name(q->op_name, "mulsum") || (narrow && tool_same_name(q->op_name, "avg")));
 }
 
 static const char *size_text(size_t bytes, char *text, size_t room)
@@ -87,9 +62,9 @@ static void print_message(const struct request *q)
 {
 	char whole[32], block[32];
 	printf("Message: %s of %s %s", tp_coll_name(q->coll), size_text(q->bytes, whole, sizeof(whole)), q->type_name);
-	if (is_reduction(q->coll)) printf(", %s", q->op_name);
-	if (is_rooted(q->coll)) printf(", root %d", q->root);
-	if (has_blocks(q->coll)) printf(": a block of %s a rank", size_text(q->block_bytes, block, sizeof(block)));
+	if (tool_is_reduction(q->coll)) printf(", %s", q->op_name);
+	if (tool_is_rooted(q->coll)) printf(", root %d", q->root);
+	if (tool_has_blocks(q->coll)) printf(": a block of %s a rank", size_text(q->block_bytes, block, sizeof(block)));
 	printf("\n");
 }
 
@@ -104,7 +79,7 @@ static int by_time(const void *a, const void *b)
 /* The programs of all ranks against the model's clock, as a second opinion on the prediction; "-" where that is much work. */
 static const char *run_text(const struct request *q, const struct tp_layout *layout, const struct tp_candidate *c, char *text, size_t room)
 {
-	struct tp_plan_spec spec = { .coll = q->coll, .algo = c->algo, .root = is_rooted(q->coll) ? q->root : -1, .nchannels = 1,
+	struct tp_plan_spec spec = { .coll = q->coll, .algo = c->algo, .root = tool_is_rooted(q->coll) ? q->root : -1, .nchannels = 1,
 		.layout = layout };
 	struct tp_cost_model model = q->model;
 	struct tp_plan *plan;
@@ -181,7 +156,7 @@ static int failed(const char *what)
 
 static int print_plan(const struct request *q, const struct tp_layout *layout, const struct tp_choice *choice)
 {
-	struct tp_plan_spec spec = { .coll = q->coll, .algo = choice->algo, .root = is_rooted(q->coll) ? q->root : -1,
+	struct tp_plan_spec spec = { .coll = q->coll, .algo = choice->algo, .root = tool_is_rooted(q->coll) ? q->root : -1,
 		.nchannels = choice->nchannels, .layout = layout };
 	struct tp_plan *all = NULL, *one = NULL;
 	bool check = !q->no_check && q->nranks <= LARGEST_CHECKED;
@@ -205,11 +180,8 @@ static int explain(struct request *q)
 {
 	struct tp_layout *layout;
 	struct tp_choice choice;
-	int *hosts = calloc((size_t)q->nranks, sizeof(*hosts)), status;
-	if (!hosts) return failed("out of memory");
-	for (int r = 0; r < q->nranks; r++) hosts[r] = tool_place_of(r, q->nranks, q->nhosts).host;
-	ncclResult_t result = tp_layout_create(q->nranks, hosts, &layout);
-	free(hosts);
+	int status;
+	ncclResult_t result = tool_layout(q->nranks, q->nhosts, &layout);
 	if (result != ncclSuccess) return failed("no layout");
 	const char *filter = q->algo ? q->algo : tp_choose_algo_text();
 	result = tp_choose_check_algo(filter);
@@ -231,7 +203,7 @@ static int explain(struct request *q)
 static int find_type(struct request *q)
 {
 	for (int t = 0; t < ncclNumTypes; t++) {
-		if (!same_name(q->type_name, tp_type_name((ncclDataType_t)t))) continue;
+		if (!tool_same_name(q->type_name, tp_type_name((ncclDataType_t)t))) continue;
 		q->type = (ncclDataType_t)t;
 		q->type_name = tp_type_name(q->type);
 		return 0;
@@ -244,15 +216,14 @@ static int find_op(const struct request *q)
 {
 	static const char *const ops[] = { "sum", "prod", "max", "min", "avg", "mulsum" };
 	for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++)
-		if (same_name(q->op_name, ops[i])) return 0;
+		if (tool_same_name(q->op_name, ops[i])) return 0;
 	return tool_usage_error("explain", "there is no operation \"%s\"; there are sum, prod, max, min, avg, mulsum", q->op_name);
 }
 
 static int check_request(struct request *q, const char *coll, const char *size)
 {
-	if (!find_coll(coll, &q->coll))
-		return tool_usage_error("explain", "there is no collective \"%s\"; there are all_reduce, all_gather, reduce_scatter, broadcast, "
-			"reduce, alltoall, gather, scatter", coll);
+	if (!tool_find_coll(coll, &q->coll))
+		return tool_usage_error("explain", "there is no collective \"%s\"; there are " TOOL_COLL_NAMES, coll);
 	if (!tool_parse_size(size, &q->bytes)) return tool_usage_error("explain", "\"%s\" is no size; say 4096, 64K, 4M or 1G", size);
 	if (q->nranks < 1 || q->nranks > LARGEST_LAYOUT)
 		return tool_usage_error("explain", "-n %d: from 1 to %d ranks can be explained", q->nranks, LARGEST_LAYOUT);
@@ -265,7 +236,7 @@ static int check_request(struct request *q, const char *coll, const char *size)
 	int status = find_type(q);
 	if (!status) status = find_op(q);
 	if (status) return status;
-	size_t blocks = has_blocks(q->coll) ? (size_t)q->nranks : 1, element = tp_type_bytes(q->type);
+	size_t blocks = tool_has_blocks(q->coll) ? (size_t)q->nranks : 1, element = tp_type_bytes(q->type);
 	q->block_bytes = q->bytes / blocks / element * element;
 	if (q->cores) q->model.cores_per_domain = q->cores;
 	return 0;

@@ -15,6 +15,9 @@ static const struct { const char *name; int (*main)(int argc, char **argv); cons
 #ifdef TELPHER_VERBS
 	{ "verbs", tool_verbs, "run RDMA programs on the software card, and show the card" },
 #endif
+#ifdef TELPHER_PROBE
+	{ "probe", tool_probe, "what an RDMA card does: bandwidth and latency, registration, connections, the ways to it" },
+#endif
 	{ "calc", tool_calc, "the arithmetic of links, cards and collectives, each number with its formula and source" },
 	{ "env", tool_env, "list every parameter with its value and where it comes from" },
 };
@@ -68,6 +71,10 @@ static int print_help(FILE *to)
 
 int main(int argc, char **argv)
 {
+#ifdef TELPHER_PROBE
+	const char *slash = argc > 0 ? strrchr(argv[0], '/') : NULL;
+	if (argc > 0 && !strcmp(slash ? slash + 1 : argv[0], "rdma_write")) return tool_rdma_write(argc, argv);
+#endif
 	if (argc < 2) return print_help(stderr);
 	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return print_help(stdout);
 	for (size_t i = 0; i < sizeof(tools) / sizeof(tools[0]); i++)

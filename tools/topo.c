@@ -33,7 +33,7 @@ static ncclResult_t find_machine(bool cores, struct tp_topo_doc **out)
 	return result;
 }
 
-static void close_machine(struct topo_machine *machine)
+void topo_close(struct topo_machine *machine)
 {
 	tp_topo_free(machine->topo);
 	tp_topo_doc_free(machine->doc);
@@ -58,11 +58,16 @@ static int open_machine(const char *name, const struct request *q, struct topo_m
 	if (result == ncclSuccess) result = tp_topo_compute_paths(m.topo, &m.policy);
 	if (result != ncclSuccess) {
 		fprintf(stderr, "telpher topo: %s\n", tp_log_last_error());
-		close_machine(&m);
+		topo_close(&m);
 		return 1;
 	}
 	*out = m;
 	return 0;
+}
+
+int topo_open(const char *name, bool quiet, struct topo_machine *out)
+{
+	return open_machine(name, &(struct request){ .quiet = quiet }, out);
 }
 
 void topo_link_text(const struct tp_topo *topo, const struct tp_topo_link *link, char *text, size_t bytes)
@@ -143,7 +148,7 @@ static int of_one(const char *what, const char *name, const struct request *q, F
 	else if (strcmp(what, "channels") == 0) status = topo_channels(&m, out);
 	else if (strcmp(what, "svg") == 0 || strcmp(what, "html") == 0) status = topo_draw(&m, strcmp(what, "html") == 0, out);
 	else status = q->json ? topo_json(&m, out) : topo_show(&m, out);
-	close_machine(&m);
+	topo_close(&m);
 	return status;
 }
 
@@ -153,7 +158,7 @@ static int of_pair(const char *from, const char *to, const char *name, const str
 	int status = open_machine(name, q, &m);
 	if (status) return status;
 	status = topo_explain(&m, from, to, out);
-	close_machine(&m);
+	topo_close(&m);
 	return status;
 }
 
@@ -165,9 +170,9 @@ static int of_two(const char *first, const char *second, const struct request *q
 	status = open_machine(second, q, &b);
 	if (!status) {
 		status = topo_diff(&a, &b, out);
-		close_machine(&b);
+		topo_close(&b);
 	}
-	close_machine(&a);
+	topo_close(&a);
 	return status;
 }
 
@@ -195,7 +200,7 @@ static int check(const char *given, const char *name, const struct request *q, F
 	if (!status && !count) fprintf(out, "As expected.\n");
 	free(unmet);
 	free(text);
-	close_machine(&m);
+	topo_close(&m);
 	return status ? status : count ? 1 : 0;
 }
 

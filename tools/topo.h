@@ -11,6 +11,9 @@ struct topo_machine {
 	struct tp_topo_policy policy;
 	const char *name;
 };
+/* A file, a model's name, or NULL: this machine. quiet: what was assumed isn't said. 0, or 1 having said what is wrong. */
+int topo_open(const char *name, bool quiet, struct topo_machine *out);
+void topo_close(struct topo_machine *machine);
 int topo_show(const struct topo_machine *machine, FILE *out);
 int topo_json(const struct topo_machine *machine, FILE *out);
 int topo_matrix(const struct topo_machine *machine, FILE *out);

@@ -33,3 +33,5 @@ for page in telpher.1 telpher-run.1 telpher-perf.1 telpher-explain.1 telpher-env
 echo "ok   a manual page a call"
 "$where/usr/bin/telpher" env | grep -q NCCL_DEBUG && echo "ok   the installed command runs"
 find "$where" -path '*/telpher/libnccl-net-telpher.so' | grep -q . && echo "ok   the plug-in for the original NCCL lies beside it"
+"$where/usr/bin/telpher" probe --help >/dev/null 2>&1 || exit 0
+"$where/usr/bin/rdma_write" --help | grep -q '^Usage: rdma_write' && echo "ok   rdma_write is installed beside it"

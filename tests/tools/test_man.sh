@@ -19,6 +19,15 @@ for tool in run perf explain topo calc; do
 		"$(grep -E '^\.BI?R? ' <<<"$page" | grep -oE -- '--[a-z_-]+' | sort -u)"
 done
 
+# Its commands have options of their own, and a section each.
+for tool in write paths reg connect cost matrix; do
+	"$BUILD_DIR/bin/telpher" probe --help >/dev/null || break
+	help=$("$BUILD_DIR/bin/telpher" probe $tool --help)
+	page=$(awk -v head=".SH OPTIONS OF ${tool^^}" '/^\.SH/ { on = $0 == head } on' "$SOURCE_DIR/docs/man/telpher-probe.1" | sed 's/\\-/-/g')
+	expect "the page has the options of probe $tool --help" "$(grep -oE '^ +(-[a-zA-Z], )?--[a-z_-]+' <<<"$help" | grep -oE -- '--[a-z_-]+' | grep -v -e --help -e --usage | sort -u)" \
+		"$(grep -E '^\.BI?R? ' <<<"$page" | grep -v 'telpher' | grep -oE -- '--[a-z_-]+' | sort -u)"
+done
+
 mkdir "$where/made" "$where/bad"
 make_pages() { # FOLDER HEADERS
 	local folder=$1
