@@ -6,7 +6,7 @@
 
 /* UC waits for a word of what arrived: so long at first, twice as long each time in vain, so many times: for
  * a second in all, as a peer on a busy machine may get no processor for long. */
-enum { PACE_NS = 2000000, PACE_TRIES = 9, PACE_KNOWN_NS = 20000000, PACE_KNOWN_TRIES = 6 };
+enum { PACE_NS = 2000000, PACE_TRIES = 9, PACE_KNOWN_NS = 20000000, PACE_KNOWN_TRIES = 6, UNPACED_MOST = 1 << 22 };
 
 void tp_uc_pushed(struct tp_qp *qp)
 {
@@ -17,9 +17,9 @@ void tp_uc_pushed(struct tp_qp *qp)
 		if (!rc->paced_held)
 			rc->paced_ns = 0;
 	}
-	/* Who isn't paced hears words of old packets too, and PSNs must not come round meanwhile. */
-	if (!rc->paced && tp_psn_diff(rc->next, rc->paced_psn) > (int32_t)rc->window)
-		rc->paced_psn = tp_psn_add(rc->next, TP_WIRE_PSN_MASK + 1 - rc->window);
+	/* Who isn't paced may be far ahead of the word that comes at last; but PSNs must not come round meanwhile. */
+	if (!rc->paced && tp_psn_diff(rc->next, rc->paced_psn) > UNPACED_MOST)
+		rc->paced_psn = tp_psn_add(rc->next, TP_WIRE_PSN_MASK + 1 - UNPACED_MOST);
 }
 
 static uint64_t pace_after(const struct tp_rc *rc) { return (uint64_t)(rc->credited ? PACE_KNOWN_NS : PACE_NS) << rc->paced_vain; }
