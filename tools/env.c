@@ -27,6 +27,7 @@ static const struct { const char *component, *title; } sections[] = {
 	{ "net", "Networks" },
 	{ "socket", "TCP sockets" },
 	{ "ib", "InfiniBand and RoCE" },
+	{ "plugin", "Telpher's transports for the original NCCL (libnccl-net-telpher.so)" },
 	{ "verbs", "The software card (libibverbs.so.1)" },
 	{ "watch", "Guarantees and diagnosis" },
 };

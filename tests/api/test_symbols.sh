@@ -20,6 +20,9 @@ readelf -d "$lib" | grep -q 'SONAME.*\[libnccl.so.2\]' || { echo "the SONAME is 
 if ! readelf -d "$lib" | grep -q san; then
 	needed=$(readelf -d "$lib" | grep NEEDED | grep -Ev 'libc\.so|ld-linux' || true)
 	[ -z "$needed" ] || { echo "needs more than libc: $needed"; exit 1; }
+	# A program that opens the library when it runs has 1664 bytes of such memory, for all libraries that it opens.
+	bytes=$((0x$(readelf -lW "$lib" | awk '$1 == "TLS" { sub("0x", "", $6); print $6 }')))
+	[ $bytes -le 1280 ] || { echo "$bytes bytes of a thread's own memory, 1280 at most: dlopen fails where others need some"; exit 1; }
 fi
 # The header compiles as C and C++, with no CUDA on the machine.
 dir=$(mktemp -d)

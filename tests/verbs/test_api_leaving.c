@@ -1,5 +1,6 @@
 /* Programs that end, or destroy their queue pairs, as soon as they have their last message: whoever sent it has a success, even where the
  * acknowledgement was lost. Two processes, on the wire. */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include "verbs/helper_api_two.h"
@@ -68,6 +69,9 @@ static void and_for_the_queue_pairs_that_it_destroyed_before(void **state)
 
 int main(void)
 {
+	/* No keeper but our own, where that can be had. */
+	if (unshare(CLONE_NEWNET) == 0 && system("ip link set lo up") != 0)
+		return 77;
 	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
 	setenv("TELPHER_VERBS_CARRIER", "wire", 1);
 	const struct CMUnitTest tests[] = {

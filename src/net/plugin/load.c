@@ -286,17 +286,14 @@ bool tp_net_plugin_exists(const char *name)
 
 const char *tp_net_plugin_why_not(const char *name)
 {
-	static _Thread_local char why[TP_PLUG_WHY_BYTES];
-	bool found = false;
+	const char *why = NULL;
 
 	pthread_mutex_lock(&plugins.lock);
-	for (int i = 0; i < plugins.count && !found; i++) {
-		const struct tp_plug *plug = &plugins.plugs[i];
-		found = plug->state == TP_PLUG_FAILED && is_called(plug, name);
-		if (found) memcpy(why, plug->why, sizeof(why));
-	}
+	/* Failure is for good, so the text stays. */
+	for (int i = 0; i < plugins.count && !why; i++)
+		if (plugins.plugs[i].state == TP_PLUG_FAILED && is_called(&plugins.plugs[i], name)) why = plugins.plugs[i].why;
 	pthread_mutex_unlock(&plugins.lock);
-	return found ? why : NULL;
+	return why;
 }
 
 size_t tp_net_plugin_list(char *text, size_t bytes)
