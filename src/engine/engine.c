@@ -114,16 +114,15 @@ static void *run_engine(void *arg)
 	return NULL;
 }
 
-/* A child starts anew: what the parent's thread runs is the parent's. Its list, which may be growing just now, is kept reachable, never used. */
+/* A child starts anew: what the parent's thread runs is the parent's. */
 static void before_fork(void) { pthread_mutex_lock(&engine.mutex); }
 static void in_parent(void) { pthread_mutex_unlock(&engine.mutex); }
 static void in_child(void)
 {
-	static struct tp_runnable **abandoned_list;
-	static bool *abandoned_idle;
 	if (engine.started) {
-		abandoned_list = engine.list;
-		abandoned_idle = engine.idle;
+		/* Both are moved under the mutex alone. */
+		free(engine.list);
+		free(engine.idle);
 		engine.list = NULL;
 		engine.idle = NULL;
 		engine.count = engine.room = 0;
@@ -131,8 +130,6 @@ static void in_child(void)
 		engine.started = false;
 		pthread_cond_init(&engine.let_go, NULL);
 	}
-	(void)abandoned_list;
-	(void)abandoned_idle;
 	pthread_mutex_unlock(&engine.mutex);
 }
 TP_FORK_HOOK(TP_FORK_ENGINE, before_fork, in_parent, in_child)
