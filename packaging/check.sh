@@ -6,6 +6,7 @@ set -u
 preset=$1
 temporary=build/$preset/Testing/Temporary
 
+rm -f "$temporary/LastTestsFailed.log"
 ctest --preset "$preset" -j 2 && exit 0
 status=$?
 mapfile -t failed < <(sed 's/^[0-9]*://' "$temporary/LastTestsFailed.log" 2>/dev/null)

@@ -64,7 +64,8 @@ echo "ok   plug-ins that can't be used"
 # A plug-in that fails in the middle ends the job with its name.
 for bad in isend irecv test-99 accept connect regmr; do
 	NCCL_NET_PLUGIN=loop11 LOOP_BAD=$bad timeout 60 "$telpher" run -n 2 --hosts 2 -- "$telpher" perf all_reduce -b 64K -e 64K -n 2 >"$work/out" 2>&1
-	[ $? != 0 ] && [ $? != 124 ] || fail "a plug-in that breaks ($bad): no error"
+	status=$?
+	[ $status != 0 ] && [ $status != 124 ] || fail "a plug-in that breaks ($bad): no error"
 	grep -q 'NCCL WARN NET/Plugin: Loop (v11, .*libnccl-net-loop11.so): ' "$work/out" || fail "a plug-in that breaks ($bad) isn't named"
 done
 echo "ok   plug-ins that fail later"

@@ -143,13 +143,13 @@ def judge(name, proc, word):
     bad += not good
     print("ok  " if good else "FAIL", name, "" if good else f": status {proc.returncode}, {lines}")
 def connect():
-    for _ in range(200):
+    for _ in range(800):
         try: return socket.create_connection(("127.0.0.1", port))
         except ConnectionRefusedError: time.sleep(0.05)
 def to_server(name, data, word):
     global port
     port += 1
-    proc = subprocess.Popen([telpher, "probe", "write", "-d", "telpher0", "-p", str(port), "-s", "4096"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    proc = subprocess.Popen(["timeout", "60", telpher, "probe", "write", "-d", "telpher0", "-p", str(port), "-s", "4096"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     s = connect()
     s.sendall(data)
     s.shutdown(socket.SHUT_WR)
@@ -159,10 +159,14 @@ def to_client(name, answer, word):
     global port
     port += 1
     l = socket.create_server(("127.0.0.1", port))
-    proc = subprocess.Popen([telpher, "probe", "write", "-d", "telpher0", "-p", str(port), "-s", "4096", "127.0.0.1"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    proc = subprocess.Popen(["timeout", "60", telpher, "probe", "write", "-d", "telpher0", "-p", str(port), "-s", "4096", "127.0.0.1"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    l.settimeout(60)
     s = l.accept()[0]
     hello = b""
-    while len(hello) < 12: hello += s.recv(4096)
+    while len(hello) < 12:
+        more = s.recv(4096)
+        if not more: break
+        hello += more
     s.sendall(answer(hello) if callable(answer) else answer)
     s.shutdown(socket.SHUT_WR)
     judge("client: " + name, proc, word)

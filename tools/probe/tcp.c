@@ -2,9 +2,11 @@
 #include "probe/tcp.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -84,6 +86,7 @@ int probe_tcp_run(const struct tp_gpu *gpu, const void *from, size_t bytes, int 
 	fflush(NULL);
 	pid_t child = fork();
 	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		status = probe_accept(&listener, &peer);
 		if (!status) status = receive(&peer, stage, into, bytes, rounds);
 		/* Nothing of the parent's is to be ended twice. */
@@ -94,6 +97,7 @@ int probe_tcp_run(const struct tp_gpu *gpu, const void *from, size_t bytes, int 
 	probe_stop_listening(&listener);
 	if (!status) status = send_all(&peer, gpu, stage, from, bytes, rounds, out);
 	if (peer.fd >= 0) close(peer.fd);
+	if (status && child > 0) kill(child, SIGKILL);      /* it may still wait for us */
 	while (child > 0 && waitpid(child, NULL, 0) < 0 && errno == EINTR) {
 	}
 	free(stage);

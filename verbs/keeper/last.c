@@ -47,7 +47,7 @@ void tp_keeper_last_read(int pipe, int slot)
 	if (count == KEPT_MAX)
 		make_room(now);
 	/* It was written before the pipe came here, so none comes in pieces. */
-	while (count < KEPT_MAX && read(pipe, &last, sizeof(last)) == (ssize_t)sizeof(last)) {
+	for (int i = 0; i < 2 * TP_LAST_MAX && count < KEPT_MAX && read(pipe, &last, sizeof(last)) == (ssize_t)sizeof(last); i++) {
 		if (!sound(&last, slot, now))
 			continue;
 		kept[count++] = last;

@@ -308,8 +308,8 @@ static ncclResult_t start_attempt(struct tp_ib_comm *comm, struct tp_ib_path *pa
 {
 	path->attempt = attempt;
 	path->peer_connected = path->peer_proven = false;
-	path->probes = 0;
 	tp_ib_qps_close(comm, path);
+	path->probes = 0;
 	if (tp_ib_qps_prepare(comm, path, true) != ncclSuccess) {
 		path->next_ms = tp_clock_ms() + REVIVE_MAX_MS;
 		return ncclSuccess;

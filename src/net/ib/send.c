@@ -169,7 +169,10 @@ ncclResult_t tp_ib_isendv(void *handle, const struct iovec *parts, int n, int ta
 	r = match(comm, m, bytes, tag);
 	TP_TRY(comm->error);
 	request = r >= 0 ? tp_ib_new_request(comm) : NULL;
-	if (!request) return ncclSuccess;
+	if (!request) {
+		TP_TRY(tp_ib_progress(comm));
+		return atomic_load_explicit(&comm->control.closed, memory_order_acquire) ? tp_ib_peer_gone(comm) : ncclSuccess;   /* as above */
+	}
 	request->message = comm->head;
 	request->bytes = bytes;
 	request->nparts = n;
