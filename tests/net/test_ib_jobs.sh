@@ -8,7 +8,7 @@ work=$(mktemp -d)
 spaces=()
 cleanup() { for s in "${spaces[@]}"; do ip netns del "$s" 2>/dev/null; done; rm -rf "$work"; }
 trap cleanup EXIT
-fail() { echo "FAILED: $*"; tail -30 "$work/out"; exit 1; }
+fail() { echo "FAILED: $*"; grep -n "NCCL WARN" "$work/out" | head -5; tail -30 "$work/out"; exit 1; }
 export NCCL_IB_HCA=telpher TELPHER_VERBS_HIDE_REAL=1 NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET
 all="all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv"
 
