@@ -216,10 +216,9 @@ static void a_repeat_is_answered_when_its_queue_pair_is_gone(void **state)
 	halves_close();
 }
 
-static void a_repeat_is_answered_after_reset(void **state)
+static void repeat_is_answered_in(enum ibv_qp_state qp_state)
 {
-	(void)state;
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	struct ibv_qp_attr attr = { .qp_state = qp_state };
 	lose_the_last_acknowledgement();
 	assert_int_equal(tp_qp_modify(b.qp, &attr, IBV_QP_STATE), 0);
 	wait_for_probe();
@@ -228,16 +227,16 @@ static void a_repeat_is_answered_after_reset(void **state)
 	halves_close();
 }
 
+static void a_repeat_is_answered_after_reset(void **state)
+{
+	(void)state;
+	repeat_is_answered_in(IBV_QPS_RESET);
+}
+
 static void a_repeat_is_answered_in_the_error_state(void **state)
 {
 	(void)state;
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
-	lose_the_last_acknowledgement();
-	assert_int_equal(tp_qp_modify(b.qp, &attr, IBV_QP_STATE), 0);
-	wait_for_probe();
-	assert_int_equal(tp_fault_wire_set("none"), 0);
-	half_complete(&a, 1);
-	halves_close();
+	repeat_is_answered_in(IBV_QPS_ERR);
 }
 
 /* The NAK too, else the request would end by a timeout. */
