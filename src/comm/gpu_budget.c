@@ -131,7 +131,7 @@ ncclResult_t tp_gpu_budget_judge(const struct ncclComm *comm, const struct tp_gp
 		++*sharers;
 		*in_process += all[r].process == own->process;
 	}
-	/* Between hosts a chunk costs some 10 us whatever its size, and 16 blocks move more than a host's cards do: larger chunks in fewer channels. */
+	/* Slots share a fixed memory, so fewer channels have larger chunks; between hosts what a chunk costs whatever its size counts most. */
 	*nchannels = comm->boot->nhosts > 1 ? TP_MIN(least, across) : least;
 	return ncclSuccess;
 }

@@ -37,7 +37,7 @@ struct tp_comm_topo {
 	char *notes;                    /* what ranks of this host contradict each other in, a line each; NULL: nothing */
 };
 
-/* topo_find.c: what this process sees, found once in its life. Valid for ever. false: nothing (told once). */
+/* topo_find.c: what this process sees, found once in its life. Valid for ever. false: nothing (told). */
 struct tp_topo_found { const struct tp_topo_found *next; uint64_t key, hash; size_t bytes; char *text; };
 bool tp_topo_find_own(const struct ncclComm *comm, const struct tp_topo_found **out);
 /* The same said once in the life of the process: true the first time. */

@@ -23,7 +23,7 @@ look() {
 	printf '%s\0%s\0%s\0%s\0' "$1" "$2" "$where/look$looks.json" "$3" >>"$where/looks"
 }
 
-# The three paths: known machines, as the articles reckon.
+# The three paths: known machines.
 probe paths dgx-h100 --json >"$where/json"
 look "H100: copies and host memory" "2,4 1,2 0,0" '" ".join("%d,%d" % (p["copies"], p["memory_bytes_per_byte"]) for p in d["paths"])'
 look "H100: bounds" "2.5 a core's TCP, 48 the GPU's PCIe, 48 PCIe from GPU to NIC" '", ".join("%g %s" % (p["bound_gbs"], p["limit"]) for p in d["paths"])'

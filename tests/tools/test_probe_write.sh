@@ -203,7 +203,7 @@ wait $s
 expect "the client is killed: the server ends" 1 $?
 says "and says why" "closed the connection before|is gone|failed: IBV_WC" "$(cat "$where/server.err")"
 
-# rdma_write, as the article calls it, with the card under it.
+# The same by its other name, with the card under it.
 if [ -z "$(sed -n 's/^TELPHER_SANITIZE:STRING=\(..*\)/\1/p' "$BUILD_DIR/CMakeCache.txt")" ]; then
 	timeout 60 "$telpher" verbs run "$BUILD_DIR/bin/rdma_write" -s 268435 -p $port >"$where/server" 2>/dev/null & s=$!
 	timeout 60 "$telpher" verbs run "$BUILD_DIR/bin/rdma_write" -s 268435 -p $port 127.0.0.1 >"$where/client" 2>"$where/client.err"

@@ -20,7 +20,7 @@ struct options { char *device, *size, *record; int gid, repetitions, json; size_
 struct place { const struct tp_gpu *gpu; int numa; char name[24], map_name[24]; };
 struct cell { bool direct_there, staged_there; double us, direct_gbs, staged_gbs; char why[300]; };
 
-/* Nodes that have memory. */
+/* All NUMA nodes. */
 static int find_nodes(struct place *out, int most)
 {
 	DIR *dir = opendir("/sys/devices/system/node");
