@@ -17,19 +17,9 @@
 #include <cmocka.h>
 #include "nccl.h"
 #include "telpher.h"
+#include "sanitizers.h"
 
 #define RANKS_MAX 64
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
 
 struct ranks_shared {
 	_Atomic int id_ready, arrived, left;

@@ -8,26 +8,11 @@
 
 #define COUNT 64
 
-/* ThreadSanitizer can't start a thread in a child of a process with several, and its own locks may stay held there. */
-#if defined(__SANITIZE_THREAD__)
-#define THREADS_AFTER_FORK 0
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define THREADS_AFTER_FORK 0
-#endif
-#endif
-#ifndef THREADS_AFTER_FORK
-#define THREADS_AFTER_FORK 1
-#endif
-
 /* A child's copies of what other threads of its parent had on their stacks look like leaks. */
 static void leave(void)
 {
-#if defined(__SANITIZE_ADDRESS__)
-	_exit(0);
-#else
+	if (SANITIZED_ADDRESS) _exit(0);
 	exit(0);
-#endif
 }
 
 static void wait_for_child(struct ranks *r, pid_t child)
@@ -90,7 +75,7 @@ static void fork_between_calls(struct ranks *r)
 			alarm(60);
 			call_on_the_parents(r);
 			REQUIRE_IS(telpher_stream_synchronize(stream), ncclInvalidArgument);
-			if (THREADS_AFTER_FORK) make_its_own(r);
+			if (!SANITIZED) make_its_own(r);
 			leave();
 		}
 		sum_ranks(r, r->comm, r->nranks);
@@ -152,7 +137,7 @@ static void fork_beside_other_threads(struct ranks *r)
 static void a_child_forked_while_others_make_and_end_communicators_can_too(void **state)
 {
 	(void)state;
-	if (!THREADS_AFTER_FORK) skip();
+	if (SANITIZED) skip();
 	assert_true(ranks_run(&(struct ranks_options){ .nranks = 1, .no_comm = true }, fork_beside_other_threads, NULL));
 }
 

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "base/helper_base.h"
+#include "sanitizers.h"
 
 enum { P_NUMBER, P_SIZE, P_FLAG, P_TEXT, P_CHOICE, P_UNSET, P_SECRET };
 static struct tp_param params[] = {
@@ -490,9 +491,7 @@ static void *read_until_told(void *arg)
 static void a_child_forked_while_others_read_parameters_can_read(void **s)
 {
 	(void)s;
-#ifdef __SANITIZE_THREAD__
-	skip();     /* its runtime's own locks may stay held in the child */
-#endif
+	if (SANITIZED) skip();
 	_Atomic bool stop = false;
 	pthread_t thread;
 	int bad = 0;

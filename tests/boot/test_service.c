@@ -1,24 +1,12 @@
 /* The service thread comes and goes, leaks nothing, does without descriptors, and leaves a forked child alone. */
 #include "helper_boot.h"
+#include "sanitizers.h"
 #include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
-
-/* ThreadSanitizer can't start a thread in a child of a process with several. */
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define THREADS_AFTER_FORK 0
-#endif
-#endif
-#if defined(__SANITIZE_THREAD__)
-#define THREADS_AFTER_FORK 0
-#endif
-#ifndef THREADS_AFTER_FORK
-#define THREADS_AFTER_FORK 1
-#endif
 
 static void open_alone(struct tp_boot **boot)
 {
@@ -121,7 +109,7 @@ static void fork_and_go_on(struct helper_job *job)
 		must(tp_boot_barrier(boot) == ncclInvalidUsage);
 		must(strstr(tp_log_last_error(), "forked child"));
 		tp_boot_close(boot);
-		if (!THREADS_AFTER_FORK) _exit(0);
+		if (SANITIZED) _exit(0);
 		open_alone(&own);       /* a communicator of its own */
 		tp_boot_close(own);
 		_exit(0);

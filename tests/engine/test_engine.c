@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "sanitizers.h"
 
 /* Counts down what others put into `work`. */
 struct job {
@@ -192,9 +193,7 @@ static void what_was_forgotten_is_not_run_again(void **state)
 static void a_forked_child_has_an_engine_of_its_own(void **state)
 {
 	(void)state;
-#ifdef __SANITIZE_THREAD__
-	skip();     /* its runtime can't start a thread in a child of a process with several */
-#endif
+	if (SANITIZED) skip();
 	struct job job;
 	make_job(&job, 1);
 	assert_int_equal(tp_engine_submit(&job.runnable), ncclSuccess);

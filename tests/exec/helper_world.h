@@ -4,22 +4,11 @@
 #define TP_TESTS_EXEC_HELPER_WORLD_H
 
 #include "exec/exec.h"
+#include "sanitizers.h"
 
 enum world_kind { WORLD_THREADS, WORLD_PROCESSES };
 /* The thread sanitizer is ten times as slow, and between processes it sees nothing: there, worlds of threads do. */
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define WORLD_WATCHED 1
-#endif
-#endif
-#if defined(__SANITIZE_THREAD__)
-#define WORLD_WATCHED 1
-#endif
-#if defined(WORLD_WATCHED)
-#define WORLD_KINDS 1
-#else
-#define WORLD_KINDS 2
-#endif
+#define WORLD_KINDS (SANITIZED_THREAD ? 1 : 2)
 
 struct world_options {
 	enum world_kind kind;

@@ -3,22 +3,14 @@
 #define TP_TESTS_PLAN_HELPER_PLAN_H
 
 #include "plan/plan.h"
+#include "sanitizers.h"
 
 /* Ways of spreading n ranks over domains. */
 enum layout_kind { ONE_DOMAIN, HALVES, INTERLEAVED, UNEVEN, LONELY /* the last rank */, ALONE /* each rank */, TWELVE, SCATTERED, NLAYOUTS };
 struct tp_layout *plans_layout(int nranks, enum layout_kind kind);
 
 /* Up to how many ranks plans are proven. Under a sanitizer the larger half proves nothing more. */
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define PLANS_SANITIZED
-#endif
-#endif
-#if defined(PLANS_SANITIZED) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { PLANS_MOST_RANKS = 33 };
-#else
-enum { PLANS_MOST_RANKS = 64 };
-#endif
+enum { PLANS_MOST_RANKS = SANITIZED ? 33 : 64 };
 
 /* Fail the test where there is no such plan. All ranks' programs; freed with tp_plan_free. */
 struct tp_plan *plans_make_on(enum tp_coll coll, enum tp_algo algo, const struct tp_layout *layout, int root, int nchannels);

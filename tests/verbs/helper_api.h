@@ -9,15 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
-
-/* It allows no thread in a forked child. */
-#if defined(__SANITIZE_THREAD__)
-#define THREAD_SANITIZER 1
-#elif defined(__has_feature)
-#define THREAD_SANITIZER __has_feature(thread_sanitizer)
-#else
-#define THREAD_SANITIZER 0
-#endif
+#include "sanitizers.h"
 
 #define SIDE_BYTES 65536
 #define SIDE_ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND)

@@ -189,7 +189,7 @@ static bool child_of_a_user(void)
 static void a_forked_child_leaves_the_parent_alone_and_can_open_its_own(void **state)
 {
 	(void)state;
-	if (THREAD_SANITIZER)
+	if (SANITIZED)
 		skip();
 	assert_true(in_child((const char *const[][2]){ { NULL, NULL } }, child_of_a_user));
 }

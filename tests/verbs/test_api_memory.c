@@ -195,7 +195,7 @@ static bool refuse_process_vm(void)
 static void on_demand_regions_work_without_process_vm(void **state)
 {
 	int status;
-	if (THREAD_SANITIZER)
+	if (SANITIZED)
 		skip();
 	pid_t pid = fork();
 	if (pid == 0) {

@@ -12,13 +12,6 @@
 #include <unistd.h>
 #include "verbs/helper_api_two.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#else
-#define SANITIZED 0
-#endif
 enum { QPS = SANITIZED ? 200 : 1000, PROCESSES = SANITIZED ? 12 : 64, MESSAGES = 4, BYTES = 64 };
 
 /* ---- one process's queue pairs ---- */

@@ -198,7 +198,7 @@ static void a_fork_in_the_middle_of_traffic_leaves_a_child_that_works(void **sta
 	struct writer writer = { .written = 0 };
 	pthread_t thread;
 	void *status;
-	if (THREAD_SANITIZER)
+	if (SANITIZED)
 		skip();
 	pair_open(&writer.pair, NULL);
 	writer.rkey = writer.pair.b.mr->rkey;
