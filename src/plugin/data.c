@@ -10,12 +10,15 @@ ncclResult_t tp_export_reg(void *handle, void *data, size_t bytes, int type, voi
 	return tp_export_ops()->reg_memory(comm->inner, data, bytes, TP_NET_HOST, mhandle);
 }
 
-static bool is_busy(const struct tp_export_comm *comm)
+/* A card may still read or write what an outstanding request names. */
+static bool is_used(const struct tp_export_comm *comm, const void *mhandle)
 {
-	bool busy = false;
-
-	for (int i = 0; i < TP_NET_MAX_REQUESTS; i++) busy |= comm->requests[i].busy;
-	return busy;
+	for (int i = 0; i < TP_NET_MAX_REQUESTS; i++) {
+		const struct tp_export_request *r = &comm->requests[i];
+		for (int k = 0; r->busy && k < r->n; k++)
+			if (r->mhandles[k] == mhandle) return true;
+	}
+	return false;
 }
 
 static bool keep_for_later(struct tp_export_comm *comm, void *mhandle)
@@ -31,13 +34,29 @@ static bool keep_for_later(struct tp_export_comm *comm, void *mhandle)
 	return true;
 }
 
-/* A card may still read or write what belongs to an outstanding request, until the connection is closed. */
 ncclResult_t tp_export_dereg(void *handle, void *mhandle)
 {
 	struct tp_export_comm *comm = handle;
 
-	if (is_busy(comm) && keep_for_later(comm, mhandle)) return ncclSuccess;
+	if (is_used(comm, mhandle) && keep_for_later(comm, mhandle)) return ncclSuccess;
 	return tp_export_ops()->dereg_memory(comm->inner, mhandle);
+}
+
+static ncclResult_t dereg_late(struct tp_export_comm *comm)
+{
+	int kept = 0;
+	ncclResult_t result = ncclSuccess;
+
+	for (int i = 0; i < comm->nlate; i++) {
+		if (is_used(comm, comm->late[i])) {
+			comm->late[kept++] = comm->late[i];
+			continue;
+		}
+		ncclResult_t one = tp_export_ops()->dereg_memory(comm->inner, comm->late[i]);
+		if (result == ncclSuccess) result = one;
+	}
+	comm->nlate = kept;
+	return result;
 }
 
 static struct tp_export_request *new_request(struct tp_export_comm *comm, int n)
@@ -53,9 +72,10 @@ static struct tp_export_request *new_request(struct tp_export_comm *comm, int n)
 	return NULL;
 }
 
-static void give_out(struct tp_export_request *request, void **out)
+static void give_out(struct tp_export_request *request, void **mhandles, void **out)
 {
 	if (!request->inner) return;
+	for (int i = 0; i < request->n; i++) request->mhandles[i] = mhandles[i];
 	request->busy = true;
 	*out = request;
 }
@@ -68,7 +88,7 @@ ncclResult_t tp_export_isend(void *handle, void *data, size_t bytes, int tag, vo
 	*out = NULL;
 	if (!request) return ncclSuccess;
 	TP_TRY(tp_export_ops()->isend(comm->inner, data, bytes, tag, mhandle, &request->inner));
-	give_out(request, out);
+	give_out(request, &mhandle, out);
 	return ncclSuccess;
 }
 
@@ -80,7 +100,7 @@ ncclResult_t tp_export_irecv(void *handle, int n, void **data, const size_t *byt
 	*out = NULL;
 	if (!request) return ncclSuccess;
 	TP_TRY(tp_export_ops()->irecv(comm->inner, n, data, bytes, tags, mhandles, &request->inner));
-	give_out(request, out);
+	give_out(request, mhandles, out);
 	return ncclSuccess;
 }
 
@@ -104,7 +124,7 @@ ncclResult_t tp_export_test(void *handle, int *done, int *sizes)
 	for (int i = 0; i < request->n && sizes; i++) sizes[i] = (int)got[i];
 	request->busy = false;
 	*done = 1;
-	return ncclSuccess;
+	return request->comm->nlate ? dereg_late(request->comm) : ncclSuccess;
 }
 
 static ncclResult_t close_comm(struct tp_export_comm *comm)

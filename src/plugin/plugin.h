@@ -28,7 +28,7 @@ ncclResult_t tp_export_properties(int dev, struct tp_abi_properties_v11 *out);
 
 /* ---- connect ---- */
 struct tp_export_context;
-ncclResult_t tp_export_context_create(uint64_t comm_id, struct tp_export_context **out);
+ncclResult_t tp_export_context_create(struct tp_export_context **out);
 ncclResult_t tp_export_context_destroy(struct tp_export_context *context);
 /* context: NULL before v11, where nothing tells that a communicator has ended. */
 ncclResult_t tp_export_listen(struct tp_export_context *context, int dev, void *handle, void **listener);
@@ -38,12 +38,17 @@ ncclResult_t tp_export_close_listen(void *listener);
 
 /* ---- data ---- */
 struct tp_export_comm;
-struct tp_export_request { struct tp_export_comm *comm; bool busy; int n; void *inner; };
+struct tp_export_request {
+	struct tp_export_comm *comm;
+	bool busy;
+	int n;
+	void *inner, *mhandles[TP_NET_MAX_RECVS];
+};
 struct tp_export_comm {
 	void *inner;
 	bool sending;
 	uint32_t next;
-	void **late;                    /* given back by NCCL while requests were outstanding: undone when the connection is closed */
+	void **late;                    /* given back by NCCL while a request that names them was outstanding: undone when it is done, or at the end */
 	int nlate, size_late;
 	struct tp_export_request requests[TP_NET_MAX_REQUESTS];
 };

@@ -15,9 +15,9 @@ static ncclResult_t init_v11(void **context, uint64_t comm_id, struct tp_abi_con
 {
 	struct tp_export_context *made;
 
-	(void)config, (void)profiler;
+	(void)comm_id, (void)config, (void)profiler;
 	TP_TRY(tp_export_start(log));
-	TP_TRY(tp_export_context_create(comm_id, &made));
+	TP_TRY(tp_export_context_create(&made));
 	*context = made;
 	return ncclSuccess;
 }

@@ -13,7 +13,7 @@ static int meet(struct probe_end *end)
 	record.as.hello = end->mine;
 	record.as.hello.sweep = o->sweep;
 	if (!status) status = probe_tell(&end->peer, &record);
-	if (!status) status = probe_hear(&end->peer, PROBE_HELLO, 0, PROBE_PATIENCE_MS(end->mine.bytes), &record);
+	if (!status) status = probe_hear(&end->peer, PROBE_HELLO, PROBE_PATIENCE_MS(end->mine.bytes), &record);
 	if (!status && (record.as.hello.bytes != end->mine.bytes || record.as.hello.op != end->mine.op))
 		status = probe_fail("%s: it answered for another transfer", end->peer.name);
 	if (!status) status = probe_end_connect(end, &record.as.hello);
@@ -21,7 +21,7 @@ static int meet(struct probe_end *end)
 	if (!status && !o->sweep) status = probe_end_expect(end);
 	probe_record_start(&record, PROBE_READY);
 	if (!status) status = probe_tell(&end->peer, &record);
-	return status ? status : probe_hear(&end->peer, PROBE_READY, 0, PROBE_PATIENCE_MS(end->mine.bytes), &record);
+	return status ? status : probe_hear(&end->peer, PROBE_READY, PROBE_PATIENCE_MS(end->mine.bytes), &record);
 }
 
 static int sweep(struct probe_end *end)
@@ -35,7 +35,7 @@ static int sweep(struct probe_end *end)
 	probe_record_start(&record, PROBE_STEP);
 	record.as.step = (struct probe_step){ .bytes = end->job.shape.bytes, .count = 1, .last = 1 };
 	if (!status) status = probe_tell(&end->peer, &record);
-	return status ? status : probe_hear(&end->peer, PROBE_READY, 0, PROBE_PATIENCE_MS(end->mine.bytes), &record);
+	return status ? status : probe_hear(&end->peer, PROBE_READY, PROBE_PATIENCE_MS(end->mine.bytes), &record);
 }
 
 int probe_client(const struct probe_write_options *options)
@@ -50,7 +50,7 @@ int probe_client(const struct probe_write_options *options)
 	if (!status) status = probe_end_check(&end);
 	if (!status) status = probe_end_tell_done(&end);
 	/* The other side looks at what came first. */
-	if (!status) status = probe_hear(&end.peer, PROBE_DONE, 0, PROBE_PATIENCE_MS(end.mine.bytes), &record);
+	if (!status) status = probe_hear(&end.peer, PROBE_DONE, PROBE_PATIENCE_MS(end.mine.bytes), &record);
 	if (!status) status = probe_end_report(&end, &record.as.done);
 	probe_end_close(&end);
 	return status;

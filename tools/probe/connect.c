@@ -28,9 +28,9 @@ static int exchange(const struct probe_hello *hello, struct probe_hello *got)
 	record.as.hello = *hello;
 	record.as.hello.bytes = 1;
 	if (!status) status = probe_tell(&client, &record);
-	if (!status) status = probe_hear(&server, PROBE_HELLO, 0, PROBE_ANSWER_MS, &record);
+	if (!status) status = probe_hear(&server, PROBE_HELLO, PROBE_ANSWER_MS, &record);
 	if (!status) status = probe_tell(&server, &record);
-	if (!status) status = probe_hear(&client, PROBE_HELLO, 0, PROBE_ANSWER_MS, &record);
+	if (!status) status = probe_hear(&client, PROBE_HELLO, PROBE_ANSWER_MS, &record);
 	probe_stop_listening(&listener);
 	probe_part(&client);
 	probe_part(&server);

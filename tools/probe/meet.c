@@ -114,7 +114,7 @@ static int ended(const struct probe_peer *peer, const char *before)
 	return probe_fail("%s: it closed the connection before %s: has it ended?", peer->name, before);
 }
 
-int probe_hear(struct probe_peer *peer, enum probe_type type, enum probe_type either, int timeout_ms, struct probe_record *out)
+int probe_hear(struct probe_peer *peer, enum probe_type type, int timeout_ms, struct probe_record *out)
 {
 	struct probe_record record = { 0 };
 	unsigned char *bytes = (unsigned char *)&record;
@@ -140,7 +140,7 @@ int probe_hear(struct probe_peer *peer, enum probe_type type, enum probe_type ei
 		peer->said_failed = true;
 		return probe_fail("%s has failed: %s", peer->name, record.as.failed.text);
 	}
-	if (record.head.type != (uint16_t)type && record.head.type != (uint16_t)either)
+	if (record.head.type != (uint16_t)type)
 		return probe_fail("%s: it sent %s where %s belongs", peer->name, probe_type_name(record.head.type), probe_type_name((int)type));
 	*out = record;
 	return 0;
@@ -156,5 +156,5 @@ int probe_look(struct probe_peer *peer)
 	if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : ended(peer, "the transfer was over");
 	if (n == 0) return ended(peer, "the transfer was over");
 	if (n < (ssize_t)sizeof(head) || head.type != PROBE_FAILED) return 0;
-	return probe_hear(peer, PROBE_FAILED, 0, 1000, &record);
+	return probe_hear(peer, PROBE_FAILED, 1000, &record);
 }

@@ -27,8 +27,8 @@ int probe_meet(const char *server, int port, struct probe_peer *out);
 void probe_part(struct probe_peer *peer);   /* closes; telling it the last error, if there was one */
 
 int probe_tell(struct probe_peer *peer, const struct probe_record *record);
-/* The next record, which must be of this type (either: or of that one; 0: none). A FAILED is reported as the peer's error. */
-int probe_hear(struct probe_peer *peer, enum probe_type type, enum probe_type either, int timeout_ms, struct probe_record *out);
+/* The next record, which must be of this type. A FAILED is reported as the peer's error. */
+int probe_hear(struct probe_peer *peer, enum probe_type type, int timeout_ms, struct probe_record *out);
 /* While data moves: has the peer ended, or failed? 0: no. Doesn't take a record that is in time. */
 int probe_look(struct probe_peer *peer);
 

@@ -166,7 +166,6 @@ static int register_dma_buf(const struct probe_port *port, struct probe_memory *
 int probe_register(const struct probe_port *port, struct probe_memory *memory, bool dma_buf)
 {
 	memory->verbs = port->verbs;
-	memory->software = port->verbs->software;
 	if (dma_buf) return register_dma_buf(port, memory);
 	int error = probe_register_once(port, memory, memory->bytes, &memory->mr);
 	if (!error) return 0;

@@ -21,7 +21,6 @@ struct probe_memory {
 	enum probe_kind kind;
 	void *ptr;                              /* GPU: the device's address */
 	size_t bytes, mapped;
-	bool software;                          /* the card that it is registered with is the software card */
 	const struct tp_gpu *gpu;
 	struct tp_gpu_memory held;              /* PROBE_PINNED, PROBE_GPU */
 	struct ibv_mr *mr;

@@ -15,7 +15,7 @@ static int meet(struct probe_end *end, struct probe_hello *client)
 	probe_note("waiting at TCP port %d, with %s", o->port, probe_port_text(&end->port, text, sizeof(text)));
 	status = probe_accept(&listener, &end->peer);
 	probe_stop_listening(&listener);
-	if (!status) status = probe_hear(&end->peer, PROBE_HELLO, 0, PROBE_ANSWER_MS, &record);
+	if (!status) status = probe_hear(&end->peer, PROBE_HELLO, PROBE_ANSWER_MS, &record);
 	if (status) return status;
 	*client = record.as.hello;
 	if (client->bytes > o->bytes)
@@ -35,7 +35,7 @@ static int answer(struct probe_end *end, const struct probe_hello *client)
 	record.as.hello = end->mine;
 	record.as.hello.sweep = client->sweep;
 	if (!status) status = probe_tell(&end->peer, &record);
-	if (!status) status = probe_hear(&end->peer, PROBE_READY, 0, PROBE_PATIENCE_MS(end->mine.bytes), &record);
+	if (!status) status = probe_hear(&end->peer, PROBE_READY, PROBE_PATIENCE_MS(end->mine.bytes), &record);
 	probe_record_start(&record, PROBE_READY);
 	return status ? status : probe_tell(&end->peer, &record);
 }
@@ -45,7 +45,7 @@ static int serve_sweep(struct probe_end *end)
 {
 	struct probe_record record;
 	for (;;) {
-		int status = probe_hear(&end->peer, PROBE_STEP, 0, PROBE_WHILE_ALIVE_MS, &record);
+		int status = probe_hear(&end->peer, PROBE_STEP, PROBE_WHILE_ALIVE_MS, &record);
 		if (status) return status;
 		const struct probe_step *step = &record.as.step;
 		if (step->bytes > end->job.shape.bytes) return probe_fail("%s: a step of more bytes than it announced", end->peer.name);
@@ -69,7 +69,7 @@ int probe_server(const struct probe_write_options *options)
 	if (!status && client.sweep) status = serve_sweep(&end);
 	if (!status) status = probe_job_run(&end.job);
 	if (!status) status = probe_end_check(&end);
-	if (!status) status = probe_hear(&end.peer, PROBE_DONE, 0, PROBE_PATIENCE_MS(end.mine.bytes), &record);
+	if (!status) status = probe_hear(&end.peer, PROBE_DONE, PROBE_PATIENCE_MS(end.mine.bytes), &record);
 	if (!status) status = probe_end_tell_done(&end);
 	if (!status) status = probe_end_report(&end, &record.as.done);
 	probe_end_close(&end);

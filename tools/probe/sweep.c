@@ -54,18 +54,12 @@ static int run_step(const struct probe_job *from, struct probe_step *step, doubl
 	probe_record_start(&record, PROBE_STEP);
 	record.as.step = *step;
 	if (!status) status = probe_tell(job.peer, &record);
-	if (!status) status = probe_hear(job.peer, PROBE_READY, 0, PROBE_PATIENCE_MS(step->bytes), &record);
+	if (!status) status = probe_hear(job.peer, PROBE_READY, PROBE_PATIENCE_MS(step->bytes), &record);
 	if (!status) status = probe_job_run(&job);
 	/* The other side's part of it takes as long as this one's. */
-	if (!status) status = probe_hear(job.peer, PROBE_DONE, 0, PROBE_PATIENCE_MS(job.ns / 3), &record);
+	if (!status) status = probe_hear(job.peer, PROBE_DONE, PROBE_PATIENCE_MS(job.ns / 3), &record);
 	*ns = job.ns;
 	return status;
-}
-
-static int by_time(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-	return (x > y) - (x < y);
 }
 
 static int measure(const struct probe_job *job, uint64_t bytes, int iterations, struct probe_point *out)
@@ -78,9 +72,8 @@ static int measure(const struct probe_job *job, uint64_t bytes, int iterations, 
 	int status = run_step(job, &step, us, &ns);
 	if (!status) {
 		double *counted = us + step.warmup;
-		qsort(counted, step.count, sizeof(*us), by_time);
 		out->bytes = bytes;
-		out->latency_us = probe_median(counted, (int)step.count);
+		out->latency_us = probe_median(counted, (int)step.count);       /* sorts them */
 		out->least_us = counted[0];
 		out->p99_us = counted[(size_t)(step.count - 1) * 99 / 100];
 	}

@@ -48,10 +48,10 @@ ncclResult_t tp_plug_comm_create(struct tp_plug *plug, bool sending, int dev, co
 	return ncclSuccess;
 }
 
-static bool has_closed(const struct tp_plug_comm *comm)
+bool tp_plug_has_closed(int fd)
 {
 	char byte;
-	ssize_t n = recv(comm->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+	ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 
 	return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
@@ -60,7 +60,7 @@ static bool has_closed(const struct tp_plug_comm *comm)
 static bool is_gone(struct tp_plug_comm *comm)
 {
 	if (!comm->gone_ms) {
-		if (++comm->looks % PEER_LOOKS != 0 || !has_closed(comm)) return false;
+		if (++comm->looks % PEER_LOOKS != 0 || !tp_plug_has_closed(comm->fd)) return false;
 		comm->gone_ms = tp_clock_ms();
 		comm->looks_since = 0;
 	}
@@ -144,7 +144,7 @@ static ncclResult_t plug_irecv(void *handle, int n, void *const *data, const siz
 	}
 	result = tp_plug_call_irecv(comm->plug, comm->inner, n, data, bytes, tags, memory, &request->inner);
 	if (result != ncclSuccess) return fail(comm, "irecv", result);
-	if (!request->inner) return ncclSuccess;
+	if (!request->inner) return is_gone(comm) ? gone(comm) : ncclSuccess;
 	request->busy = true;
 	*out = request;
 	return ncclSuccess;
@@ -311,7 +311,7 @@ static void finish_sending(struct tp_plug_comm *comm)
 		outstanding = false;
 		for (int i = 0; i < TP_ABI_MAX_REQUESTS && comm->error == ncclSuccess; i++)
 			if (comm->requests[i].busy && plug_test(&comm->requests[i], &done, NULL) == ncclSuccess && !done) outstanding = true;
-		if (outstanding && has_closed(comm)) return;
+		if (outstanding && tp_plug_has_closed(comm->fd)) return;
 		if (outstanding) sched_yield();
 	}
 }

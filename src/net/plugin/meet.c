@@ -122,18 +122,10 @@ static void start_talk(struct talk *talk, void *socket_comm, const struct tp_net
 	snprintf(talk->which, sizeof(talk->which), "rank %d -> rank %d [channel %d]", who->from, who->to, who->channel);
 }
 
-static bool peer_is_gone(const struct talk *talk)
-{
-	char byte;
-	ssize_t n = recv(talk->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-
-	return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-}
-
 /* The plug-in has said "not yet": for how long, and is anybody there still? A peer may have sent all and closed already. */
 static ncclResult_t check_patience(struct talk *talk, const struct tp_plug *plug, const char *function)
 {
-	if (!talk->gone_ms && peer_is_gone(talk)) talk->gone_ms = tp_clock_ms();
+	if (!talk->gone_ms && tp_plug_has_closed(talk->fd)) talk->gone_ms = tp_clock_ms();
 	if (talk->gone_ms && tp_clock_ms() - talk->gone_ms > GONE_MS)
 		return TP_FAIL(ncclRemoteError, "NET/%s : %s : the peer closed the connection while it was made: has it died, or failed itself?", plug->name, talk->which);
 	if (tp_clock_ms() - talk->since_ms < talk->limit_ms) return ncclSuccess;

@@ -107,6 +107,7 @@ struct tp_plug_comm {
 };
 
 /* Takes fd and inner over. */
+bool tp_plug_has_closed(int fd);     /* the peer, its end of this TCP connection */
 ncclResult_t tp_plug_comm_create(struct tp_plug *plug, bool sending, int dev, const struct tp_net_hello *who, int fd, void *inner, struct tp_plug_comm **out);
 ncclResult_t tp_plug_listen(int dev, void *handle, void **listener);
 ncclResult_t tp_plug_connect(int dev, const void *handle, const struct tp_net_hello *hello, void **state, void **send_comm);
