@@ -36,7 +36,8 @@ static ncclResult_t plan_net(const struct tp_topo *topo, const struct tp_topo_po
 		const struct tp_rail *rail = &rails->rails[r];
 		struct tp_topo_gdr reads, writes;
 		if (!rail->nnets) continue;
-		double us = tp_topo_constant(net_constant(&topo->nodes[rail->nets[0]]));
+		const struct tp_topo_node *net = &topo->nodes[rail->nets[0]];
+		double us = net->net.latency_us > 0 ? net->net.latency_us : tp_topo_constant(net_constant(net));
 		TP_TRY(tp_topo_decide_gdr(topo, policy, rail->gpu, rail->nets[0], true, &reads));
 		TP_TRY(tp_topo_decide_gdr(topo, policy, rail->gpu, rail->nets[0], false, &writes));
 		if (reads.mode == TP_GDR_OFF || writes.mode == TP_GDR_OFF) us += tp_topo_constant("hop.host");

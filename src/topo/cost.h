@@ -17,7 +17,7 @@
 
 struct tp_topo_costs {
 	double hop_us[TP_PATH_TYPES];           /* a message between GPUs of one host, by the type of their path */
-	double net_us;                          /* between GPUs of two hosts, by their own ports; 0: there is none */
+	double net_us;                          /* between GPUs of two hosts, by their own ports (theirs, where they say it); 0: there is none */
 	double yield[TP_WIRE_KINDS];            /* of the planned bandwidth: 1 where nothing was measured */
 	bool hop_measured[TP_PATH_TYPES], net_measured, yield_measured[TP_WIRE_KINDS];
 };

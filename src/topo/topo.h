@@ -50,8 +50,8 @@ struct tp_topo_port {
 	char name[32];                  /* "mlx5_0", "eth0" */
 	char bus_id[20];                /* "": no PCI device */
 	uint64_t guid;
-	int port, mbps, max_connections;
-	double latency_us;
+	int port, mbps;
+	double latency_us;              /* as the transport says; 0: it doesn't */
 	bool gdr;                       /* it takes GPU memory, where GPU and driver allow it */
 };
 

@@ -224,6 +224,19 @@ static void a_port_that_can_t_reach_gpu_memory_takes_two_copies_more(void **stat
 	tp_topo_free(topo);
 }
 
+static void a_port_that_says_its_latency_is_believed(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy = helper_policy(true);
+	struct tp_topo *topo = helper_machine("switch8.xml", "port=\"1\"", "port=\"1\" latency=\"7.5\"", true);
+	struct tp_rails *rails;
+	assert_int_equal(tp_rails_assign(topo, &policy, &rails), ncclSuccess);
+	struct tp_topo_costs costs = planned(topo, rails);
+	expect(costs.net_us, 7.5);
+	tp_rails_free(rails);
+	tp_topo_free(topo);
+}
+
 /* ---- Fewer GPUs ---- */
 
 static void gpus_that_are_not_used_go(void **state)
@@ -505,6 +518,7 @@ int main(void)
 		cmocka_unit_test(channels_use_what_the_search_left_them),
 		cmocka_unit_test(measured_values_take_the_place_of_planned_ones),
 		cmocka_unit_test(a_port_that_can_t_reach_gpu_memory_takes_two_copies_more),
+		cmocka_unit_test(a_port_that_says_its_latency_is_believed),
 		cmocka_unit_test(gpus_that_are_not_used_go),
 		cmocka_unit_test(one_host_as_nccl_has_it),
 		cmocka_unit_test(two_hosts_as_nccl_has_them),
