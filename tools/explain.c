@@ -5,6 +5,7 @@
 #include "coll.h"
 #include "explain_topo.h"
 
+#include <limits.h>
 #include <popt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@
 #define LARGEST_LAYOUT 65536
 #define LARGEST_CHECKED 64      /* ranks; the checker needs the programs of all */
 #define LARGEST_TIMED 16        /* ranks; so does a run against the model's clock */
-#define UNSAID (-1)
+#define UNSAID INT_MIN
 
 struct request {
 	enum tp_coll coll;

@@ -241,7 +241,7 @@ int explain_topo(const struct explain_topo_request *q)
 	int status = open_machine(&c);
 	if (!status && q->root >= c.nranks) status = tool_usage_error("explain", "--root %d: ranks are 0 to %d", q->root, c.nranks - 1);
 	if (!status && find_out(&c) != ncclSuccess) status = failed("no plan");
-	if (!status) status = q->json ? explain_topo_json(&c, stdout) : explain_topo_print(&c, stdout);
+	if (!status && (q->json ? explain_topo_json(&c, stdout) : explain_topo_print(&c, stdout))) status = failed("no times");
 	let_go(&c);
 	return status;
 }

@@ -73,6 +73,7 @@ const char *explain_dominant(const struct explain_time *t);
 /* Which protocol of an algorithm is the best; -1: none is possible. */
 int explain_nccl_best_proto(const struct explain_nccl_times *t, int algo);
 
+/* 0, or 1 with the reason in the log. */
 int explain_topo_print(const struct explain_case *c, FILE *out);
 int explain_topo_json(const struct explain_case *c, FILE *out);
 

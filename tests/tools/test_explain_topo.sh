@@ -137,6 +137,7 @@ refuses "more ranks than GPUs" 2 "-n 9: dgx-h100 has 8 GPUs" all_reduce 8 --topo
 refuses "ranks that don't divide" 2 "2 hosts can't share 3 ranks evenly" all_reduce 8 --topo dgx-h100x2 -n 3
 refuses "fewer ranks than hosts" 2 "2 hosts can't share 1 ranks? evenly" all_reduce 8 --topo dgx-h100x2 -n 1
 refuses "no ranks" 2 "below" all_reduce 8 --topo dgx-h100 -n 0
+refuses "less than none" 2 "below" all_reduce 8 --topo dgx-h100 -n -1
 refuses "a root outside" 2 "--root 8: ranks are 0 to 7" broadcast 8 --topo dgx-h100 --root 8
 refuses "hosts said twice" 2 "goes without --hosts" all_reduce 8 --topo dgx-h100 --hosts 2
 refuses "a plan's options" 2 "goes without" all_reduce 8 --topo dgx-h100 --steps
