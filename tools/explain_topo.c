@@ -10,9 +10,10 @@
 
 #define MOST_RANKS 65536
 #define EACH_HOST 64            /* hosts: up to here each is looked at, beyond a few */
-/* What GPU ranks have in flight on a link at once: a chunk a channel, where the chooser's model reckons with one in all. */
-#define RING_BYTES ((size_t)32 * (128 << 10))
+/* What GPU ranks have unless they are told otherwise (NCCL_MAX_CTAS): channels in one host, and where there are others; a ring's slot. */
+#define CHANNELS_INSIDE 32
 #define CHANNELS_ACROSS 16
+#define RING_SLOT ((size_t)128 << 10)
 
 static int failed(const char *what)
 {
@@ -263,11 +264,13 @@ static double term(const struct tp_plan_spec *spec, size_t block, size_t chunk, 
 	return tp_cost_predict(spec, block, chunk, &m);
 }
 
-/* The largest chunk of all channels together; 0: the chooser's own limit. */
+static int most_channels(const struct explain_case *c) { return c->nhosts > 1 ? CHANNELS_ACROSS : CHANNELS_INSIDE; }
+
+/* The largest chunk of all channels together, where the chooser's model reckons with one in all; 0: its own limit. */
 static size_t widest(const struct explain_case *c, int algo)
 {
-	if (c->nhosts > 1) return CHANNELS_ACROSS * c->library.slot_bytes_across;
-	return algo == TP_ALGO_RING ? RING_BYTES : 0;
+	if (c->nhosts > 1) return (size_t)most_channels(c) * c->library.slot_bytes_across;
+	return algo == TP_ALGO_RING ? (size_t)most_channels(c) * RING_SLOT : 0;
 }
 
 static ncclResult_t time_of(const struct explain_case *c, int algo, size_t block, struct explain_time *out)
@@ -286,6 +289,7 @@ static ncclResult_t time_of(const struct explain_case *c, int algo, size_t block
 		us = TP_MIN(us, with);
 	}
 	*out = (struct explain_time){ .us = us, .chunk_bytes = chunk,
+		.nchannels = tp_choose_channels((enum tp_algo)algo, c->q->coll, c->nranks, block, most_channels(c)),
 		.latency_us = term(&spec, block, chunk, way->model, true, false, false, false), .inside_us = term(&spec, block, chunk, way->model, false, true, false, false),
 		.across_us = term(&spec, block, chunk, way->model, false, false, true, false), .reduce_us = term(&spec, block, chunk, way->model, false, false, false, true) };
 	return ncclSuccess;

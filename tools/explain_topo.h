@@ -51,7 +51,7 @@ struct explain_case {
 };
 
 /* Of one size. Terms overlap in time: they don't add up to us. */
-struct explain_time { double us, latency_us, inside_us, across_us, reduce_us; size_t chunk_bytes; };
+struct explain_time { double us, latency_us, inside_us, across_us, reduce_us; size_t chunk_bytes; int nchannels; };
 struct explain_times {
 	struct explain_time of[TP_NALGOS];      /* us < 0: not possible */
 	int best, best_of_all, library;         /* among those allowed; of all; what the library takes by its own constants */

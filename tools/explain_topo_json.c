@@ -53,6 +53,7 @@ static void add_ways(const struct explain_case *c, cJSON *to, const struct expla
 		cJSON_AddNumberToObject(o, "reduction_us", x->reduce_us);
 		cJSON_AddStringToObject(o, "dominant", explain_dominant(x));
 		cJSON_AddNumberToObject(o, "chunk_bytes", (double)x->chunk_bytes);
+		cJSON_AddNumberToObject(o, "channels", x->nchannels);
 		add_limit(c, o, "inside_limit", &c->ways[a].load.inside, block);
 		add_limit(c, o, "network_limit", &c->ways[a].load.across, block);
 	}

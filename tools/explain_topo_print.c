@@ -177,7 +177,7 @@ static void print_choice(const struct explain_case *c, const struct explain_time
 	const char *name = tp_algo_name((enum tp_algo)t->best);
 	int next = second(c, t);
 	char us[32];
-	fprintf(out, "\nChosen: %s, %s us", name, us_text(x->us, us));
+	fprintf(out, "\nChosen: %s on %d channel%s, %s us", name, x->nchannels, x->nchannels == 1 ? "" : "s", us_text(x->us, us));
 	if (c->nranks < 2) {
 		fprintf(out, ", as any would be: one rank only copies.\n");
 		return;

@@ -245,6 +245,9 @@ struct tp_choice {
  * all ranks can agree on it. bytes: of a block. staged: references are not allowed (pre-scaled operators). */
 ncclResult_t tp_choose(const struct tp_layout *layout, enum tp_coll coll, int root, size_t block_bytes, bool staged,
 	const struct tp_cost_model *model, const char *algo_filter, struct tp_choice *out);
+/* How many of a GPU communicator's `most` channels a message gets: lines that carry flags move 4 KB a channel in the time that a flag takes; bulk
+ * data is worth another channel from 16 KB on. */
+int tp_choose_channels(enum tp_algo algo, enum tp_coll coll, int nranks, size_t block_bytes, int most);
 /* Is the filter readable, and what does it say that has no meaning here? Logs one INFO line for each known name that these
  * ranks don't have (NVLS, CollNet); an unknown name, function or form is ncclInvalidUsage. Once, at init. */
 ncclResult_t tp_choose_check_algo(const char *algo_filter);

@@ -20,8 +20,8 @@ out=$(explain all_reduce 8 4M --topo dgx-h100)
 expect "an NVSwitch machine is explained" 0 $?
 says "how large it is" "^Machine: dgx-h100: 8 ranks, 8 GPUs and 8 network ports on each host$" "$out"
 says "what a hop takes" "a hop takes 1.3 us by NVL \(planned\)" "$out"
-says "a small message is sent in one shot" "^Chosen: ONE_SHOT, .* us: the least; the next, TWO_SHOT, takes [0-9.]+ times as long. Most of it is latency.$" "$out"
-says "a larger one in two" "^Chosen: TWO_SHOT, .* Most of it is wires inside.$" "$out"
+says "a small message is sent in one shot" "^Chosen: ONE_SHOT on 1 channel, .* us: the least; the next, TWO_SHOT, takes [0-9.]+ times as long. Most of it is latency.$" "$out"
+says "a larger one in two" "^Chosen: TWO_SHOT on 32 channels, .* Most of it is wires inside.$" "$out"
 says "the link that limits" "^  inside: GPU 0 -> NVSwitch \(NVLink x18, 370.8 GB/s\) carries 7.34 MB of 7 flows: 19.8 us$" "$out"
 says "hop by hop" "^  GPU 0 +-> NVSwitch +NVLink x18 +370.8 GB/s  <- the limit$" "$out"
 says "what a ring would cost" "^NCCL_ALGO=Ring would cost [0-9.]+ times as much: " "$out"
@@ -38,7 +38,7 @@ says "rings along the channels carry more than ours" "carries 20 GB/s; rings alo
 
 # PCIe alone.
 out=$(explain all_reduce 64M --topo pcie-box)
-says "on PCIe a ring" "^Chosen: RING, " "$out"
+says "on PCIe a ring" "^Chosen: RING on 32 channels, " "$out"
 says "LL128 can't be, and why" "Ring +LL128 +- +LL128 needs NVLink" "$out"
 says "what limits is between the CPUs" "CPU 0 +-> CPU 1 +CPU to CPU +22 GB/s  <- the limit" "$out"
 says "the library's constants don't know that" "know no machine, take TWO_SHOT: [0-9.]+ times as long here" "$out"
