@@ -218,9 +218,12 @@ static ncclResult_t find_out(struct explain_case *c)
 {
 	TP_TRY(tool_layout(c->nranks, c->nhosts, &c->layout));
 	TP_TRY(load_library(c));
+	TP_TRY(find_channels(c));
+	/* NCCL lets GPUs relay for others, to GPUs (NVB) and to ports (PXN); our links do not. */
+	c->policy.nvb = c->policy.pxn = false;
+	TP_TRY(tp_topo_compute_paths(c->topo, &c->policy));
 	if (c->nhosts > 1) TP_TRY(tp_rails_assign(c->topo, &c->policy, &c->rails));
 	TP_TRY(tp_topo_costs_of(c->doc, c->topo, &c->policy, c->rails, &c->costs));
-	TP_TRY(find_channels(c));
 	for (int a = 0; a < TP_NALGOS; a++) TP_TRY(find_way(c, a));
 	return note_filter(c);
 }

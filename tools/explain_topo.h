@@ -36,7 +36,7 @@ struct explain_case {
 	int nhosts, ngpus, nranks;      /* ngpus: of a host */
 	struct tp_topo_doc *doc;
 	struct tp_topo *topo;
-	struct tp_topo_policy policy;
+	struct tp_topo_policy policy;   /* of our links; that of the channels has relays besides */
 	struct tp_topo_costs costs;
 	struct tp_rails *rails;         /* NULL: one host */
 	struct tp_channels *rings, *trees, *pairs;

@@ -34,7 +34,8 @@ expect "twice the same" "$out" "$(explain all_reduce 8 4M --topo dgx-h100)"
 out=$(explain all_reduce 2M --topo dgx-1v)
 says "in a mesh NCCL's ring runs with LL128" "^NCCL would take Ring with LL128" "$out"
 says "there is no multicast, and why" "NVLS +- +NVLink multicast is there from sm90 on" "$out"
-says "rings along the channels carry more than ours" "carries 20 GB/s; rings along the channels found would carry 120" "$out"
+says "no GPU relays for ours" "CPU 0 +-> CPU 1 +CPU to CPU +6 GB/s  <- the limit" "$out"
+says "rings along the channels carry more than ours" "carries 6 GB/s; rings along the channels found would carry 120" "$out"
 
 # PCIe alone.
 out=$(explain all_reduce 64M --topo pcie-box)
