@@ -1,8 +1,11 @@
 /* `telpher explain`: which plan a collective would run on a given layout, what each candidate would cost, why this one, and
- * the plan itself, checked. It asks the chooser and the generators that the library uses; no rank is started. */
+ * the plan itself, checked. It asks the chooser and the generators that the library uses; no rank is started. On a machine that is
+ * described (--topo) explain_topo.c answers. */
 #include "tools.h"
 #include "coll.h"
+#include "explain_topo.h"
 
+#include <limits.h>
 #include <popt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +17,7 @@
 #define LARGEST_LAYOUT 65536
 #define LARGEST_CHECKED 64      /* ranks; the checker needs the programs of all */
 #define LARGEST_TIMED 16        /* ranks; so does a run against the model's clock */
+#define UNSAID INT_MIN
 
 struct request {
 	enum tp_coll coll;
@@ -21,7 +25,7 @@ struct request {
 	int nranks, nhosts, root, cores, rank;
 	ncclDataType_t type;
 	const char *type_name, *op_name, *algo;
-	int steps, no_check, table;
+	int steps, no_check, table, json;
 	struct tp_cost_model model;
 };
 
@@ -242,12 +246,45 @@ static int check_request(struct request *q, const char *coll, const char *size)
 	return 0;
 }
 
+/* A described machine has hosts, GPUs and paths of its own, and what is shown of it is not one plan. */
+static int explain_machine(struct request *q, const char *machine, const char **words, int nwords)
+{
+	struct explain_topo_request t = { .machine = machine, .filter = q->algo ? q->algo : tp_choose_algo_text(), .op_name = q->op_name, .root = q->root,
+		.nranks = q->nranks == UNSAID ? 0 : q->nranks, .nsizes = nwords - 1, .json = q->json };
+	if (q->nhosts != UNSAID || q->cores || q->rank || q->steps || q->no_check || q->table)
+		return tool_usage_error("explain", "--topo goes without --hosts (say it as in dgx-h100x32), --cores, --rank, --steps, --no-check and --table");
+	if (nwords < 2) return tool_usage_error("explain", "say a collective and sizes, as in \"all_reduce 8 4M 1G --topo dgx-h100x32\"");
+	if (!tool_find_coll(words[0], &t.coll)) return tool_usage_error("explain", "there is no collective \"%s\"; there are " TOOL_COLL_NAMES, words[0]);
+	for (int i = 1; i < nwords; i++)
+		if (!tool_parse_size(words[i], &t.sizes[i - 1])) return tool_usage_error("explain", "\"%s\" is no size; say 4096, 64K, 4M or 1G", words[i]);
+	if (t.root < 0 || (q->nranks != UNSAID && q->nranks < 1)) return tool_usage_error("explain", "neither ranks (%d) nor a root (%d) are below 0", q->nranks, t.root);
+	q->coll = t.coll;
+	int status = find_type(q);
+	if (!status) status = find_op(q);
+	if (status) return status;
+	t.type_name = q->type_name;
+	t.element = tp_type_bytes(q->type);
+	t.staged = is_staged(q);
+	return explain_topo(&t);
+}
+
+static int explain_layout(struct request *q, const char **words, int nwords)
+{
+	if (nwords != 2) return tool_usage_error("explain", "say a collective and a size, as in \"all_reduce 4M -n 8\"");
+	if (q->json) return tool_usage_error("explain", "--json is for --topo");
+	if (q->nranks == UNSAID) q->nranks = 4;
+	if (q->nhosts == UNSAID) q->nhosts = 1;
+	int status = check_request(q, words[0], words[1]);
+	return status ? status : explain(q);
+}
+
 int tool_explain(int argc, char **argv)
 {
-	struct request q = { .nranks = 4, .nhosts = 1 };
-	char *type = NULL, *op = NULL, *algo = NULL;
+	struct request q = { .nranks = UNSAID, .nhosts = UNSAID };
+	char *type = NULL, *op = NULL, *algo = NULL, *topo = NULL;
 	struct poptOption options[] = {
-		{ "ranks", 'n', POPT_ARG_INT, &q.nranks, 0, "number of ranks (4)", "N" },
+		{ "topo", 't', POPT_ARG_STRING, &topo, 0, "on this machine: a file or model, x32 behind it for 32 hosts, or \"this\"", "MACHINE" },
+		{ "ranks", 'n', POPT_ARG_INT, &q.nranks, 0, "number of ranks (4; with --topo all GPUs)", "N" },
 		{ "hosts", 'H', POPT_ARG_INT, &q.nhosts, 0, "hosts that share them evenly (1)", "K" },
 		{ "cores", 0, POPT_ARG_INT, &q.cores, 0, "cores of a host (as this machine has)", "N" },
 		{ "algo", 0, POPT_ARG_STRING, &algo, 0, "restrict the algorithms, in NCCL_ALGO's syntax (NCCL_ALGO)", "LIST" },
@@ -258,15 +295,25 @@ int tool_explain(int argc, char **argv)
 		{ "steps", 0, POPT_ARG_NONE, &q.steps, 0, "print the plan of all ranks", NULL },
 		{ "no-check", 0, POPT_ARG_NONE, &q.no_check, 0, "don't run the checker", NULL },
 		{ "table", 0, POPT_ARG_NONE, &q.table, 0, "print the cost model's constants as a TELPHER_TUNE_FILE and stop", NULL },
+		{ "json", 0, POPT_ARG_NONE, &q.json, 0, "with --topo: as JSON", NULL },
 		POPT_AUTOHELP
 		POPT_TABLEEND
 	};
 	poptContext context = poptGetContext("telpher explain", argc, (const char **)argv, options, 0);
 	if (!context) return failed("out of memory");
-	poptSetOtherOptionHelp(context, "COLLECTIVE SIZE [OPTIONS]\n\nSIZE is that of telpher perf: of the larger buffer, K, M and G allowed.");
-	int status = 0, code = poptGetNextOpt(context);
+	poptSetOtherOptionHelp(context, "COLLECTIVE SIZE [OPTIONS]\n       telpher explain COLLECTIVE SIZE... --topo MACHINE [OPTIONS]\n\nSIZE is that of telpher perf: of the larger buffer, K, M and G allowed.");
+	const char *words[EXPLAIN_MOST_SIZES + 1], *word;
+	int status = 0, nwords = 0, code = poptGetNextOpt(context);
+	while (nwords < EXPLAIN_MOST_SIZES + 1 && (word = poptGetArg(context))) words[nwords++] = word;
+	q.type_name = type ? type : "float";
+	q.op_name = op ? op : "sum";
+	q.algo = algo;
 	if (code < -1) {
 		status = tool_usage_error("explain", "%s: %s", poptBadOption(context, 0), poptStrerror(code));
+	} else if (poptPeekArg(context)) {
+		status = tool_usage_error("explain", "\"%s\" is a word too many: up to %d sizes can be explained", poptPeekArg(context), EXPLAIN_MOST_SIZES);
+	} else if (topo) {
+		status = explain_machine(&q, topo, words, nwords);
 	} else if (tp_cost_load(&q.model) != ncclSuccess) {
 		status = failed("no cost model");
 	} else if (q.table) {
@@ -274,17 +321,12 @@ int tool_explain(int argc, char **argv)
 		printf("%s", text ? text : "");
 		free(text);
 	} else {
-		const char *coll = poptGetArg(context), *size = coll ? poptGetArg(context) : NULL;
-		q.type_name = type ? type : "float";
-		q.op_name = op ? op : "sum";
-		q.algo = algo;
-		if (!size || poptPeekArg(context)) status = tool_usage_error("explain", "say a collective and a size, as in \"all_reduce 4M -n 8\"");
-		else status = check_request(&q, coll, size);
-		if (!status) status = explain(&q);
+		status = explain_layout(&q, words, nwords);
 	}
 	free(type);
 	free(op);
 	free(algo);
+	free(topo);
 	poptFreeContext(context);
 	return status;
 }

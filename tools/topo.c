@@ -40,18 +40,24 @@ void topo_close(struct topo_machine *machine)
 	memset(machine, 0, sizeof(*machine));
 }
 
+bool topo_is_known(const char *name) { return access(name, F_OK) == 0 || is_model(name); }
+
+ncclResult_t topo_load(const char *name, bool cores, FILE *notes, struct tp_topo_doc **out)
+{
+	struct tp_topo_doc *doc;
+	if (!name) return find_machine(cores, out);
+	if (access(name, F_OK) != 0 && is_model(name)) return tp_topo_model(name, out);
+	TP_TRY(tp_topo_doc_read(name, &doc));
+	ncclResult_t result = tp_topo_doc_complete(doc, notes);
+	if (result != ncclSuccess) tp_topo_doc_free(doc);
+	else *out = doc;
+	return result;
+}
+
 static int open_machine(const char *name, const struct request *q, struct topo_machine *out)
 {
 	struct topo_machine m = { .name = name ? name : "this machine" };
-	ncclResult_t result;
-	if (!name) {
-		result = find_machine(q->cores, &m.doc);
-	} else if (access(name, F_OK) != 0 && is_model(name)) {
-		result = tp_topo_model(name, &m.doc);
-	} else {
-		result = tp_topo_doc_read(name, &m.doc);
-		if (result == ncclSuccess) result = tp_topo_doc_complete(m.doc, q->quiet ? NULL : stderr);
-	}
+	ncclResult_t result = topo_load(name, q->cores, q->quiet ? NULL : stderr, &m.doc);
 	if (result == ncclSuccess) result = tp_topo_build(m.doc, &m.topo);
 	if (result == ncclSuccess) result = tp_topo_policy_load(&m.policy);
 	m.policy.multi_host = !q->one_host;

@@ -3,7 +3,19 @@
 
 #include <string.h>
 
-static void print_path(const struct tp_topo *topo, const char *title, int32_t from, int32_t to, const struct tp_topo_path *path, FILE *out)
+void topo_print_hops(const struct tp_topo *topo, const struct tp_topo_path *path, int32_t marked, const char *mark, FILE *out)
+{
+	for (int32_t i = 0; i < path->nhops; i++) {
+		const struct tp_topo_link *link = &topo->links[path->links[i]];
+		char text[40];
+		topo_link_text(topo, link, text, sizeof(text));
+		fprintf(out, "  %-22s -> %-22s %-14s %8.4g GB/s", topo->nodes[link->from].name, topo->nodes[link->to].name, text, link->bw);
+		if (link->full_bw > link->bw * 1.001) fprintf(out, " (could be %.4g)", link->full_bw);
+		fprintf(out, "%s%s\n", path->links[i] == marked ? "  <- " : "", path->links[i] == marked ? mark : "");
+	}
+}
+
+static void print_path(const struct tp_topo *topo, const char *title, const struct tp_topo_path *path, FILE *out)
 {
 	fprintf(out, "%s: %s (%s)", title, tp_topo_path_name(path->type), tp_topo_path_meaning(path->type));
 	if (path->type == TP_PATH_DIS) {
@@ -11,16 +23,7 @@ static void print_path(const struct tp_topo *topo, const char *title, int32_t fr
 		return;
 	}
 	fprintf(out, ", %.4g GB/s, %d hop%s\n", path->bw, path->nhops, path->nhops == 1 ? "" : "s");
-	(void)from;
-	(void)to;
-	for (int32_t i = 0; i < path->nhops; i++) {
-		const struct tp_topo_link *link = &topo->links[path->links[i]];
-		char text[40];
-		topo_link_text(topo, link, text, sizeof(text));
-		fprintf(out, "  %-22s -> %-22s %-14s %8.4g GB/s", topo->nodes[link->from].name, topo->nodes[link->to].name, text, link->bw);
-		if (link->full_bw > link->bw * 1.001) fprintf(out, " (could be %.4g)", link->full_bw);
-		fprintf(out, "%s\n", i == path->limit ? "  <- the narrowest" : "");
-	}
+	topo_print_hops(topo, path, path->limit < 0 ? -1 : path->links[path->limit], "the narrowest", out);
 }
 
 static void print_why(const char *what, bool yes, const struct tp_topo_why *why, FILE *out)
@@ -101,8 +104,8 @@ int topo_explain(const struct topo_machine *m, const char *from, const char *to,
 	const struct tp_topo_path *wire = tp_topo_wire_path(topo, a, b), *used = tp_topo_path(topo, a, b);
 	bool diverted = wire->nhops != used->nhops || (wire->nhops && memcmp(wire->links, used->links, (size_t)wire->nhops * sizeof(*wire->links)) != 0);
 	fprintf(out, "%s -> %s\n\n", topo->nodes[a].name, topo->nodes[b].name);
-	if (diverted) print_path(topo, "What the wires allow", a, b, wire, out);
-	print_path(topo, diverted ? "\nWhat is used" : "The path", a, b, used, out);
+	if (diverted) print_path(topo, "What the wires allow", wire, out);
+	print_path(topo, diverted ? "\nWhat is used" : "The path", used, out);
 	topo_print_measured(m, a, b, out);
 	fprintf(out, "\nWhy:\n");
 	print_better(topo, a, b, out);

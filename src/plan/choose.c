@@ -141,3 +141,12 @@ ncclResult_t tp_choose(const struct tp_layout *layout, enum tp_coll coll, int ro
 	*out = choice;
 	return ncclSuccess;
 }
+
+int tp_choose_channels(enum tp_algo algo, enum tp_coll coll, int nranks, size_t block_bytes, int most)
+{
+	bool many = tp_coll_input_is_blocks(coll) || tp_coll_output_is_blocks(coll);
+	size_t bytes = block_bytes * (many ? (size_t)nranks : 1), unit = algo == TP_ALGO_ONE_SHOT ? 4096 : 16384;
+	int channels = 1;
+	while (channels < most && (size_t)channels * unit < bytes) channels *= 2;
+	return TP_MIN(channels, most);
+}

@@ -112,3 +112,16 @@ double tp_cost_predict(const struct tp_plan_spec *spec, size_t block_bytes, size
 	if (!tp_cost_profile_of(spec, &p)) return -1;
 	return tp_cost_time(&p, spec, block_bytes, chunk_bytes, model->by_ref_inside, model);
 }
+
+/* Chunks that a rank copies in a round, none of them by reference. */
+static double copies_of(const struct tp_cost_work *w) { return w->refs + w->copies_out + w->takes + w->ref_stored + w->moves; }
+
+bool tp_cost_fit(const struct tp_plan_spec *spec, double inside_us_per_byte, double across_us_per_byte, struct tp_cost_model *model)
+{
+	struct tp_cost_profile p;
+	if (!tp_cost_profile_of(spec, &p)) return false;
+	double copies = TP_MAX(copies_of(&p.each), p.rooted ? copies_of(&p.root) : 0);
+	if (inside_us_per_byte > 0 && copies > 0) model->copy_us_per_byte = inside_us_per_byte * p.pieces / copies;
+	if (across_us_per_byte > 0 && p.crossing > 0) model->across.us_per_byte = across_us_per_byte * p.pieces / p.crossing;
+	return true;
+}

@@ -245,6 +245,9 @@ struct tp_choice {
  * all ranks can agree on it. bytes: of a block. staged: references are not allowed (pre-scaled operators). */
 ncclResult_t tp_choose(const struct tp_layout *layout, enum tp_coll coll, int root, size_t block_bytes, bool staged,
 	const struct tp_cost_model *model, const char *algo_filter, struct tp_choice *out);
+/* How many of a GPU communicator's `most` channels a message gets: lines that carry flags move 4 KB a channel in the time that a flag takes; bulk
+ * data is worth another channel from 16 KB on. */
+int tp_choose_channels(enum tp_algo algo, enum tp_coll coll, int nranks, size_t block_bytes, int most);
 /* Is the filter readable, and what does it say that has no meaning here? Logs one INFO line for each known name that these
  * ranks don't have (NVLS, CollNet); an unknown name, function or form is ncclInvalidUsage. Once, at init. */
 ncclResult_t tp_choose_check_algo(const char *algo_filter);
@@ -253,6 +256,9 @@ const char *tp_choose_algo_text(void);      /* NCCL_ALGO and NCCL_PROTO; NULL wh
 const char *tp_choose_proto_text(void);
 /* The predicted time of one plan for one message; negative where the plan can't be. */
 double tp_cost_predict(const struct tp_plan_spec *spec, size_t block_bytes, size_t chunk_bytes, const struct tp_cost_model *model);
+/* The model for one plan on a machine that is known: what the copies of its busiest rank take a byte of a block, and what crosses the border of
+ * its busiest domain. 0: as the model has it. false: the plan can't be, and nothing changes. */
+bool tp_cost_fit(const struct tp_plan_spec *spec, double inside_us_per_byte, double across_us_per_byte, struct tp_cost_model *model);
 /* The same by running the very programs of all ranks against the clock of the model, step by step: slower (milliseconds),
  * knows nothing but the programs. For explaining and for tests of the predictions. */
 ncclResult_t tp_cost_run(const struct tp_plan *plan, size_t block_bytes, size_t chunk_bytes, const struct tp_cost_model *model,

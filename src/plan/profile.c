@@ -72,6 +72,7 @@ static void ring_profile(const struct tp_plan_spec *spec, struct tp_cost_profile
 		p->relays = n - 2;
 		p->each = (struct tp_cost_work){ .steps = 1, .refs = (n - 2) / (n - 1), .ref_takes = 1, .ref_stored = 1 };
 		cross_evenly(p, spec->layout, far, n - 1);
+		p->crossing = domains > 1;
 		p->root = (struct tp_cost_work){ .steps = 1, .refs = 1, .moves = 1, .far_out = far };
 		break;
 	default:
@@ -81,6 +82,7 @@ static void ring_profile(const struct tp_plan_spec *spec, struct tp_cost_profile
 		p->each = (struct tp_cost_work){ .steps = 1, .refs = 1 / (n - 1), .results_out = (n - 2) / (n - 1),
 			.ref_takes = n > 2 ? 1 / (n - 1) : 0, .reduce_takes = (n - 2) / (n - 1), .reduces = (n - 2) / (n - 1) };
 		cross_evenly(p, spec->layout, far, n - 1);
+		p->crossing = domains > 1;
 		p->root = (struct tp_cost_work){ .steps = 1, .ref_takes = n == 2, .reduce_takes = 1, .reduces = 1, .far_in = far };
 		break;
 	}

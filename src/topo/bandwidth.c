@@ -1,5 +1,6 @@
 /* Every bandwidth that decisions are taken with, in one table. They are NCCL's planning numbers, below what the wires carry at
- * best, because channels are shared out by subtracting from them: with other numbers the same machine would get other channels. */
+ * best, because channels are shared out by subtracting from them: with other numbers the same machine would get other channels.
+ * Behind them the latency of hops, with which only costs are reckoned (cost.c). */
 #include <assert.h>
 #include <string.h>
 
@@ -7,6 +8,7 @@
 
 #define NCCL_SOURCE "NCCL 2.30.7, topology constants"
 #define RCCL_SOURCE "RCCL, topology constants"
+#define PATHS_SOURCE "\"Communication and interconnects\", part 3, one way"
 static const struct tp_topo_constant table[] = {
 	{ "local", 5000.0, "GB/s", NCCL_SOURCE ": one place with itself" },
 	{ "nvlink.sm60", 18.0, "GB/s a link", NCCL_SOURCE ": NVLink 1, 20 raw" },
@@ -36,6 +38,13 @@ static const struct tp_topo_constant table[] = {
 	{ "inter.zhaoxin", 6.0, "GB/s", NCCL_SOURCE },
 	{ "net.default", 10000.0, "Mb/s", NCCL_SOURCE ": a port that gives no speed" },
 	{ "intel.p2p-overhead", 1.2, "times", NCCL_SOURCE ": peer traffic through an Intel root complex" },
+	{ "hop.nvlink", 1.3, "us", "measured on four H200 behind NVSwitch: a flag from one GPU to another, one way" },
+	{ "hop.pcie", 2.2, "us", "hop.nvlink, times what a PCIe hop takes to an NVLink hop in NCCL 2.30.7's tables, 1 / 0.6" },
+	{ "hop.relay", 2.6, "us", "two NVLink hops" },
+	{ "hop.host", 4.4, "us", "two PCIe hops: into host memory and out of it" },
+	{ "net.ib", 1.5, "us", PATHS_SOURCE ": InfiniBand with GPUDirect, 1 to 2" },
+	{ "net.roce", 3.0, "us", PATHS_SOURCE ": RoCE with GPUDirect, 2 to 4" },
+	{ "net.tcp", 16.0, "us", PATHS_SOURCE ": half of a round trip of 15 to 50" },
 };
 
 const struct tp_topo_constant *tp_topo_constants(size_t *count)

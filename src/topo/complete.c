@@ -130,3 +130,48 @@ ncclResult_t tp_topo_doc_complete(struct tp_topo_doc *doc, FILE *notes)
 	}
 	return tp_doc_check(doc);
 }
+
+struct numbered { int64_t rank, dev; struct tp_element *gpu; };
+
+static int by_number(const void *a, const void *b)
+{
+	const struct numbered *x = a, *y = b;
+	if ((x->rank < 0) != (y->rank < 0)) return x->rank < 0 ? 1 : -1;
+	if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
+	return x->dev < y->dev ? -1 : x->dev > y->dev;
+}
+
+static ncclResult_t list_gpus(const struct tp_topo_doc *doc, struct numbered *list, int *count)
+{
+	int found = 0;
+	for (struct tp_element *e = doc->root; e; e = tp_doc_walk(doc, e)) {
+		if (strcmp(e->name, "gpu") != 0) continue;
+		if (list) {
+			list[found].gpu = e;
+			TP_TRY(tp_element_int(doc, e, "rank", -1, 1 << 24, -1, &list[found].rank));
+			TP_TRY(tp_element_int(doc, e, "dev", -1, 1 << 20, -1, &list[found].dev));
+		}
+		found++;
+	}
+	*count = found;
+	return ncclSuccess;
+}
+
+ncclResult_t tp_topo_doc_keep_gpus(struct tp_topo_doc *doc, int count)
+{
+	int found;
+	TP_TRY(list_gpus(doc, NULL, &found));
+	if (count < 1 || count > found) return TP_FAIL(ncclInvalidUsage, "%s has %d GPU%s, not %d", doc->name, found, found == 1 ? "" : "s", count);
+	struct numbered *list = tp_alloc((size_t)found, sizeof(*list), "the GPUs of a description");
+	if (!list) return ncclSystemError;
+	ncclResult_t result = list_gpus(doc, list, &found);
+	if (result == ncclSuccess) qsort(list, (size_t)found, sizeof(*list), by_number);
+	for (int i = count; i < found && result == ncclSuccess; i++) {
+		/* With its own PCI function; one that has another child stays. */
+		struct tp_element *gpu = list[i].gpu, *above = gpu->parent;
+		bool alone = above && strcmp(above->name, "pci") == 0 && above->first == gpu && !gpu->next;
+		tp_doc_remove(alone ? above : gpu);
+	}
+	free(list);
+	return result;
+}

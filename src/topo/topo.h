@@ -50,8 +50,8 @@ struct tp_topo_port {
 	char name[32];                  /* "mlx5_0", "eth0" */
 	char bus_id[20];                /* "": no PCI device */
 	uint64_t guid;
-	int port, mbps, max_connections;
-	double latency_us;
+	int port, mbps;
+	double latency_us;              /* as the transport says; 0: it doesn't */
 	bool gdr;                       /* it takes GPU memory, where GPU and driver allow it */
 };
 
@@ -87,6 +87,8 @@ ncclResult_t tp_topo_doc_settle(const char *root, struct tp_topo_doc **found);
 /* For planning: files of providers say where devices are, not what. GPUs and NICs that are only PCI devices become what their numbers
  * say they are, GPUs without a rank get one; each assumption is a line of notes (may be NULL). */
 ncclResult_t tp_topo_doc_complete(struct tp_topo_doc *doc, FILE *notes);
+/* The first `count` GPUs by rank, or by number where they have none: a job that doesn't use the others. An error where there are fewer. */
+ncclResult_t tp_topo_doc_keep_gpus(struct tp_topo_doc *doc, int count);
 /* A well-known system ("dgx-h100"); names by index, NULL behind the last. */
 ncclResult_t tp_topo_model(const char *name, struct tp_topo_doc **out);
 const char *tp_topo_model_name(int index, const char **doc);

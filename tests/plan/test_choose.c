@@ -241,6 +241,19 @@ static void choices_pass_the_checker(void **state)
 			}
 }
 
+static void a_message_gets_as_many_channels_as_it_is_worth(void **state)
+{
+	(void)state;
+	assert_int_equal(tp_choose_channels(TP_ALGO_RING, TP_ALL_REDUCE, 8, 0, 32), 1);
+	assert_int_equal(tp_choose_channels(TP_ALGO_RING, TP_ALL_REDUCE, 8, 16384, 32), 1);
+	assert_int_equal(tp_choose_channels(TP_ALGO_RING, TP_ALL_REDUCE, 8, 16385, 32), 2);
+	assert_int_equal(tp_choose_channels(TP_ALGO_ONE_SHOT, TP_ALL_REDUCE, 8, 16384, 32), 4);
+	assert_int_equal(tp_choose_channels(TP_ALGO_DIRECT, TP_ALL_GATHER, 8, 16384, 32), 8);
+	assert_int_equal(tp_choose_channels(TP_ALGO_DIRECT, TP_BROADCAST, 8, 16384, 32), 1);
+	assert_int_equal(tp_choose_channels(TP_ALGO_TREE, TP_ALL_REDUCE, 8, 1 << 30, 32), 32);
+	assert_int_equal(tp_choose_channels(TP_ALGO_TREE, TP_ALL_REDUCE, 8, 1 << 30, 24), 24);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -259,6 +272,7 @@ int main(void)
 		cmocka_unit_test(protocols_are_checked_and_have_no_effect),
 		cmocka_unit_test(bad_arguments_are_refused),
 		cmocka_unit_test(choices_pass_the_checker),
+		cmocka_unit_test(a_message_gets_as_many_channels_as_it_is_worth),
 	};
 	return cmocka_run_group_tests(tests, set_up, tear_down);
 }

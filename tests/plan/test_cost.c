@@ -238,6 +238,43 @@ static void a_plan_that_cannot_be_has_no_time(void **state)
 	tp_layout_free(layout);
 }
 
+/* With nothing else to pay a message in one round takes what its wires were said to take. */
+static void compare_fitted(const struct tp_plan_spec *spec)
+{
+	struct tp_cost_model model, none;
+	memset(&model, 0, sizeof(model));
+	model.cores_per_domain = 64;
+	model.slot_bytes_inside = model.slot_bytes_across = 1 << 30;
+	for (int a = 0; a < TP_NALGOS; a++) model.scale[a] = 1;
+	none = model;
+	struct tp_cost_profile p;
+	assert_true(tp_cost_profile_of(spec, &p));
+	p.relays = 0;                   /* what a first round takes longer than the others */
+	assert_true(tp_cost_fit(spec, 0, 0, &none));
+	assert_memory_equal(&none, &model, sizeof(model));
+	assert_true(tp_cost_fit(spec, 1e-3, 0, &model));
+	double inside = tp_cost_time(&p, spec, 4096, 1 << 20, false, &model);
+	if (fabs(inside - 4.096) > 1e-6) fail_msg("%s %s, %d ranks: %g us inside", tp_coll_name(spec->coll), tp_algo_name(spec->algo), spec->layout->nranks, inside);
+	if (spec->layout->ndomains == 1) return;
+	model.copy_us_per_byte = 0;
+	assert_true(tp_cost_fit(spec, 0, 1e-3, &model));
+	double across = p.crossing * 4096 / p.pieces * model.across.us_per_byte;
+	if (fabs(across - 4.096) > 1e-6) fail_msg("%s %s, %d ranks: %g us across", tp_coll_name(spec->coll), tp_algo_name(spec->algo), spec->layout->nranks, across);
+}
+
+static void a_fitted_model_takes_what_the_wires_take(void **state)
+{
+	(void)state;
+	visit_all(compare_fitted, ONE_DOMAIN, 9);
+	visit_all(compare_fitted, HALVES, 9);
+	struct tp_layout *layout = plans_layout(4, ONE_DOMAIN);
+	struct tp_plan_spec spec = { TP_ALL_REDUCE, TP_ALGO_BRUCK, -1, 1, layout };
+	struct tp_cost_model model = wide_model();
+	assert_false(tp_cost_fit(&spec, 1, 1, &model));
+	assert_true(model.copy_us_per_byte == wide_model().copy_us_per_byte);
+	tp_layout_free(layout);
+}
+
 static void big_layouts_have_finite_times(void **state)
 {
 	(void)state;
@@ -339,6 +376,7 @@ int main(void)
 		cmocka_unit_test(more_bytes_take_no_less_time),
 		cmocka_unit_test(slower_parts_take_no_less_time),
 		cmocka_unit_test(a_plan_that_cannot_be_has_no_time),
+		cmocka_unit_test(a_fitted_model_takes_what_the_wires_take),
 		cmocka_unit_test(big_layouts_have_finite_times),
 		cmocka_unit_test(a_table_changes_what_it_names),
 		cmocka_unit_test(a_bad_table_changes_nothing),

@@ -296,7 +296,7 @@ static void the_ports_of_a_transport_are_numbered_as_it_does(void **state)
 	build_server();
 	rdma("mlx5_1", NULL, "100 Gb/sec (4X EDR)\n", "4: ACTIVE\n", "Ethernet\n");
 	const struct tp_topo_port ports[] = { { .name = "mlx5_1", .guid = 7, .port = 1, .mbps = 100000, .gdr = true },
-		{ .name = "mlx5_0", .bus_id = "0000:1b:00.0", .guid = 9, .port = 1, .mbps = 200000, .gdr = true } };
+		{ .name = "mlx5_0", .bus_id = "0000:1b:00.0", .guid = 9, .port = 1, .mbps = 200000, .latency_us = 2.5, .gdr = true } };
 	struct tp_topo *topo = discover((struct tp_topo_find){ .rank = -1, .ports = ports, .nports = 2 });
 	const struct tp_topo_node *first = node(topo, "mlx5_1"), *second = node(topo, "mlx5_0");
 	assert_int_equal(topo->count[TP_TOPO_NET], 2);
@@ -308,6 +308,8 @@ static void the_ports_of_a_transport_are_numbered_as_it_does(void **state)
 	assert_float_equal(second->net.bw, 25, 1e-9);
 	assert_int_equal(second->net.fabric, TP_FABRIC_IB);
 	assert_true(second->net.gdr);
+	assert_float_equal(first->net.latency_us, 0, 0);
+	assert_float_equal(second->net.latency_us, 2.5, 1e-9);
 	assert_string_equal(topo->nodes[second->parent].pci.bus_id, "0000:1b:00.0");
 	tp_topo_free(topo);
 	topo = discover((struct tp_topo_find){ .rank = -1, .ports = ports, .nports = 0 });
