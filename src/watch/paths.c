@@ -89,14 +89,15 @@ ncclResult_t tp_watch_paths_add(struct tp_watch_paths *paths, const struct tp_wa
 static bool same_group(const struct tp_watch_path *a, const struct tp_watch_path *b)
 {
 	return strcmp(a->via, b->via) == 0 && strcmp(a->why, b->why) == 0 && strcmp(a->type, b->type) == 0 && strcmp(a->device, b->device) == 0 &&
-		a->gbps == b->gbps && a->gdr == b->gdr;
+		a->gbps == b->gbps && a->gdr == b->gdr && a->devices == b->devices;
 }
 
-/* "NVL 370 GB/s 1.2 us", "NET mlx5_0 50 GB/s 2 us GDR" */
+/* "NVL 370 GB/s 1.2 us", "NET mlx5_0 +3 200 GB/s 2 us GDR" */
 static void topology_text(const struct tp_watch_path *p, char *text, size_t bytes)
 {
 	size_t used = (size_t)snprintf(text, bytes, "%s", p->type);
 	if (p->device[0] && used < bytes) used += (size_t)snprintf(text + used, bytes - used, " %s", p->device);
+	if (p->devices > 1 && used < bytes) used += (size_t)snprintf(text + used, bytes - used, " +%d", p->devices - 1);
 	if (p->gbps > 0 && used < bytes) used += (size_t)snprintf(text + used, bytes - used, " %.3g GB/s", (double)p->gbps);
 	if (p->latency_us > 0 && used < bytes) used += (size_t)snprintf(text + used, bytes - used, " %.2g us", (double)p->latency_us);
 	if (p->gdr >= 0 && used < bytes) snprintf(text + used, bytes - used, p->gdr ? " GDR" : " no GDR");
