@@ -354,13 +354,13 @@ static int parse(struct job *job, int argc, char **argv)
 	}
 	if (!bad && rc < -1) bad = tool_usage_error("run", "%s: %s", poptBadOption(context, 0), poptStrerror(rc));
 	if (!bad) bad = check_options(job);
-	if (!bad && paths) bad = begin_paths(paths);
-	free(paths);
 	if (!bad) {
 		const char **rest = poptGetArgs(context);
 		job->command = rest && rest[0] ? copy_words(rest) : NULL;
 		if (!job->command) bad = tool_usage_error("run", "no program given");
 	}
+	if (!bad && paths) bad = begin_paths(paths);
+	free(paths);
 	job->prefix = !no_prefix;
 	poptFreeContext(context);
 	return bad;

@@ -85,7 +85,7 @@ static float lesser(float a, float b) { return b > 0 && b < a ? b : a; }
 static const char *gdr_code(const struct ncclComm *comm, int from, int to)
 {
 	const struct tp_comm_topo *t = comm->topo;
-	bool able = tp_topo_moves_gpu_memory(comm), wanted = t->rows[from].gdr && t->rows[to].gdr;
+	bool able = comm->topo->net_takes_gpu_memory, wanted = t->rows[from].gdr && t->rows[to].gdr;
 	if (able && wanted) return "";
 	const struct tp_topo_row *row = t->rows[from].gdr ? &t->rows[to] : &t->rows[from];
 	return wanted || !row->known || row->gdr_reason >= TP_WHY_COUNT ? "nic-unable" : tp_topo_reason_code(row->gdr_reason);
@@ -107,7 +107,7 @@ static void describe_remote(const struct ncclComm *comm, int from, int to, struc
 	const char *code = gdr_code(comm, from, to);
 	path->gdr = !*code;
 	if (path->gdr) return;
-	if (!tp_topo_moves_gpu_memory(comm)) add_text(path->why, sizeof(path->why), "; ", host_memory_only);
+	if (!comm->topo->net_takes_gpu_memory) add_text(path->why, sizeof(path->why), "; ", host_memory_only);
 	add_text(path->code, sizeof(path->code), ",", code);
 }
 
@@ -179,6 +179,6 @@ int tp_comm_topo_refusals(const struct ncclComm *comm, const struct tp_watch_pat
 	else if (strcmp(path->via, "SHM") == 0 && !comm->gpu) refuse(list, &count, "SHM/CMA", "no-access", link);
 	if (is_net(path)) refuse_network(comm, list, &count);
 	if (path->gdr == 0 && known)
-		refuse(list, &count, "GDR", gdr_code(comm, path->from, path->to), tp_topo_moves_gpu_memory(comm) ? "" : host_memory_only);
+		refuse(list, &count, "GDR", gdr_code(comm, path->from, path->to), comm->topo->net_takes_gpu_memory ? "" : host_memory_only);
 	return count;
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -158,10 +159,25 @@ ncclResult_t tp_report_json(struct ncclComm *comm, int from, char **text, size_t
 	return ncclSuccess;
 }
 
-/* Several processes may add to one file, each whole lines. A pipe knows no lock. */
+/* A pipe would keep us waiting for its reader, or end the process when that one goes. */
+static int open_file(const char *path)
+{
+	struct stat is;
+	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+	if (fd < 0) return fd;
+	if (fstat(fd, &is) == 0 && (S_ISREG(is.st_mode) || S_ISCHR(is.st_mode))) {
+		fcntl(fd, F_SETFL, O_APPEND);
+		return fd;
+	}
+	close(fd);
+	errno = ESPIPE;
+	return -1;
+}
+
+/* Several processes may add to one file, each whole lines. */
 static bool add_line(const char *path, const char *text, size_t bytes)
 {
-	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+	int fd = open_file(path);
 	if (fd < 0) return false;
 	flock(fd, LOCK_EX);
 	while (bytes) {

@@ -239,6 +239,14 @@ static ncclResult_t open_graph(struct ncclComm *comm, struct tp_topo_text *texts
 	return ncclSuccess;
 }
 
+static bool net_takes_gpu_memory(const struct ncclComm *comm)
+{
+	int dev = 0;
+	const struct tp_net_ops *ops = tp_links_net(comm->links, &dev);
+	struct tp_net_properties p;
+	return ops && ops->properties(dev, &p) == ncclSuccess && (p.memory & (TP_NET_CUDA | TP_NET_DMABUF));
+}
+
 ncclResult_t tp_comm_topo_open(struct ncclComm *comm)
 {
 	struct tp_comm_topo *t = tp_alloc(1, sizeof(*t), "the topology");
@@ -246,6 +254,7 @@ ncclResult_t tp_comm_topo_open(struct ncclComm *comm)
 	comm->topo = t;
 	t->cards = tp_alloc((size_t)comm->nranks, sizeof(*t->cards), "what ranks say of their machines");
 	if (!t->cards) return ncclSystemError;
+	t->net_takes_gpu_memory = net_takes_gpu_memory(comm);
 	tp_topo_fill_card(comm, &t->cards[comm->rank]);
 	TP_TRY(tp_boot_all_gather(comm->boot, t->cards, sizeof(*t->cards)));
 	for (int r = 0; r < comm->nranks; r++) clean_card(&t->cards[r]);

@@ -43,6 +43,7 @@ struct tp_comm_topo {
 	struct tp_topo_doc *doc;        /* of this rank's host; NULL: not needed, or not to be had */
 	struct tp_topo *graph;          /* with its paths */
 	struct tp_topo_policy policy;
+	bool net_takes_gpu_memory;      /* the network in use */
 	char *notes;                    /* what ranks of this host contradict each other in, a line each; NULL: nothing */
 };
 
@@ -58,7 +59,6 @@ void tp_topo_fill_ports(const struct ncclComm *comm, struct tp_topo_ports *out);
 void tp_topo_warn(const struct ncclComm *comm);
 void tp_topo_write_files(const struct ncclComm *comm);
 bool tp_topo_files_wanted(const struct ncclComm *comm);
-bool tp_topo_moves_gpu_memory(const struct ncclComm *comm);     /* the network in use does */
 /* The node of a rank's GPU; -1. */
 int32_t tp_comm_topo_gpu(const struct ncclComm *comm, int rank);
 

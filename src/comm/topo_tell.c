@@ -14,14 +14,6 @@ static void warn_once(const struct ncclComm *comm, const char *text)
 	if (tp_topo_first_time(text)) TP_WARN("comm %p rank %d: %s", (const void *)comm, comm->rank, text);
 }
 
-bool tp_topo_moves_gpu_memory(const struct ncclComm *comm)
-{
-	int dev = 0;
-	const struct tp_net_ops *ops = tp_links_net(comm->links, &dev);
-	struct tp_net_properties p;
-	return ops && ops->properties(dev, &p) == ncclSuccess && (p.memory & (TP_NET_CUDA | TP_NET_DMABUF));
-}
-
 /* TCP although the hardware has RDMA, and nobody asked for that. */
 static void warn_of_sockets(const struct ncclComm *comm)
 {
@@ -93,7 +85,7 @@ static void warn_of_faults(const struct ncclComm *comm)
 	for (int i = 0; i < count; i++) {
 		if (is_of_network(list[i].fault) && !tp_links_have_net(comm->links)) continue;
 		/* Where the transport takes host memory alone it is not the machine's fault. */
-		bool ours = list[i].fault == TP_FAULT_NO_GDR && !tp_topo_moves_gpu_memory(comm);
+		bool ours = list[i].fault == TP_FAULT_NO_GDR && !comm->topo->net_takes_gpu_memory;
 		if (ours) TP_INFO(TP_INIT | TP_GRAPH, "[%s] %s", tp_topo_fault_code(list[i].fault), list[i].text);
 		else if (told++ < MOST_WARNINGS) warn_once(comm, list[i].text);
 	}
@@ -178,7 +170,7 @@ static ncclResult_t expect_of_gpu(const struct ncclComm *comm)
 	}
 	if (!tp_links_have_net(comm->links)) return ncclSuccess;
 	char subject[64];
-	bool able = tp_topo_moves_gpu_memory(comm);
+	bool able = comm->topo->net_takes_gpu_memory;
 	snprintf(subject, sizeof(subject), "rank %d with %s", comm->rank, t->cards[comm->rank].net);
 	const char *why = !able ? "the transport takes host memory" : row->known && row->gdr_reason < TP_WHY_COUNT ? tp_topo_reason_code(row->gdr_reason) : NULL;
 	return tp_watch_expect("gdr", able && row->gdr ? "on" : "off", subject, why);

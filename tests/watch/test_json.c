@@ -122,6 +122,29 @@ static void the_table_tells_how_many_devices_share_a_pair(void **s)
 	tp_watch_paths_destroy(paths);
 }
 
+/* The hosts' names are in each reason: so many hosts, so many kinds. */
+static void thousands_of_kinds_of_path_make_a_table_that_ends(void **s)
+{
+	(void)s;
+	struct tp_watch_paths *paths;
+	assert_int_equal(tp_watch_paths_create(&paths), ncclSuccess);
+	for (int from = 0; from < 200; from++) {
+		for (int to = 0; to < 200; to++) {
+			struct tp_watch_path path = { .from = from, .to = to, .via = "NET/IB/0", .gdr = -1 };
+			snprintf(path.why, sizeof(path.why), "host%d and host%d are different hosts", from, to);
+			if (from != to) assert_int_equal(tp_watch_paths_add(paths, &path), ncclSuccess);
+		}
+	}
+	FILE *out = begin();
+	tp_watch_paths_print(paths, out);
+	fclose(out);
+	int lines = 0;
+	for (const char *c = text; *c; c++) lines += *c == '\n';
+	assert_int_equal(lines, 514);
+	assert_non_null(strstr(text, "and 39288 more kinds of path\n"));
+	tp_watch_paths_destroy(paths);
+}
+
 static int end(void **s)
 {
 	(void)s;
@@ -135,7 +158,7 @@ int main(void)
 		cmocka_unit_test(texts_are_escaped), cmocka_unit_test(utf8_stays_and_what_is_none_is_replaced),
 		cmocka_unit_test(numbers_are_plain_and_never_what_json_lacks), cmocka_unit_test(a_locale_with_commas_changes_nothing),
 		cmocka_unit_test(a_path_has_what_is_known_and_null_for_the_rest), cmocka_unit_test(refusals_and_channels_are_lists),
-		cmocka_unit_test(the_table_tells_how_many_devices_share_a_pair),
+		cmocka_unit_test(thousands_of_kinds_of_path_make_a_table_that_ends), cmocka_unit_test(the_table_tells_how_many_devices_share_a_pair),
 	};
 	return cmocka_run_group_tests(tests, NULL, end);
 }
