@@ -74,6 +74,7 @@ ncclResult_t tp_pace_ask(struct ncclComm *comm, struct tp_op *op, enum tp_pace_s
 /* pace_pairs.c: memory for measuring; false: none. The next step after `stage`, whose answer is there; *done: it is over, pace->found is known. */
 bool tp_pace_prepare(struct tp_comm_pace *pace);
 void tp_pace_release(struct tp_comm_pace *pace);
+void tp_pace_pair_up(const struct ncclComm *comm, struct tp_comm_pace *pace);   /* this rank's part in each round; as many rounds on all ranks */
 ncclResult_t tp_pace_measure(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *done);
 size_t tp_pace_bytes(void);             /* of a measurement */
 /* pace_tell.c. Of what was found: */

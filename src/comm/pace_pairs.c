@@ -91,6 +91,13 @@ static enum tp_pace_class class_of(const struct ncclComm *comm, int a, int b)
 	return p->place.numa >= 0 && p->place.numa == q->place.numa ? TP_PACE_NUMA : TP_PACE_APART;
 }
 
+void tp_pace_pair_up(const struct ncclComm *comm, struct tp_comm_pace *pace)
+{
+	pace->nrounds = 0;
+	add_neighbours(comm, pace);
+	add_hosts(comm, pace);
+}
+
 /* ---- Measuring */
 
 static ncclResult_t meet(struct ncclComm *comm, struct tp_op *op)
@@ -216,11 +223,10 @@ static int index_of(float value, int end) { return value >= 0 && value < (float)
 static ncclResult_t begin(struct ncclComm *comm, struct tp_op *op)
 {
 	struct tp_comm_pace *pace = comm->pace;
-	pace->nrounds = pace->round = pace->turn_of_round = 0;
+	pace->round = pace->turn_of_round = 0;
 	pace->last_us = 0;
 	pace->found = (struct tp_pace_found){ .from = -1 };
-	add_neighbours(comm, pace);
-	add_hosts(comm, pace);
+	tp_pace_pair_up(comm, pace);
 	return meet(comm, op);
 }
 
