@@ -61,9 +61,23 @@ ncclResult_t telpher_unique_id_from_environment(telpher_rank_t *rank, ncclUnique
 ncclResult_t telpher_comm_init_from_environment(ncclComm_t *comm, ncclConfig_t *config);
 
 /* The path between two ranks */
-/* The path between two ranks of a communicator, one of which is the caller's own: "SHM/CMA", "NET/Socket/0", … and in a
- * sentence why not a better one. text holds text_bytes and is cut to that. */
+/* The path between two ranks of a communicator: "SHM/CMA", "NET/Socket/0", …, and after a colon in a sentence why not a better one. text holds
+ * text_bytes and is cut to that. ncclInvalidArgument: there is no such rank, or no room. */
 ncclResult_t telpher_comm_path(ncclComm_t comm, int from, int to, char *text, size_t text_bytes);
+
+/* The paths of a communicator as JSON */
+/* What this rank knows of the paths from rank `from` to every other, or (from -1) between all ranks: an object on one line, with
+ *   telpher, time_s, communicator, name, ranks_are ("host processes" or "gpus"), rank (who says this), nranks, nhosts, nchannels
+ *   ranks   [rank] of rank, host (a number), host_name, pid, device
+ *   paths   of each pair: from, to, same_host, via (the link in use: "SHM/CMA", "P2P/CUMEM", "NET/IB/0"), type (how the topology joins the two:
+ *           "NVL", "PIX", "PHB", "SYS", "NET", …), device (the sender's network port), gdr (do NICs reach the GPUs' memory), bandwidth_gbs
+ *           (expected, 10^9 bytes a second, one way), latency_us (expected), note (a sentence), refused (each better kind of path: kind, code and
+ *           why), and, where the channels don't all use one port, channels: of each, channel, device, bandwidth_gbs and latency_us
+ * What isn't known, or has no meaning, is null. Keys may be added in later versions, none changes its meaning.
+ * text belongs to the caller and has room for *bytes. *bytes becomes the size of the text with the zero at its end; where text is NULL that is
+ * all. Too little room is ncclInvalidArgument, and nothing is written. For -1 it grows with the square of nranks.
+ * TELPHER_PATHS_FILE has rank 0 write the same (-1) at init. */
+ncclResult_t telpher_comm_paths(ncclComm_t comm, int from, char *text, size_t *bytes);
 
 #ifdef __cplusplus
 }

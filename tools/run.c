@@ -317,15 +317,26 @@ static char **copy_words(const char *const *words)
 	return copy;
 }
 
+/* The ranks add to it, so an earlier job's must not be there. */
+static int begin_paths(const char *path)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+	if (fd < 0) return tool_usage_error("run", "--paths: %s can't be written: %s", path, strerror(errno));
+	close(fd);
+	setenv("TELPHER_PATHS_FILE", path, 1);
+	return 0;
+}
+
 static int parse(struct job *job, int argc, char **argv)
 {
 	int no_prefix = 0;
-	char *assignment = NULL;
+	char *assignment = NULL, *paths = NULL;
 	struct poptOption options[] = {
 		{ "ranks", 'n', POPT_ARG_INT, &job->nranks, 0, "number of ranks (1)", "N" },
 		{ "np", 0, POPT_ARG_INT | POPT_ARGFLAG_DOC_HIDDEN, &job->nranks, 0, NULL, NULL },
 		{ "hosts", 'H', POPT_ARG_INT, &job->nhosts, 0, "virtual hosts that the ranks are dealt to, consecutive ranks together (1)", "K" },
 		{ "env", 'x', POPT_ARG_STRING, &assignment, 'x', "set a variable for all ranks", "NAME=VALUE" },
+		{ "paths", 0, POPT_ARG_STRING, &paths, 0, "write the paths between ranks to a file, as JSON", "FILE" },
 		{ "no-prefix", 0, POPT_ARG_NONE, &no_prefix, 0, "don't put [rank] before each line", NULL },
 		{ "grace", 0, POPT_ARG_DOUBLE, &job->grace_s, 0, "seconds that the others get after the first failure (5)", "S" },
 		{ "timeout", 0, POPT_ARG_DOUBLE, &job->timeout_s, 0, "end the job after so many seconds", "S" },
@@ -348,6 +359,8 @@ static int parse(struct job *job, int argc, char **argv)
 		job->command = rest && rest[0] ? copy_words(rest) : NULL;
 		if (!job->command) bad = tool_usage_error("run", "no program given");
 	}
+	if (!bad && paths) bad = begin_paths(paths);
+	free(paths);
 	job->prefix = !no_prefix;
 	poptFreeContext(context);
 	return bad;

@@ -42,3 +42,8 @@ TP_API_EXPORT ncclResult_t telpher_comm_path(ncclComm_t comm, int from, int to, 
 {
 	return tp_comm_path(comm, from, to, text, text_bytes);
 }
+
+TP_API_EXPORT ncclResult_t telpher_comm_paths(ncclComm_t comm, int from, char *text, size_t *bytes)
+{
+	return tp_comm_paths(comm, from, text, bytes);
+}

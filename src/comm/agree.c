@@ -96,10 +96,10 @@ ncclResult_t tp_agree_settings(struct ncclComm *comm, enum tp_device_kind kind)
  * knows that all ranks have their links. */
 ncclResult_t tp_agree_model(struct ncclComm *comm)
 {
-	struct found { uint64_t inside, across; int32_t by_ref; struct tp_cores_place place; } *all = tp_alloc((size_t)comm->nranks, sizeof(*all), "the model");
+	struct found { uint64_t inside, across; int32_t by_ref, watch; struct tp_cores_place place; } *all = tp_alloc((size_t)comm->nranks, sizeof(*all), "the model");
 	if (!all) return ncclSystemError;
 	all[comm->rank] = (struct found){ tp_links_inline_capacity(comm->links, false), tp_links_inline_capacity(comm->links, true),
-		tp_links_by_ref(comm->links), { 0 } };
+		tp_links_by_ref(comm->links), comm->gpu || comm->nranks < 2 ? 0 : tp_comm_pace_wanted(), { 0 } };
 	tp_cores_fill(&all[comm->rank].place);
 	ncclResult_t result = tp_boot_all_gather(comm->boot, all, sizeof(*all));
 	if (result == ncclSuccess) {
@@ -108,6 +108,7 @@ ncclResult_t tp_agree_model(struct ncclComm *comm)
 			least.inside = TP_MIN(least.inside, all[r].inside);
 			least.across = TP_MIN(least.across, all[r].across);
 			least.by_ref = TP_MIN(least.by_ref, all[r].by_ref);
+			least.watch = TP_MIN(least.watch, all[r].watch);
 		}
 		if (least.inside) comm->model.slot_bytes_inside = least.inside;
 		if (least.across) comm->model.slot_bytes_across = least.across;
@@ -115,6 +116,7 @@ ncclResult_t tp_agree_model(struct ncclComm *comm)
 		/* GPUs don't share processors; several ranks of one GPU are the budget's affair. */
 		if (!comm->gpu) result = tp_cores_judge(comm, &all[0].place, sizeof(*all));
 		else if (comm->model.slot_bytes_inside) comm->model.slot_bytes_inside *= (size_t)comm->nchannels;
+		if (result == ncclSuccess && least.watch) result = tp_comm_pace_open(comm, least.watch);
 	}
 	free(all);
 	return result;

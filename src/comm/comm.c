@@ -73,6 +73,7 @@ static void wipe(struct ncclComm *comm)
 	comm->flight = NULL;
 	comm->links = NULL;
 	comm->topo = NULL;
+	comm->pace = NULL;
 	comm->layout = NULL;
 	memset(&comm->config, 0, sizeof(comm->config));
 	memset(comm->choices, 0, sizeof(comm->choices));
@@ -234,17 +235,3 @@ static ncclResult_t query(ncclComm_t comm, const char *name, size_t offset, int 
 ncclResult_t tp_comm_count(ncclComm_t comm, int *out) { return query(comm, "ncclCommCount", offsetof(struct ncclComm, nranks), out); }
 ncclResult_t tp_comm_device(ncclComm_t comm, int *out) { return query(comm, "ncclCommCuDevice", offsetof(struct ncclComm, device), out); }
 ncclResult_t tp_comm_rank(ncclComm_t comm, int *out) { return query(comm, "ncclCommUserRank", offsetof(struct ncclComm, rank), out); }
-
-ncclResult_t tp_comm_path(ncclComm_t comm, int from, int to, char *text, size_t text_bytes)
-{
-	if (!text || !text_bytes) return TP_FAIL(ncclInvalidArgument, "telpher_comm_path: there is no room for the text");
-	TP_TRY(tp_comm_enter(comm, "telpher_comm_path"));
-	ncclResult_t result = tp_comm_may_call(comm, "telpher_comm_path");
-	if (result == ncclSuccess && (from < 0 || to < 0 || from >= comm->nranks || to >= comm->nranks))
-		result = TP_FAIL(ncclInvalidArgument, "telpher_comm_path: ranks %d and %d must be in [0, %d)", from, to, comm->nranks);
-	struct tp_watch_path path;
-	if (result == ncclSuccess) result = tp_report_path(comm, from, to, &path);
-	if (result == ncclSuccess) snprintf(text, text_bytes, "%s", path.why);
-	tp_comm_leave(comm);
-	return result;
-}

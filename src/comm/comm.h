@@ -43,6 +43,7 @@ ncclResult_t tp_comm_device(ncclComm_t comm, int *out);
 ncclResult_t tp_comm_rank(ncclComm_t comm, int *out);
 ncclResult_t tp_comm_check(ncclComm_t comm, const char *name);
 ncclResult_t tp_comm_path(ncclComm_t comm, int from, int to, char *text, size_t text_bytes);
+ncclResult_t tp_comm_paths(ncclComm_t comm, int from, char *text, size_t *bytes);
 /* Reads anew which lines are wanted (ncclResetDebugInit). */
 void tp_comm_reset_tracing(void);
 

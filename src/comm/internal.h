@@ -79,6 +79,7 @@ struct tp_op {
 	struct tp_exec_transfer *transfers; /* owned */
 	struct tp_plan *own_plan;           /* owned */
 	double predicted_us;
+	uint64_t begun_ns;                  /* 0: nobody watches how long it takes */
 	struct tp_stream_place place;       /* of the first stream */
 	struct tp_stream_place *more_places;/* of further streams (a group's sends and receives): [nplaces - 1], owned */
 	int nplaces;
@@ -141,6 +142,7 @@ struct ncclComm {
 
 	struct tp_flight *flight;
 	struct tp_links *links;
+	struct tp_comm_pace *pace;          /* with the run lock; NULL: not watched */
 	struct tp_comm_topo *topo;          /* what is known of the machines; NULL while it joins */
 	struct tp_layout *layout;
 	struct tp_cost_model model;
@@ -229,6 +231,17 @@ bool tp_comm_seek_mismatch(struct ncclComm *comm, uint64_t budget_ms);
 /* A wait has lasted long: the same, once, and whether somebody has left. Run lock held. */
 void tp_comm_seek_stall(struct ncclComm *comm, uint64_t waited_ms);
 
+/* pace.c: watches how long collectives of host ranks take, where all ranks want it (TELPHER_WATCH). Run lock held. */
+struct tp_comm_pace;
+/* 0: no; 1: yes; 2: and the model's figures were measured. The least of all ranks is what they agree on. */
+int tp_comm_pace_wanted(void);
+ncclResult_t tp_comm_pace_open(struct ncclComm *comm, int wanted);
+void tp_comm_pace_close(struct ncclComm *comm);
+/* op is about to run: sets op->begun_ns where it is watched. */
+void tp_comm_pace_begin(const struct ncclComm *comm, struct tp_op *op);
+/* What ran for op is done, and op->running is nothing. *done: nothing else is to run; otherwise op->running is what its ranks do next. */
+ncclResult_t tp_comm_pace_go_on(struct ncclComm *comm, struct tp_op *op, bool *done);
+
 /* fast.c: what a wait does now and then while it spins; ends it by an error. */
 ncclResult_t tp_comm_poll_wait(void *comm, uint64_t waited_ns);
 ncclResult_t tp_comm_explain(struct ncclComm *comm, ncclResult_t found, uint64_t seq, uint64_t budget_ms);
@@ -303,6 +316,11 @@ ncclResult_t tp_comm_topo_open(struct ncclComm *comm);
 void tp_comm_topo_close(struct ncclComm *comm);
 /* Adds what the topology says to a path whose via and why are filled in. */
 void tp_comm_topo_describe(const struct ncclComm *comm, int from, int to, struct tp_watch_path *path);
+/* Of a path that was described: its channels, where they differ (how many; 0: all are alike), and every better kind that it isn't. link: what
+ * the link said of it. */
+#define TP_REFUSALS_MAX 4
+int tp_comm_topo_channels(const struct ncclComm *comm, const struct tp_watch_path *path, struct tp_watch_channel *out, int max);
+int tp_comm_topo_refusals(const struct ncclComm *comm, const struct tp_watch_path *path, const char *link, struct tp_watch_refusal list[TP_REFUSALS_MAX]);
 /* What TELPHER_EXPECT says of the machine, looked at by the first rank of each host; of GPUs' paths, by each rank. */
 ncclResult_t tp_comm_topo_expect(const struct ncclComm *comm);
 
@@ -310,6 +328,8 @@ ncclResult_t tp_comm_topo_expect(const struct ncclComm *comm);
 ncclResult_t tp_report_check(struct ncclComm *comm);
 ncclResult_t tp_report_path(struct ncclComm *comm, int from, int to, struct tp_watch_path *out);
 void tp_report_paths(struct ncclComm *comm);
+/* The paths from one rank, or (from -1) of all, as JSON; the caller frees *text. */
+ncclResult_t tp_report_json(struct ncclComm *comm, int from, char **text, size_t *bytes);
 
 /* meet.c: the unique id of a job whose ranks are all on this machine. */
 ncclResult_t tp_meet_on_this_machine(const char *job, int rank, int nranks, int timeout_ms, ncclUniqueId *id);

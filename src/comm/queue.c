@@ -205,6 +205,7 @@ static ncclResult_t start_op(struct ncclComm *comm, struct tp_op *op, bool *done
 	op->flight = tp_flight_begin(comm->flight, op->flight_seq, op->record.func, op->record.count, op->record.type, op->record.op,
 		op->record.root);
 	if (op->remember) remember(comm, op, &comm->last[op->record.func]);
+	if (comm->pace) tp_comm_pace_begin(comm, op);
 	TP_TRY(tp_exec_start(comm->exec, &op->call, &op->running));
 	op->started = true;
 	return ncclSuccess;
@@ -230,7 +231,10 @@ static void advance(struct ncclComm *comm, struct tp_op *op, bool *moved, bool *
 		bool moved_now = false;
 		result = tp_exec_run(comm->exec, op->running, &moved_now, &done);
 		stepped |= moved_now;
-		if (result == ncclSuccess && done) op->running = NULL;
+		if (result == ncclSuccess && done) {
+			op->running = NULL;
+			if (op->begun_ns) result = tp_comm_pace_go_on(comm, op, &done);
+		}
 	}
 	if (result != ncclSuccess && verdict(comm) == ncclSuccess) {
 		tp_log_set_device(comm->device);

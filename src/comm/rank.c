@@ -35,7 +35,7 @@ static ncclResult_t read_number(const char *name, int64_t min, int64_t max, int 
 	errno = 0;
 	long value = strtol(text, &end, 10);
 	while (isspace((unsigned char)*end)) end++;
-	if (*end || errno || value < min || value > max)
+	if (end == text || *end || errno || value < min || value > max)
 		return TP_FAIL(ncclInvalidArgument, "%s is \"%s\"; it must be a number in [%lld, %lld]", name, text, (long long)min, (long long)max);
 	*out = (int)value;
 	return ncclSuccess;

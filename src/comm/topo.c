@@ -17,11 +17,17 @@
 #define MAX_TEXTS ((size_t)16 << 20)    /* of one host */
 
 /* What came from a peer ends. */
+static void clean_name(char *name, size_t bytes)
+{
+	name[bytes - 1] = 0;
+	for (char *c = name; *c; c++)
+		if ((unsigned char)*c <= ' ' || (unsigned char)*c >= 0x7f) *c = '?';
+}
+
 static void clean_card(struct tp_topo_card *card)
 {
-	card->net[sizeof(card->net) - 1] = card->bus_id[sizeof(card->bus_id) - 1] = 0;
-	for (char *c = card->net; *c; c++)
-		if ((unsigned char)*c <= ' ' || (unsigned char)*c >= 0x7f) *c = '?';
+	clean_name(card->net, sizeof(card->net));
+	clean_name(card->bus_id, sizeof(card->bus_id));
 }
 
 /* Do ranks of some host see different things? All ranks find the same answer. */
@@ -192,7 +198,23 @@ static ncclResult_t open_rows(struct ncclComm *comm)
 	if (!t->rows) return ncclSystemError;
 	if (t->graph && fill_row(comm, &t->rows[comm->rank]) != ncclSuccess) memset(&t->rows[comm->rank], 0, sizeof(t->rows[0]));
 	TP_TRY(tp_boot_all_gather(comm->boot, t->rows, sizeof(*t->rows)));
-	for (int r = 0; r < comm->nranks; r++) t->rows[r].best_net[sizeof(t->rows[r].best_net) - 1] = 0;
+	for (int r = 0; r < comm->nranks; r++) clean_name(t->rows[r].best_net, sizeof(t->rows[r].best_net));
+	return ncclSuccess;
+}
+
+/* Channels of host ranks don't exist, and those of one host need no port. */
+static ncclResult_t open_ports(struct ncclComm *comm)
+{
+	struct tp_comm_topo *t = comm->topo;
+	if (comm->nchannels < 2 || !tp_links_have_net(comm->links)) return ncclSuccess;
+	t->ports = tp_alloc((size_t)comm->nranks, sizeof(*t->ports), "the channels' ports");
+	if (!t->ports) return ncclSystemError;
+	tp_topo_fill_ports(comm, &t->ports[comm->rank]);
+	TP_TRY(tp_boot_all_gather(comm->boot, t->ports, sizeof(*t->ports)));
+	for (int r = 0; r < comm->nranks; r++) {
+		t->ports[r].count = TP_MAX(t->ports[r].count, 0);
+		for (int i = 0; i < TP_TOPO_PORTS_MAX; i++) clean_name(t->ports[r].list[i].name, sizeof(t->ports[r].list[i].name));
+	}
 	return ncclSuccess;
 }
 
@@ -217,6 +239,14 @@ static ncclResult_t open_graph(struct ncclComm *comm, struct tp_topo_text *texts
 	return ncclSuccess;
 }
 
+static bool net_takes_gpu_memory(const struct ncclComm *comm)
+{
+	int dev = 0;
+	const struct tp_net_ops *ops = tp_links_net(comm->links, &dev);
+	struct tp_net_properties p;
+	return ops && ops->properties(dev, &p) == ncclSuccess && (p.memory & (TP_NET_CUDA | TP_NET_DMABUF));
+}
+
 ncclResult_t tp_comm_topo_open(struct ncclComm *comm)
 {
 	struct tp_comm_topo *t = tp_alloc(1, sizeof(*t), "the topology");
@@ -224,6 +254,7 @@ ncclResult_t tp_comm_topo_open(struct ncclComm *comm)
 	comm->topo = t;
 	t->cards = tp_alloc((size_t)comm->nranks, sizeof(*t->cards), "what ranks say of their machines");
 	if (!t->cards) return ncclSystemError;
+	t->net_takes_gpu_memory = net_takes_gpu_memory(comm);
 	tp_topo_fill_card(comm, &t->cards[comm->rank]);
 	TP_TRY(tp_boot_all_gather(comm->boot, t->cards, sizeof(*t->cards)));
 	for (int r = 0; r < comm->nranks; r++) clean_card(&t->cards[r]);
@@ -232,6 +263,7 @@ ncclResult_t tp_comm_topo_open(struct ncclComm *comm)
 	ncclResult_t result = open_graph(comm, texts);
 	free(texts);
 	if (result == ncclSuccess && comm->gpu) result = open_rows(comm);
+	if (result == ncclSuccess) result = open_ports(comm);
 	if (result != ncclSuccess) return result;
 	tp_topo_warn(comm);
 	tp_topo_write_files(comm);
@@ -245,6 +277,7 @@ void tp_comm_topo_close(struct ncclComm *comm)
 	forget_graph(t);
 	free(t->notes);
 	free(t->rows);
+	free(t->ports);
 	free(t->cards);
 	free(t);
 	comm->topo = NULL;

@@ -8,6 +8,7 @@
 
 /* What every rank tells every other; without pointers. */
 struct tp_topo_card {
+	uint64_t machine;               /* whatever NCCL_HOSTID makes of it */
 	uint64_t doc_hash;              /* of the description that its process found, which has no ranks in it; 0: none */
 	uint32_t doc_bytes;
 	struct tp_topo_place place;     /* host ranks */
@@ -28,12 +29,21 @@ struct tp_topo_row {
 	char best_net[24];
 };
 
+/* GPU ranks with several channels: the ports that these take turns with. Channel c: ports[c % count], where that is known. */
+#define TP_TOPO_PORTS_MAX 16
+struct tp_topo_ports {
+	int32_t count;
+	struct tp_topo_port_card { char name[24]; int32_t port; float gbps, latency_us; } list[TP_TOPO_PORTS_MAX];
+};
+
 struct tp_comm_topo {
 	struct tp_topo_card *cards;     /* [nranks] */
 	struct tp_topo_row *rows;       /* [nranks]; NULL: host ranks */
+	struct tp_topo_ports *ports;    /* [nranks]; NULL: every rank uses the one of its card */
 	struct tp_topo_doc *doc;        /* of this rank's host; NULL: not needed, or not to be had */
 	struct tp_topo *graph;          /* with its paths */
 	struct tp_topo_policy policy;
+	bool net_takes_gpu_memory;      /* the network in use */
 	char *notes;                    /* what ranks of this host contradict each other in, a line each; NULL: nothing */
 };
 
@@ -43,6 +53,7 @@ bool tp_topo_find_own(const struct ncclComm *comm, const struct tp_topo_found **
 /* The same said once in the life of the process: true the first time. */
 bool tp_topo_first_time(const char *text);
 void tp_topo_fill_card(const struct ncclComm *comm, struct tp_topo_card *out);
+void tp_topo_fill_ports(const struct ncclComm *comm, struct tp_topo_ports *out);
 
 /* topo_tell.c */
 void tp_topo_warn(const struct ncclComm *comm);

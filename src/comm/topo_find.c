@@ -139,6 +139,7 @@ void tp_topo_fill_card(const struct ncclComm *comm, struct tp_topo_card *out)
 		TP_WARN("comm %p rank %d: this machine can't be described (see above): nothing is known of its paths", (const void *)comm, comm->rank);
 	}
 	tp_cpu_mask(out->mask);
+	out->machine = tp_machine_hash();
 	out->place = (struct tp_topo_place){ -1, -1, -1 };
 	if (comm->gpu) snprintf(out->bus_id, sizeof(out->bus_id), "%.19s", comm->gpu->gpu->bus_id);
 	else find_place(out->mask, &out->place);
@@ -147,4 +148,22 @@ void tp_topo_fill_card(const struct ncclComm *comm, struct tp_topo_card *out)
 	out->port = (int32_t)p.port;
 	out->gbps = (float)p.speed_mbps / 8000;
 	out->latency_us = p.latency_us;
+}
+
+void tp_topo_fill_ports(const struct ncclComm *comm, struct tp_topo_ports *out)
+{
+	int dev = 0, count = 0;
+	const struct tp_net_ops *ops = tp_links_net(comm->links, &dev);
+	memset(out, 0, sizeof(*out));
+	if (!ops || ops->devices(&count) != ncclSuccess || count < 1) return;
+	out->count = ops->spreads ? TP_MIN(count, comm->nchannels) : 1;
+	for (int i = 0; i < TP_MIN(out->count, TP_TOPO_PORTS_MAX); i++) {
+		struct tp_net_properties p;
+		if (ops->properties((dev + i) % count, &p) != ncclSuccess) continue;
+		struct tp_topo_port_card *card = &out->list[i];
+		snprintf(card->name, sizeof(card->name), "%.23s", p.name);
+		card->port = (int32_t)p.port;
+		card->gbps = (float)p.speed_mbps / 8000;
+		card->latency_us = p.latency_us;
+	}
 }

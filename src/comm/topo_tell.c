@@ -14,14 +14,6 @@ static void warn_once(const struct ncclComm *comm, const char *text)
 	if (tp_topo_first_time(text)) TP_WARN("comm %p rank %d: %s", (const void *)comm, comm->rank, text);
 }
 
-static bool moves_gpu_memory(const struct ncclComm *comm)
-{
-	int dev = 0;
-	const struct tp_net_ops *ops = tp_links_net(comm->links, &dev);
-	struct tp_net_properties p;
-	return ops && ops->properties(dev, &p) == ncclSuccess && (p.memory & (TP_NET_CUDA | TP_NET_DMABUF));
-}
-
 /* TCP although the hardware has RDMA, and nobody asked for that. */
 static void warn_of_sockets(const struct ncclComm *comm)
 {
@@ -93,7 +85,7 @@ static void warn_of_faults(const struct ncclComm *comm)
 	for (int i = 0; i < count; i++) {
 		if (is_of_network(list[i].fault) && !tp_links_have_net(comm->links)) continue;
 		/* Where the transport takes host memory alone it is not the machine's fault. */
-		bool ours = list[i].fault == TP_FAULT_NO_GDR && !moves_gpu_memory(comm);
+		bool ours = list[i].fault == TP_FAULT_NO_GDR && !comm->topo->net_takes_gpu_memory;
 		if (ours) TP_INFO(TP_INIT | TP_GRAPH, "[%s] %s", tp_topo_fault_code(list[i].fault), list[i].text);
 		else if (told++ < MOST_WARNINGS) warn_once(comm, list[i].text);
 	}
@@ -158,71 +150,6 @@ void tp_topo_write_files(const struct ncclComm *comm)
 	if (comm->gpu && tp_channels_files_are_wanted(comm->rank)) write_channels(comm);
 }
 
-/* ---- Paths */
-
-static void add_text(char *text, size_t bytes, const char *between, const char *more)
-{
-	size_t used = strlen(text);
-	if (*more && used < bytes) snprintf(text + used, bytes - used, "%s%s", used ? between : "", more);
-}
-
-static enum tp_topo_path_type host_type(const struct tp_topo_place *a, const struct tp_topo_place *b)
-{
-	if (a->core >= 0 && a->core == b->core) return TP_PATH_LOC;
-	if (a->cache >= 0 && a->cache == b->cache) return TP_PATH_PIX;
-	if (a->numa < 0 || b->numa < 0) return TP_PATH_TYPES;
-	return a->numa == b->numa ? TP_PATH_PHB : TP_PATH_SYS;
-}
-
-static void describe_local(const struct ncclComm *comm, int from, int to, struct tp_watch_path *path)
-{
-	const struct tp_comm_topo *t = comm->topo;
-	const struct tp_topo_row *row = t->rows ? &t->rows[from] : NULL;
-	int local = comm->boot->peers[to].local;
-	enum tp_topo_path_type type = TP_PATH_TYPES;
-	bool direct = strncmp(path->via, "P2P", 3) == 0;
-	path->latency_us = (float)comm->model.inside.latency_us;
-	path->gbps = comm->model.inside.us_per_byte > 0 ? (float)(1e-3 / comm->model.inside.us_per_byte) : 0;
-	if (!row) type = host_type(&t->cards[from].place, &t->cards[to].place);
-	else if (row->known && local < TP_TOPO_LOCAL_MAX) type = row->type[local];
-	if (type < TP_PATH_TYPES) snprintf(path->type, sizeof(path->type), "%s", tp_topo_path_name(type));
-	if (!row || type >= TP_PATH_TYPES) return;
-	if (direct) path->gbps = row->gbps[local];
-	if (row->reason[local] < TP_WHY_COUNT && (!direct || row->reason[local] != TP_WHY_BEST)) add_text(path->code, sizeof(path->code), ",", tp_topo_reason_code(row->reason[local]));
-	/* The sentence is known of this host's pairs. */
-	struct tp_topo_p2p p2p;
-	int32_t a = tp_comm_topo_gpu(comm, from), b = tp_comm_topo_gpu(comm, to);
-	if (!direct && comm->boot->peers[from].host == comm->boot->host && a >= 0 && b >= 0 && a != b &&
-		tp_topo_decide_p2p(t->graph, &t->policy, a, b, &p2p) == ncclSuccess && !p2p.use) add_text(path->why, sizeof(path->why), "; ", p2p.why.text);
-}
-
-static void describe_remote(const struct ncclComm *comm, int from, int to, struct tp_watch_path *path)
-{
-	const struct tp_comm_topo *t = comm->topo;
-	const struct tp_topo_card *a = &t->cards[from], *b = &t->cards[to];
-	if (!a->net[0]) return;
-	snprintf(path->type, sizeof(path->type), "%s", tp_topo_path_name(TP_PATH_NET));
-	if (a->port > 1) snprintf(path->device, sizeof(path->device), "%.23s:%d", a->net, (int)(uint16_t)a->port);
-	else snprintf(path->device, sizeof(path->device), "%s", a->net);
-	path->gbps = b->gbps > 0 && b->gbps < a->gbps ? b->gbps : a->gbps;
-	path->latency_us = a->latency_us > 0 ? a->latency_us : (float)comm->model.across.latency_us;
-	if (!t->rows) return;
-	bool able = moves_gpu_memory(comm), wanted = t->rows[from].gdr && t->rows[to].gdr;
-	path->gdr = able && wanted;
-	if (path->gdr) return;
-	const struct tp_topo_row *row = t->rows[from].gdr ? &t->rows[to] : &t->rows[from];
-	if (!able) add_text(path->why, sizeof(path->why), "; ", "no GDR: the transport takes host memory");
-	add_text(path->code, sizeof(path->code), ",", wanted || !row->known || row->gdr_reason >= TP_WHY_COUNT ? "nic-unable" : tp_topo_reason_code(row->gdr_reason));
-}
-
-void tp_comm_topo_describe(const struct ncclComm *comm, int from, int to, struct tp_watch_path *path)
-{
-	path->gdr = -1;
-	if (!comm->topo || !comm->topo->cards || from == to) return;
-	if (strncmp(path->via, "NET", 3) == 0) describe_remote(comm, from, to, path);
-	else describe_local(comm, from, to, path);
-}
-
 /* ---- Expectations */
 
 /* What links do, not what they could: p2p and gdr of this rank's own paths. */
@@ -243,7 +170,7 @@ static ncclResult_t expect_of_gpu(const struct ncclComm *comm)
 	}
 	if (!tp_links_have_net(comm->links)) return ncclSuccess;
 	char subject[64];
-	bool able = moves_gpu_memory(comm);
+	bool able = comm->topo->net_takes_gpu_memory;
 	snprintf(subject, sizeof(subject), "rank %d with %s", comm->rank, t->cards[comm->rank].net);
 	const char *why = !able ? "the transport takes host memory" : row->known && row->gdr_reason < TP_WHY_COUNT ? tp_topo_reason_code(row->gdr_reason) : NULL;
 	return tp_watch_expect("gdr", able && row->gdr ? "on" : "off", subject, why);

@@ -6,6 +6,7 @@
 
 #define PAIRS_COLUMN 36
 #define PAIRS_LISTED 64         /* of a group; more are counted */
+#define GROUPS_LISTED 512       /* kinds of path; more are counted */
 
 struct tp_watch_paths {
 	struct tp_watch_path *list;     /* sorted by (from, to) */
@@ -89,14 +90,15 @@ ncclResult_t tp_watch_paths_add(struct tp_watch_paths *paths, const struct tp_wa
 static bool same_group(const struct tp_watch_path *a, const struct tp_watch_path *b)
 {
 	return strcmp(a->via, b->via) == 0 && strcmp(a->why, b->why) == 0 && strcmp(a->type, b->type) == 0 && strcmp(a->device, b->device) == 0 &&
-		a->gbps == b->gbps && a->gdr == b->gdr;
+		a->gbps == b->gbps && a->gdr == b->gdr && a->devices == b->devices;
 }
 
-/* "NVL 370 GB/s 1.2 us", "NET mlx5_0 50 GB/s 2 us GDR" */
+/* "NVL 370 GB/s 1.2 us", "NET mlx5_0 +3 200 GB/s 2 us GDR" */
 static void topology_text(const struct tp_watch_path *p, char *text, size_t bytes)
 {
 	size_t used = (size_t)snprintf(text, bytes, "%s", p->type);
 	if (p->device[0] && used < bytes) used += (size_t)snprintf(text + used, bytes - used, " %s", p->device);
+	if (p->devices > 1 && used < bytes) used += (size_t)snprintf(text + used, bytes - used, " +%d", p->devices - 1);
 	if (p->gbps > 0 && used < bytes) used += (size_t)snprintf(text + used, bytes - used, " %.3g GB/s", (double)p->gbps);
 	if (p->latency_us > 0 && used < bytes) used += (size_t)snprintf(text + used, bytes - used, " %.2g us", (double)p->latency_us);
 	if (p->gdr >= 0 && used < bytes) snprintf(text + used, bytes - used, p->gdr ? " GDR" : " no GDR");
@@ -107,6 +109,55 @@ static bool both_ways(const struct tp_watch_paths *paths, const struct tp_watch_
 {
 	size_t place = place_of(paths, p->to, p->from);
 	return is_pair(paths, place, p->to, p->from) && same_group(&paths->list[place], p);
+}
+
+/* The entries of each group as a list, in their order: head[g] is the first of group g, next[i] follows entry i; -1: none. */
+struct groups { int32_t *head, *tail, *next, *slots; size_t count, mask; };
+
+static uint64_t group_hash(const struct tp_watch_path *p)
+{
+	uint64_t hash = tp_hash64(p->via, strlen(p->via), 1);
+	hash = tp_hash64(p->why, strlen(p->why), hash);
+	hash = tp_hash64(p->type, strlen(p->type), hash);
+	return tp_hash64(p->device, strlen(p->device), hash);
+}
+
+static void add_to_group(const struct tp_watch_paths *paths, struct groups *g, int32_t i)
+{
+	size_t slot = group_hash(&paths->list[i]) & g->mask;
+	while (g->slots[slot] && !same_group(&paths->list[g->head[g->slots[slot] - 1]], &paths->list[i])) slot = (slot + 1) & g->mask;
+	g->next[i] = -1;
+	if (g->slots[slot]) {
+		int32_t group = g->slots[slot] - 1;
+		g->next[g->tail[group]] = i;
+		g->tail[group] = i;
+	} else {
+		g->head[g->count] = g->tail[g->count] = i;
+		g->slots[slot] = (int32_t)++g->count;
+	}
+}
+
+static void free_groups(struct groups *g)
+{
+	free(g->head);
+	free(g->tail);
+	free(g->next);
+	free(g->slots);
+}
+
+static bool make_groups(const struct tp_watch_paths *paths, struct groups *g)
+{
+	size_t room = 16, count = TP_MAX(paths->count, 1);
+	while (room < 2 * count) room *= 2;
+	*g = (struct groups){ .mask = room - 1 };
+	g->head = tp_alloc(count, sizeof(*g->head), "the path report's groups");
+	g->tail = tp_alloc(count, sizeof(*g->tail), "the path report's groups");
+	g->next = tp_alloc(count, sizeof(*g->next), "the path report's groups");
+	g->slots = tp_alloc(room, sizeof(*g->slots), "the path report's groups");
+	bool made = g->head && g->tail && g->next && g->slots;
+	for (size_t i = 0; made && i < paths->count; i++) add_to_group(paths, g, (int32_t)i);
+	if (!made) free_groups(g);
+	return made;
 }
 
 struct widths { int via, topology; };
@@ -126,18 +177,15 @@ static void print_row(FILE *out, const struct widths *w, const char *via, const 
 		fprintf(out, "%-*s  %s\n", via_width, via, pairs);
 }
 
-static void print_group(const struct tp_watch_paths *paths, size_t first, const struct widths *w, bool *printed, FILE *out)
+static void print_group(const struct tp_watch_paths *paths, const struct groups *g, size_t group, const struct widths *w, FILE *out)
 {
-	const struct tp_watch_path *head = &paths->list[first];
+	const struct tp_watch_path *head = &paths->list[g->head[group]];
 	const char *via = head->via, *why = head->why;
 	char row[PAIRS_COLUMN + 64] = "", pair[32], text[96], *topology = text;
 	topology_text(head, text, sizeof(text));
 	size_t used = 0, listed = 0, left_out = 0;
-	for (size_t i = first; i < paths->count; i++) {
+	for (int32_t i = g->head[group]; i >= 0; i = g->next[i]) {
 		const struct tp_watch_path *p = &paths->list[i];
-		if (printed[i] || !same_group(p, head))
-			continue;
-		printed[i] = true;
 		bool both = p->from != p->to && both_ways(paths, p);
 		if (both && p->from > p->to)
 			continue;
@@ -172,12 +220,13 @@ void tp_watch_paths_print(const struct tp_watch_paths *paths, FILE *out)
 		w.via = TP_MAX(w.via, (int)strlen(paths->list[i].via));
 		if (paths->list[i].type[0]) w.topology = TP_MAX(w.topology, TP_MAX((int)strlen(text), (int)strlen("topology")));
 	}
-	bool *printed = tp_alloc(paths->count, sizeof(*printed), "the path report's marks");
-	if (!printed)
+	struct groups groups;
+	if (!make_groups(paths, &groups))
 		return;
 	print_row(out, &w, "path", "topology", "pairs of ranks", "why not a better one");
-	for (size_t i = 0; i < paths->count; i++)
-		if (!printed[i])
-			print_group(paths, i, &w, printed, out);
-	free(printed);
+	for (size_t group = 0; group < TP_MIN(groups.count, (size_t)GROUPS_LISTED); group++)
+		print_group(paths, &groups, group, &w, out);
+	if (groups.count > GROUPS_LISTED)
+		fprintf(out, "and %zu more kinds of path\n", groups.count - GROUPS_LISTED);
+	free_groups(&groups);
 }

@@ -1,5 +1,5 @@
 /* What a communicator can say of itself: which path each pair of ranks uses and why not a better one, whether that is what
- * the user demanded (TELPHER_EXPECT), and its last operations (flight recorder). */
+ * the user demanded (TELPHER_EXPECT), its last operations (flight recorder), and whether it is as fast as predicted (pace). */
 #ifndef TP_WATCH_WATCH_H
 #define TP_WATCH_WATCH_H
 
@@ -18,7 +18,12 @@ struct tp_watch_path {
 	char code[40];              /* of each better path that is refused: "cpu-bridge", for programs */
 	float gbps, latency_us;     /* expected: GB/s one way */
 	int8_t gdr;                 /* NICs at GPU memory: 1, 0; -1: no matter of this pair */
+	int32_t devices;            /* that the pair's channels are spread over: device is the first's; 0 and 1: that alone */
 };
+/* A better kind of path that a pair doesn't take. code: stable, for programs; text: a sentence, "" where only the code is known. */
+struct tp_watch_refusal { char kind[12], code[20], text[320]; };
+/* What a channel of a pair uses, where channels differ; as in struct tp_watch_path. */
+struct tp_watch_channel { char device[32]; float gbps, latency_us; };
 
 struct tp_watch_paths;
 ncclResult_t tp_watch_paths_create(struct tp_watch_paths **out);
@@ -29,6 +34,14 @@ size_t tp_watch_paths_count(const struct tp_watch_paths *paths);
 /* A table, a line for each (via, why), with its pairs: "0-1" both ways, "2>3" one way. Any number of pairs makes a table
  * of bounded width. */
 void tp_watch_paths_print(const struct tp_watch_paths *paths, FILE *out);
+
+/* The same for programs: the text of one JSON value each, well-formed whatever a peer's texts hold and whatever the program's locale. */
+void tp_watch_json_string(FILE *out, const char *text);
+void tp_watch_json_number(FILE *out, double value);     /* to a millionth; null where there is none (infinite, not a number) */
+/* An object: from, to, same_host, via, type, device, gdr, bandwidth_gbs, latency_us, note, refused, channels. What isn't known is null;
+ * channels is left out where all are alike. */
+void tp_watch_json_path(FILE *out, const struct tp_watch_path *path, const struct tp_watch_refusal *refusals, int nrefusals,
+	const struct tp_watch_channel *channels, int nchannels);
 
 /* TELPHER_EXPECT: a list, or a file with one: key and =, >= or <=, value; alternatives divided by |, compared without case; items by blanks,
  * commas or lines; # to the end of a line is a comment. Of a communicator:
@@ -136,5 +149,28 @@ size_t tp_flight_read(const struct tp_flight *flight, struct tp_flight_entry *ou
 void tp_flight_dump(const struct tp_flight *flight, size_t max, const char *why);
 /* On an error or a stall: dumps the last TELPHER_DUMP_ON_ERROR operations (0: none). */
 void tp_flight_dump_on_error(const struct tp_flight *flight, const char *why);
+
+/* The pace (pace.c): of the last operations, how many times as long as predicted they took. All ranks add the same operations, and are so
+ * told at the same ones to compare their windows; whoever judges, judges the least of all ranks, each by itself and all alike. */
+#define TP_PACE_SAMPLES 32
+#define TP_PACE_SLOW_RATIO 2.0f         /* "under half of it" */
+struct tp_pace {
+	float ratio[TP_PACE_SAMPLES];       /* of operation i since the last comparison: [i % TP_PACE_SAMPLES] */
+	uint32_t count, wanted;             /* operations since then; so many make it time for the next */
+	uint32_t slow;                      /* windows in a row */
+	uint32_t skipped, patience;         /* windows that pass without a comparison: still to come; after the next look that finds nothing */
+};
+void tp_pace_begin(struct tp_pace *pace);
+/* true: it is time to compare. */
+bool tp_pace_add(struct tp_pace *pace, double took_us, double predicted_us);
+void tp_pace_window(const struct tp_pace *pace, float out[TP_PACE_SAMPLES]);
+/* By this rank's own times alone, could the judge say true? Where he does, it is so on every rank. */
+bool tp_pace_may_suspect(const struct tp_pace *pace);
+/* least: of each place of the window, the least of all ranks. true: it was slow for long enough to look at the pairs. *median: of the window. */
+bool tp_pace_judge(struct tp_pace *pace, const float least[TP_PACE_SAMPLES], float *median);
+/* A look found something: as many slow windows as before the first, and there is another. */
+void tp_pace_begin_anew(struct tp_pace *pace);
+/* It found nothing: the next one is not before long. */
+void tp_pace_put_off(struct tp_pace *pace);
 
 #endif
