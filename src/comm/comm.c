@@ -245,6 +245,10 @@ ncclResult_t tp_comm_path(ncclComm_t comm, int from, int to, char *text, size_t 
 	struct tp_watch_path path;
 	if (result == ncclSuccess) result = tp_report_path(comm, from, to, &path);
 	if (result == ncclSuccess) snprintf(text, text_bytes, "%s", path.why);
+	char here[160], there[160];
+	size_t used = result == ncclSuccess && strncmp(path.via, "NET", 3) == 0 ? strlen(text) : text_bytes;
+	if (used < text_bytes && tp_comm_topo_address(comm, from, here, sizeof(here)) && tp_comm_topo_address(comm, to, there, sizeof(there)))
+		snprintf(text + used, text_bytes - used, "; %s -> %s", here, there);
 	tp_comm_leave(comm);
 	return result;
 }

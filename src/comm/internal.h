@@ -303,6 +303,8 @@ ncclResult_t tp_comm_topo_open(struct ncclComm *comm);
 void tp_comm_topo_close(struct ncclComm *comm);
 /* Adds what the topology says to a path whose via and why are filled in. */
 void tp_comm_topo_describe(const struct ncclComm *comm, int from, int to, struct tp_watch_path *path);
+/* How the network reaches a rank: "mlx5_0, GID 3 ::ffff:192.0.2.6 RoCE v2"; false: nobody says so. */
+bool tp_comm_topo_address(const struct ncclComm *comm, int rank, char *text, size_t bytes);
 /* What TELPHER_EXPECT says of the machine, looked at by the first rank of each host; of GPUs' paths, by each rank. */
 ncclResult_t tp_comm_topo_expect(const struct ncclComm *comm);
 

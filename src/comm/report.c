@@ -62,6 +62,20 @@ static ncclResult_t all_pairs(struct ncclComm *comm, struct tp_watch_paths **out
 	return result;
 }
 
+/* The table of pairs, then where the network reaches each rank. */
+static void print_report(const struct ncclComm *comm, const struct tp_watch_paths *paths, FILE *out)
+{
+	char text[160];
+	bool any = false;
+	tp_watch_paths_print(paths, out);
+	for (int r = 0; r < comm->nranks; r++) {
+		if (!tp_comm_topo_address(comm, r, text, sizeof(text))) continue;
+		if (!any) fprintf(out, "rank  address\n");
+		fprintf(out, "%4d  %s (%s)\n", r, text, comm->boot->peers[r].host_name);
+		any = true;
+	}
+}
+
 /* A line of the table a line of the log. */
 static void log_report(struct ncclComm *comm)
 {
@@ -71,7 +85,7 @@ static void log_report(struct ncclComm *comm)
 	if (comm->rank != 0 || comm->nranks > MOST_RANKS || !tp_log_wants(TP_LOG_INFO, TP_GRAPH) || all_pairs(comm, &paths) != ncclSuccess) return;
 	FILE *out = open_memstream(&text, &bytes);
 	if (out) {
-		tp_watch_paths_print(paths, out);
+		print_report(comm, paths, out);
 		fclose(out);
 	}
 	for (rest = text; (line = strsep(&rest, "\n"));)
@@ -104,7 +118,7 @@ void tp_report_paths(struct ncclComm *comm)
 	if (!tp_param_int(&params[0]) || comm->rank != 0 || comm->nranks > MOST_RANKS) return;
 	struct tp_watch_paths *paths;
 	if (all_pairs(comm, &paths) != ncclSuccess) return;
-	tp_watch_paths_print(paths, stdout);
+	print_report(comm, paths, stdout);
 	fflush(stdout);
 	tp_watch_paths_destroy(paths);
 }

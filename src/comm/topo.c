@@ -19,9 +19,11 @@
 /* What came from a peer ends. */
 static void clean_card(struct tp_topo_card *card)
 {
-	card->net[sizeof(card->net) - 1] = card->bus_id[sizeof(card->bus_id) - 1] = 0;
+	card->net[sizeof(card->net) - 1] = card->address[sizeof(card->address) - 1] = card->bus_id[sizeof(card->bus_id) - 1] = 0;
 	for (char *c = card->net; *c; c++)
 		if ((unsigned char)*c <= ' ' || (unsigned char)*c >= 0x7f) *c = '?';
+	for (char *c = card->address; *c; c++)
+		if ((unsigned char)*c < ' ' || (unsigned char)*c >= 0x7f) *c = '?';
 }
 
 /* Do ranks of some host see different things? All ranks find the same answer. */

@@ -13,7 +13,8 @@ struct tp_topo_card {
 	struct tp_topo_place place;     /* host ranks */
 	int32_t port;                   /* of the network device that it uses */
 	float gbps, latency_us;         /* of that: GB/s; 0: no network is in use */
-	char net[24];                   /* "mlx5_0"; "": none */
+	char net[32];                   /* "mlx5_0"; "": none */
+	char address[96];               /* of that: "GID 3 ::ffff:192.0.2.6 RoCE v2"; "": none is said */
 	char bus_id[20];                /* of its GPU; "": a host rank */
 	uint64_t mask[TP_CPU_WORDS];
 };

@@ -202,7 +202,7 @@ static void describe_remote(const struct ncclComm *comm, int from, int to, struc
 	const struct tp_topo_card *a = &t->cards[from], *b = &t->cards[to];
 	if (!a->net[0]) return;
 	snprintf(path->type, sizeof(path->type), "%s", tp_topo_path_name(TP_PATH_NET));
-	if (a->port > 1) snprintf(path->device, sizeof(path->device), "%.23s:%d", a->net, (int)(uint16_t)a->port);
+	if (a->port > 1) snprintf(path->device, sizeof(path->device), "%.25s:%d", a->net, (int)(uint16_t)a->port);
 	else snprintf(path->device, sizeof(path->device), "%s", a->net);
 	path->gbps = b->gbps > 0 && b->gbps < a->gbps ? b->gbps : a->gbps;
 	path->latency_us = a->latency_us > 0 ? a->latency_us : (float)comm->model.across.latency_us;
@@ -221,6 +221,14 @@ void tp_comm_topo_describe(const struct ncclComm *comm, int from, int to, struct
 	if (!comm->topo || !comm->topo->cards || from == to) return;
 	if (strncmp(path->via, "NET", 3) == 0) describe_remote(comm, from, to, path);
 	else describe_local(comm, from, to, path);
+}
+
+bool tp_comm_topo_address(const struct ncclComm *comm, int rank, char *text, size_t bytes)
+{
+	const struct tp_topo_card *card = comm->topo && comm->topo->cards ? &comm->topo->cards[rank] : NULL;
+	if (!card || !card->address[0]) return false;
+	snprintf(text, bytes, "%s, %s", card->net, card->address);
+	return true;
 }
 
 /* ---- Expectations */
