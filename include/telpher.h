@@ -68,7 +68,7 @@ ncclResult_t telpher_comm_path(ncclComm_t comm, int from, int to, char *text, si
 /* The paths of a communicator as JSON */
 /* What this rank knows of the paths from rank `from` to every other, or (from -1) between all ranks: an object on one line, with
  *   telpher, time_s, communicator, name, ranks_are ("host processes" or "gpus"), rank (who says this), nranks, nhosts, nchannels
- *   ranks   [rank] of rank, host (a number), host_name, pid, device
+ *   ranks   [rank] of rank, host (a number), host_name, pid, device, address (how the network reaches it: "mlx5_0, GID 3 …")
  *   paths   of each pair: from, to, same_host, via (the link in use: "SHM/CMA", "P2P/CUMEM", "NET/IB/0"), type (how the topology joins the two:
  *           "NVL", "PIX", "PHB", "SYS", "NET", …), device (the sender's network port), gdr (do NICs reach the GPUs' memory), bandwidth_gbs
  *           (expected, 10^9 bytes a second, one way), latency_us (expected), note (a sentence), refused (each better kind of path: kind, code and

@@ -7,7 +7,6 @@
 
 #define GPU "a part of NCCL that Telpher doesn't have"
 #define GIN "networking started by a GPU isn't there"
-#define MERGE "ports aren't merged yet: each is a device"
 #define RESILIENCY "a setting of NCCL's resiliency; see NCCL_IB_RESILIENCY_PORT_FAILOVER and TELPHER_IB_PATH_TIMEOUT"
 #define MULTICAST "NVLink multicast isn't used"
 #define MULTINODE "NVLink between machines isn't used yet"
@@ -99,8 +98,8 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_IB_FIFO_TC", HONOURED },
 	{ "NCCL_IB_GID_INDEX", HONOURED },
 	{ "NCCL_IB_HCA", HONOURED },
-	{ "NCCL_IB_MERGE_NICS", MERGE },
-	{ "NCCL_IB_MERGE_VFS", MERGE },
+	{ "NCCL_IB_MERGE_NICS", HONOURED },
+	{ "NCCL_IB_MERGE_VFS", HONOURED },
 	{ "NCCL_IB_MQP_RETRY_ALL", HONOURED },
 	{ "NCCL_IB_MQP_RETRY_CNT", HONOURED },
 	{ "NCCL_IB_MQP_RETRY_SLEEP_MSEC", HONOURED },
@@ -174,13 +173,13 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_NETDEVS_POLICY", HONOURED },
 	{ "NCCL_NET_DISABLE_INTRA", "whether ranks of a host use the network is NCCL_SHM_DISABLE's affair" },
 	{ "NCCL_NET_FORCE_FLUSH", HONOURED },
-	{ "NCCL_NET_FORCE_MERGE", MERGE },
+	{ "NCCL_NET_FORCE_MERGE", HONOURED },
 	{ "NCCL_NET_GDR_C2C", HONOURED },
 	{ "NCCL_NET_GDR_LEVEL", HONOURED },
 	{ "NCCL_NET_GDR_MLOPART", GPU_CARD },
 	{ "NCCL_NET_GDR_READ", HONOURED },
-	{ "NCCL_NET_MERGE_LEVEL", MERGE },
-	{ "NCCL_NET_MERGE_POLICY", MERGE },
+	{ "NCCL_NET_MERGE_LEVEL", HONOURED },
+	{ "NCCL_NET_MERGE_POLICY", "ports are merged by distance and by name: see NCCL_NET_MERGE_LEVEL" },
 	{ "NCCL_NET_OPTIONAL_RECV_COMPLETION", "our protocol has no such completion" },
 	{ "NCCL_NET_OVERHEAD", "a constant of NCCL's cost model; ours has its own" },
 	{ "NCCL_NET_PLUGIN", HONOURED },

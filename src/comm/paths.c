@@ -66,8 +66,8 @@ static void describe_local(const struct ncclComm *comm, int from, int to, struct
 /* "mlx5_0:2" */
 static void port_name(const char *name, int port, char *out, size_t bytes)
 {
-	if (port > 1) snprintf(out, bytes, "%.23s:%d", name, (int)(uint16_t)port);
-	else snprintf(out, bytes, "%.23s", name);
+	if (port > 1) snprintf(out, bytes, "%.25s:%d", name, (int)(uint16_t)port);
+	else snprintf(out, bytes, "%s", name);
 }
 
 /* Of all ports that a rank's channels take turns with, as far as they are known. */
@@ -117,6 +117,14 @@ void tp_comm_topo_describe(const struct ncclComm *comm, int from, int to, struct
 	if (!comm->topo || !comm->topo->cards || from == to) return;
 	if (is_net(path)) describe_remote(comm, from, to, path);
 	else describe_local(comm, from, to, path);
+}
+
+bool tp_comm_topo_address(const struct ncclComm *comm, int rank, char *text, size_t bytes)
+{
+	const struct tp_topo_card *card = comm->topo && comm->topo->cards ? &comm->topo->cards[rank] : NULL;
+	if (!card || !card->address[0]) return false;
+	snprintf(text, bytes, "%s, %s", card->net, card->address);
+	return true;
 }
 
 /* ---- Channels */

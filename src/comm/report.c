@@ -74,6 +74,20 @@ static ncclResult_t all_pairs(struct ncclComm *comm, struct tp_watch_paths **out
 	return result;
 }
 
+/* The table of pairs, then where the network reaches each rank. */
+static void print_report(const struct ncclComm *comm, const struct tp_watch_paths *paths, FILE *out)
+{
+	char text[160];
+	bool any = false;
+	tp_watch_paths_print(paths, out);
+	for (int r = 0; r < comm->nranks; r++) {
+		if (!tp_comm_topo_address(comm, r, text, sizeof(text))) continue;
+		if (!any) fprintf(out, "rank  address\n");
+		fprintf(out, "%4d  %s (%s)\n", r, text, comm->boot->peers[r].host_name);
+		any = true;
+	}
+}
+
 /* A line of the table a line of the log. */
 static void log_report(struct ncclComm *comm)
 {
@@ -83,7 +97,7 @@ static void log_report(struct ncclComm *comm)
 	if (comm->rank != 0 || comm->nranks > MOST_RANKS || !tp_log_wants(TP_LOG_INFO, TP_GRAPH) || all_pairs(comm, &paths) != ncclSuccess) return;
 	FILE *out = open_memstream(&text, &bytes);
 	if (out) {
-		tp_watch_paths_print(paths, out);
+		print_report(comm, paths, out);
 		fclose(out);
 	}
 	for (rest = text; (line = strsep(&rest, "\n"));)
@@ -122,7 +136,11 @@ static void write_head(const struct ncclComm *comm, FILE *out)
 		snprintf(name, sizeof(name), "%.*s", (int)sizeof(peer->host_name) - 1, peer->host_name);
 		fprintf(out, "%s{\"rank\":%d,\"host\":%d,\"host_name\":", r ? "," : "", r, peer->host);
 		tp_watch_json_string(out, name);
-		fprintf(out, ",\"pid\":%d,\"device\":%d}", (int)peer->pid, (int)peer->device);
+		fprintf(out, ",\"pid\":%d,\"device\":%d,\"address\":", (int)peer->pid, (int)peer->device);
+		char address[160];
+		if (tp_comm_topo_address(comm, r, address, sizeof(address))) tp_watch_json_string(out, address);
+		else fputs("null", out);
+		fputc('}', out);
 	}
 	fputs("],\"paths\":[", out);
 }
@@ -233,7 +251,7 @@ void tp_report_paths(struct ncclComm *comm)
 	if (!tp_param_int(&params[P_REPORT]) || comm->rank != 0 || comm->nranks > MOST_RANKS) return;
 	struct tp_watch_paths *paths;
 	if (all_pairs(comm, &paths) != ncclSuccess) return;
-	tp_watch_paths_print(paths, stdout);
+	print_report(comm, paths, stdout);
 	fflush(stdout);
 	tp_watch_paths_destroy(paths);
 }
@@ -255,7 +273,12 @@ ncclResult_t tp_comm_path(ncclComm_t comm, int from, int to, char *text, size_t 
 	ncclResult_t result = tp_comm_may_call(comm, name);
 	if (result == ncclSuccess) result = check_ranks(comm, name, from, to);
 	if (result == ncclSuccess) result = tp_report_path(comm, from, to, &path);
-	if (result == ncclSuccess) snprintf(text, text_bytes, "%s%s%s", path.via, path.why[0] ? ": " : "", path.why);
+	if (result == ncclSuccess) {
+		char here[160], there[160];
+		int used = snprintf(text, text_bytes, "%s%s%s", path.via, path.why[0] ? ": " : "", path.why);
+		if (strncmp(path.via, "NET", 3) == 0 && (size_t)used < text_bytes && tp_comm_topo_address(comm, from, here, sizeof(here)) && tp_comm_topo_address(comm, to, there, sizeof(there)))
+			snprintf(text + used, text_bytes - (size_t)used, "; %s -> %s", here, there);
+	}
 	tp_comm_leave(comm);
 	return result;
 }

@@ -17,17 +17,20 @@
 #define MAX_TEXTS ((size_t)16 << 20)    /* of one host */
 
 /* What came from a peer ends. */
-static void clean_name(char *name, size_t bytes)
+static void clean(char *text, size_t bytes, unsigned char first)
 {
-	name[bytes - 1] = 0;
-	for (char *c = name; *c; c++)
-		if ((unsigned char)*c <= ' ' || (unsigned char)*c >= 0x7f) *c = '?';
+	text[bytes - 1] = 0;
+	for (char *c = text; *c; c++)
+		if ((unsigned char)*c < first || (unsigned char)*c >= 0x7f) *c = '?';
 }
+static void clean_name(char *name, size_t bytes) { clean(name, bytes, ' ' + 1); }
+static void clean_text(char *text, size_t bytes) { clean(text, bytes, ' '); }
 
 static void clean_card(struct tp_topo_card *card)
 {
 	clean_name(card->net, sizeof(card->net));
 	clean_name(card->bus_id, sizeof(card->bus_id));
+	clean_text(card->address, sizeof(card->address));
 }
 
 /* Do ranks of some host see different things? All ranks find the same answer. */
@@ -152,7 +155,7 @@ static ncclResult_t fill_net(const struct ncclComm *comm, int32_t gpu, struct tp
 	row->net_type = row->best_type = TP_PATH_DIS;
 	if (best >= 0) {
 		row->best_type = (uint8_t)tp_topo_wire_path(t->graph, gpu, best)->type;
-		snprintf(row->best_net, sizeof(row->best_net), "%.23s", t->graph->nodes[best].name);
+		snprintf(row->best_net, sizeof(row->best_net), "%.31s", t->graph->nodes[best].name);
 	}
 	if (net < 0) return ncclSuccess;
 	row->net_type = (uint8_t)tp_topo_wire_path(t->graph, gpu, net)->type;

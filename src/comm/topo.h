@@ -14,7 +14,8 @@ struct tp_topo_card {
 	struct tp_topo_place place;     /* host ranks */
 	int32_t port;                   /* of the network device that it uses */
 	float gbps, latency_us;         /* of that: GB/s; 0: no network is in use */
-	char net[24];                   /* "mlx5_0"; "": none */
+	char net[32];                   /* "mlx5_0"; "": none */
+	char address[96];               /* of that: "GID 3 ::ffff:192.0.2.6 RoCE v2"; "": none is said */
 	char bus_id[20];                /* of its GPU; "": a host rank */
 	uint64_t mask[TP_CPU_WORDS];
 };
@@ -26,14 +27,14 @@ struct tp_topo_row {
 	uint8_t type[TP_TOPO_LOCAL_MAX], reason[TP_TOPO_LOCAL_MAX];     /* enum tp_topo_path_type, tp_topo_reason; by place on the host */
 	float gbps[TP_TOPO_LOCAL_MAX];
 	uint8_t gdr, gdr_reason, net_type, best_type;   /* of the NIC in use; the type of the nearest */
-	char best_net[24];
+	char best_net[32];
 };
 
 /* GPU ranks with several channels: the ports that these take turns with. Channel c: ports[c % count], where that is known. */
 #define TP_TOPO_PORTS_MAX 16
 struct tp_topo_ports {
 	int32_t count;
-	struct tp_topo_port_card { char name[24]; int32_t port; float gbps, latency_us; } list[TP_TOPO_PORTS_MAX];
+	struct tp_topo_port_card { char name[32]; int32_t port; float gbps, latency_us; } list[TP_TOPO_PORTS_MAX];
 };
 
 struct tp_comm_topo {

@@ -32,7 +32,7 @@ static int list_ports(const struct tp_net_ops *ops, struct tp_topo_port *ports)
 		struct tp_topo_port *port = &ports[kept++];
 		*port = (struct tp_topo_port){ .guid = p.guid, .port = (int)p.port, .mbps = (int)TP_MIN(p.speed_mbps, 10000000u), .latency_us = (double)p.latency_us,
 			.gdr = strcmp(ops->name, "Socket") != 0 };
-		snprintf(port->name, sizeof(port->name), "%s", p.name);
+		snprintf(port->name, sizeof(port->name), "%.31s", p.name);
 		bus_of_path(p.pci_path, port->bus_id);
 	}
 	return kept;
@@ -144,7 +144,8 @@ void tp_topo_fill_card(const struct ncclComm *comm, struct tp_topo_card *out)
 	if (comm->gpu) snprintf(out->bus_id, sizeof(out->bus_id), "%.19s", comm->gpu->gpu->bus_id);
 	else find_place(out->mask, &out->place);
 	if (!ops || ops->properties(dev, &p) != ncclSuccess) return;
-	snprintf(out->net, sizeof(out->net), "%.23s", p.name);
+	snprintf(out->net, sizeof(out->net), "%.31s", p.name);
+	snprintf(out->address, sizeof(out->address), "%s", p.address);
 	out->port = (int32_t)p.port;
 	out->gbps = (float)p.speed_mbps / 8000;
 	out->latency_us = p.latency_us;
@@ -161,7 +162,7 @@ void tp_topo_fill_ports(const struct ncclComm *comm, struct tp_topo_ports *out)
 		struct tp_net_properties p;
 		if (ops->properties((dev + i) % count, &p) != ncclSuccess) continue;
 		struct tp_topo_port_card *card = &out->list[i];
-		snprintf(card->name, sizeof(card->name), "%.23s", p.name);
+		snprintf(card->name, sizeof(card->name), "%.31s", p.name);
 		card->port = (int32_t)p.port;
 		card->gbps = (float)p.speed_mbps / 8000;
 		card->latency_us = p.latency_us;

@@ -15,8 +15,9 @@
 enum tp_net_memory { TP_NET_HOST = 1, TP_NET_CUDA = 2, TP_NET_DMABUF = 4 };
 
 struct tp_net_properties {
-	char name[32];                      /* "eth0", "mlx5_0" */
+	char name[128];                     /* "eth0", "mlx5_0", "mlx5_0+mlx5_1" */
 	char pci_path[128];                 /* "" where there is none */
+	char address[96];                   /* where peers reach it, in words: "GID 3 ::ffff:192.0.2.6 RoCE v2"; "": no more than its name says */
 	uint64_t guid;
 	uint32_t memory;                    /* enum tp_net_memory bits that reg_memory takes */
 	uint32_t speed_mbps, port, max_comms, max_recvs;

@@ -235,6 +235,25 @@ static void a_job_goes_on_when_one_of_two_ports_dies_and_lives_again(void **stat
 	assert_int_equal(shared->wrong, 0);
 }
 
+static void a_job_over_a_merged_device_goes_on_when_one_of_its_ports_dies(void **state)
+{
+	(void)state;
+	setenv("NCCL_NET_FORCE_MERGE", "telpher0,telpher1", 1);
+	start("telpher");
+	unsetenv("NCCL_NET_FORCE_MERGE");
+	assert_true(more_rounds(40));
+	assert_true(is_said("Using [0]telpher0:1+telpher1:1/RoCE", 2));
+	port(1, 2, "down");
+	assert_true(is_said("port has gone DOWN", 2) && is_said("is left (", 2) && more_rounds(60));
+	port(1, 2, "up");
+	assert_true(is_said("is left for telpher0:1+telpher1:1", 2) && more_rounds(60));
+	atomic_store(&shared->stop, 1);
+	end();
+	assert_int_equal(shared->result[0], ncclSuccess);
+	assert_int_equal(shared->result[1], ncclSuccess);
+	assert_int_equal(shared->wrong, 0);
+}
+
 /* The ranks have ended; both with an error that names the same things. */
 static void both_say(const char *first, const char *second)
 {
@@ -294,6 +313,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(a_job_goes_on_when_one_of_two_ports_dies_and_lives_again, kill_what_is_left),
+		cmocka_unit_test_teardown(a_job_over_a_merged_device_goes_on_when_one_of_its_ports_dies, kill_what_is_left),
 		cmocka_unit_test_teardown(with_one_port_the_error_names_it, kill_what_is_left),
 		cmocka_unit_test_teardown(a_path_that_swallows_all_is_an_error_too, kill_what_is_left),
 		cmocka_unit_test_teardown(a_killed_peer_is_named, kill_what_is_left),

@@ -6,7 +6,7 @@ void ib_use_card(const char *devices)
 {
 	static const char *const names[] = { "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS", "NCCL_IB_ADAPTIVE_ROUTING",
 		"NCCL_IB_DISABLE", "NCCL_IB_TIMEOUT", "NCCL_NET", "TELPHER_IB_PATHS", "TELPHER_IB_PATH_TIMEOUT", "NCCL_IB_RESILIENCY_PORT_FAILOVER", "NCCL_IB_ADDR_FAMILY",
-		"NCCL_IB_USE_INLINE", "NCCL_IB_RETRY_CNT", "TELPHER_VERBS_NOTE" };
+		"NCCL_IB_USE_INLINE", "NCCL_IB_RETRY_CNT", "TELPHER_VERBS_NOTE", "NCCL_NET_MERGE_LEVEL", "NCCL_NET_FORCE_MERGE", "NCCL_IB_MERGE_NICS", "NCCL_IB_ECE_ENABLE" };
 
 	for (size_t i = 0; i < TP_ARRAY_LEN(names); i++) unsetenv(names[i]);
 	/* The card reads its own once a process. */
@@ -17,7 +17,9 @@ void ib_use_card(const char *devices)
 	tp_ib_forget_devices();
 }
 
-void ib_pair_open(struct ib_pair *pair, size_t bytes)
+void ib_pair_open(struct ib_pair *pair, size_t bytes) { ib_pair_open_on(pair, bytes, 0, 0); }
+
+void ib_pair_open_on(struct ib_pair *pair, size_t bytes, int from, int to)
 {
 	unsigned char handle[TP_NET_HANDLE_BYTES];
 	struct tp_net_hello expect = net_hello;
@@ -26,9 +28,9 @@ void ib_pair_open(struct ib_pair *pair, size_t bytes)
 	memset(pair, 0, sizeof(*pair));
 	expect.from = expect.to = -1;
 	assert_int_equal(tp_net_ib.init(), ncclSuccess);
-	assert_int_equal(tp_net_ib.listen(0, handle, &pair->listener), ncclSuccess);
+	assert_int_equal(tp_net_ib.listen(to, handle, &pair->listener), ncclSuccess);
 	while (!pair->send_comm || !pair->recv_comm) {
-		if (!pair->send_comm) assert_int_equal(tp_net_ib.connect(0, handle, &net_hello, &state, &pair->send_comm), ncclSuccess);
+		if (!pair->send_comm) assert_int_equal(tp_net_ib.connect(from, handle, &net_hello, &state, &pair->send_comm), ncclSuccess);
 		if (!pair->recv_comm) assert_int_equal(tp_net_ib.accept(pair->listener, &expect, &pair->who, &pair->recv_comm), ncclSuccess);
 		sched_yield();
 	}

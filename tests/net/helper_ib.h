@@ -10,6 +10,7 @@ struct ib_pair { void *listener, *send_comm, *recv_comm; struct tp_net_hello who
 /* One port of the card unless cards says otherwise ("2", "a,b"); then a list of variables as for net_set_environment. */
 void ib_use_card(const char *devices);
 void ib_pair_open(struct ib_pair *pair, size_t bytes);     /* both ends in this thread, a registered buffer each */
+void ib_pair_open_on(struct ib_pair *pair, size_t bytes, int from, int to);       /* between these devices */
 void ib_pair_close(struct ib_pair *pair);
 /* Sends and receives one message at this offset; the result of whichever fails. Checks size and content. */
 ncclResult_t ib_exchange(struct ib_pair *pair, size_t offset, size_t bytes, int tag);

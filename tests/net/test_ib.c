@@ -219,7 +219,7 @@ static void a_message_larger_than_its_receive_never_counts_as_received(void **st
 	(void)state;
 	ib_pair_open(&pair, 4096);
 	receive = ib_recv(&pair, 0, 1000, 1);
-	tp_ib_arrived(pair.recv_comm, 0, htonl(1001));
+	tp_ib_arrived(pair.recv_comm, ((struct tp_ib_comm *)pair.recv_comm)->used[0], 0, htonl(1001));
 	assert_int_equal(tp_net_ib.test(receive, &done, NULL), ncclInvalidUsage);
 	assert_false(done);
 	ib_pair_close(&pair);

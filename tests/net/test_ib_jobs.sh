@@ -31,6 +31,11 @@ most=1M TELPHER_VERBS_DEVICES=2 job 4 2 all_reduce
 grep -q 'via NET/IB/1' "$work/out" || fail "the second device isn't used"
 most=1M NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=1 job 2 2 all_gather
 echo "ok   two devices, four queue pairs"
+most=4M TELPHER_VERBS_DEVICES=2 NCCL_NET_FORCE_MERGE=telpher0,telpher1 job 4 2 all_reduce
+grep -qF 'NET/IB : Using [0]telpher0:1+telpher1:1/RoCE' "$work/out" || fail "the devices aren't merged"
+TELPHER_VERBS_PORTS=2 job 2 2 all_gather
+grep -qF 'NET/IB : Using [0]telpher0:1+telpher0:2/RoCE' "$work/out" || fail "the ports of a device aren't merged"
+echo "ok   merged ports"
 TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 most=1M job 2 2 all_reduce
 echo "ok   with 1 % loss"
 
@@ -51,6 +56,11 @@ grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "hosts with different 
 grep -q 'NCCL WARN NET/IB : rank . (.*) has . ports (.*), rank . (.*) has . (.*telpher0:1.*): what both have is used' "$work/out" || fail "that the hosts differ isn't told"
 grep 'connected' "$work/out" | grep 'GID' | grep -qv 'MTU 1024' && fail "not the lesser MTU"
 echo "ok   hosts with different ports and MTUs"
+timeout 60 "$telpher" run -n 3 --hosts 3 -- bash -c 'export TELPHER_VERBS_PORTS=$((RANK + 1)); exec "$0" perf all_reduce -b 8 -e 4M -f 64 -n 2' \
+	"$telpher" >"$work/out" 2>&1 || fail "merged devices of different numbers of ports"
+grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "merged devices of different numbers of ports: wrong results"
+grep -q '+telpher0:3/RoCE' "$work/out" || fail "three ports aren't merged"
+echo "ok   merged devices of different numbers of ports"
 
 [ "$(id -u)" = 0 ] && command -v ip >/dev/null || exit 0
 a=tpa$$ b=tpb$$

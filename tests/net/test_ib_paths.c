@@ -101,17 +101,16 @@ static void a_path_that_falls_silent_is_left_and_taken_back(void **state)
 	ib_pair_close(&pair);
 }
 
-static void what_was_outstanding_arrives_once(void **state)
+static void leave_with_much_outstanding(size_t each)
 {
 	struct ib_pair pair;
 	void *sends[TP_NET_MAX_REQUESTS], *receives[TP_NET_MAX_REQUESTS];
-	size_t got, each = 200000;
+	size_t got;
 
-	(void)state;
 	net_set_environment("NCCL_IB_QPS_PER_CONNECTION=2", NULL);
-	ib_pair_open(&pair, BYTES);
+	ib_pair_open(&pair, TP_MAX(each * TP_NET_MAX_REQUESTS, BYTES));
 	for (int round = 0; round < 3; round++) {
-		net_fill(pair.from, BYTES, (uint32_t)round);
+		net_fill(pair.from, each * TP_NET_MAX_REQUESTS, (uint32_t)round);
 		for (size_t i = 0; i < TP_NET_MAX_REQUESTS; i++) assert_non_null(receives[i] = ib_recv(&pair, each * i, each, 1));
 		for (size_t i = 0; i < TP_NET_MAX_REQUESTS / 2; i++) assert_non_null(sends[i] = ib_send(&pair, each * i, each - i, 1));
 		if (round == 1) fault("unroute=10.198.0.1,side=both");
@@ -129,6 +128,19 @@ static void what_was_outstanding_arrives_once(void **state)
 	assert_int_equal(sender(&pair)->switches, 1);
 	fault("none");
 	ib_pair_close(&pair);
+}
+
+static void what_was_outstanding_arrives_once(void **state)
+{
+	(void)state;
+	leave_with_much_outstanding(200000);
+}
+
+static void what_was_outstanding_over_merged_ports_arrives_once(void **state)
+{
+	(void)state;
+	leave_with_much_outstanding(200000);
+	leave_with_much_outstanding((1u << 20) + 1000);
 }
 
 static void a_port_that_goes_down_is_left_and_taken_back(void **state)
@@ -290,6 +302,7 @@ static void a_port_without_an_address_is_left_out(void **state)
 	messages(&pair, 20);
 	ib_pair_close(&pair);
 	assert_true(command("ip addr add 10.198.1.1/24 dev tp1"));
+	for (struct tp_ib_gid_choice gid; !tp_ib_port_has_gid(tp_ib_port(1), &gid);) usleep(20000);
 }
 
 static void the_only_port_goes_down_and_is_named(void **state)
@@ -341,6 +354,77 @@ static void loss_is_repaired_without_leaving(void **state)
 	ib_pair_close(&pair);
 }
 
+/* Both ports as one device. */
+static int merged(void **state)
+{
+	two_ports(state);
+	net_set_environment("NCCL_NET_MERGE_LEVEL=SYS", NULL);
+	tp_ib_forget_devices();
+	assert_int_equal(tp_net_ib.init(), ncclSuccess);
+	assert_int_equal(tp_ib_device_count(), 1);
+	return 0;
+}
+
+static void use_until(struct ib_pair *pair, int ports)
+{
+	uint64_t until = tp_clock_ms() + 60000;
+
+	for (int i = 0; sender(pair)->nused != ports; i++) {
+		assert_int_equal(ib_exchange(pair, (size_t)(i % 100) * 1000, i % 2 ? 1000 : 2u << 20, i), ncclSuccess);
+		assert_true(tp_clock_ms() < until);
+	}
+}
+
+static void a_silent_port_of_a_merged_device_leaves_the_other(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	assert_int_equal(sender(&pair)->nused, 2);
+	messages(&pair, 20);
+	fault("unroute=10.198.1.1,side=both");
+	use_until(&pair, 1);
+	assert_ptr_equal(sender(&pair)->used[0]->port, tp_ib_port(0));
+	assert_int_equal(sender(&pair)->switches, 1);
+	messages(&pair, 20);
+	fault("none");
+	use_until(&pair, 2);
+	messages(&pair, 20);
+	ib_pair_close(&pair);
+}
+
+static void a_merged_device_loses_a_port_and_gets_it_back(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	assert_true(command("ip link set tp0 down"));
+	use_until(&pair, 1);
+	assert_ptr_equal(sender(&pair)->used[0]->port, tp_ib_port(1));
+	messages(&pair, 20);
+	assert_true(command("ip link set tp0 up"));
+	use_until(&pair, 2);
+	ib_pair_close(&pair);
+}
+
+static void a_merged_device_without_any_port_is_named(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	messages(&pair, 20);
+	assert_true(command("ip link set tp0 down && ip link set tp1 down"));
+	assert_int_equal(exchange_until_it_fails(&pair), ncclRemoteError);
+	assert_non_null(strstr(tp_log_last_error(), "DOWN"));
+	assert_true(command("ip link set tp0 up && ip link set tp1 up"));
+	for (int i = 0; i < 2; i++)
+		while (!tp_ib_port_is_active(tp_ib_port(i))) usleep(20000);
+	ib_pair_close(&pair);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -359,6 +443,10 @@ int main(void)
 		cmocka_unit_test_setup(a_receiver_may_leave_when_it_has_all, two_ports),
 		cmocka_unit_test_setup(loss_is_repaired_without_leaving, two_ports),
 		cmocka_unit_test_setup(a_port_without_an_address_is_left_out, two_ports),
+		cmocka_unit_test_setup(a_silent_port_of_a_merged_device_leaves_the_other, merged),
+		cmocka_unit_test_setup(a_merged_device_loses_a_port_and_gets_it_back, merged),
+		cmocka_unit_test_setup(what_was_outstanding_over_merged_ports_arrives_once, merged),
+		cmocka_unit_test_setup(a_merged_device_without_any_port_is_named, merged),
 	};
 
 	setenv("TELPHER_VERBS_DEVICES", "2", 1);

@@ -59,7 +59,7 @@ expect "variables of images are left alone" 0 "$(grep -c NCCL_VERSION <<<"$out")
 says "a file that ranks take" "^  honoured +NCCL_TOPO_FILE *$" "$out"
 says "a name that changes reports alone" "^  honoured +NCCL_PXN_DISABLE +in what is reported and expected, not in" "$out"
 says "a name that is honoured and set" "^  honoured +NCCL_ALGO +\(set\)$" "$out"
-says "a name without effect has its reason" "^  no effect +NCCL_IB_MERGE_NICS +ports aren.t merged" "$out"
+says "a name without effect has its reason" "^  no effect +NCCL_NET_MERGE_POLICY +ports are merged by distance" "$out"
 expect "--names prints only names" 0 "$(grep -c '^  TELPHER_' <<<"$out")"
 names=$(sed -n 's/.*{ "\(NCCL_[A-Z0-9_]*\)", .*/\1/p' "$SOURCE_DIR/src/base/env_names.c")
 expect "all of NCCL's names are there" "$names" "$("$telpher" env --names | grep -oE '^  (honoured|no effect) +NCCL_[A-Z0-9_]+' | awk '{ print $NF }')"

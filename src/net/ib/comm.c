@@ -33,7 +33,6 @@ ncclResult_t tp_ib_comm_create(bool sending, const struct tp_net_hello *who, int
 	comm->rq_depth = sending ? 1 : TP_IB_RING;
 	comm->split = comm->params.split;
 	comm->control.fd = -1;
-	comm->moved_ms = tp_clock_ms();
 	pthread_mutex_init(&comm->control.lock, NULL);
 	snprintf(comm->peer_host, sizeof(comm->peer_host), "?");
 	strcpy(comm->peer, "?");
@@ -52,10 +51,33 @@ void tp_ib_comm_destroy(struct tp_ib_comm *comm)
 	free(comm);
 }
 
-ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, struct tp_ib_port *port, const struct tp_ib_gid_choice *gid)
+/* The card's place among those of the connection; where it is new, behind them. */
+static int key_of(const struct tp_ib_comm *comm, const struct tp_ib_context *context)
+{
+	int key = 0;
+
+	while (key < comm->ncontexts && comm->contexts[key] != context) key++;
+	return key;
+}
+
+bool tp_ib_comm_has_room(const struct tp_ib_comm *comm, const struct tp_ib_port *port)
+{
+	return comm->npaths < TP_IB_MAX_PATHS && key_of(comm, port->context) < TP_IB_MAX_KEYS;
+}
+
+ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, int way, struct tp_ib_port *port, const struct tp_ib_gid_choice *gid)
 {
 	struct tp_ib_path *path = &comm->paths[comm->npaths];
 
+	path->way = way;
+	path->at = -1;
+	comm->nways = TP_MAX(comm->nways, way + 1);
+	if (!port) {
+		comm->npaths++;
+		return ncclSuccess;
+	}
+	path->key = key_of(comm, port->context);
+	if (path->key == comm->ncontexts) comm->contexts[comm->ncontexts++] = port->context;
 	comm->sq_depth = (uint32_t)TP_MIN((int)comm->sq_depth, TP_MAX(port->context->attr.max_qp_wr, 1));
 	path->port = port;
 	path->gid = *gid;
@@ -98,6 +120,7 @@ void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out)
 		const struct tp_ib_path *path = &comm->paths[p];
 		struct tp_ib_wire_path *w = &out->paths[p];
 
+		w->way = (uint8_t)path->way;
 		if (!path->port) continue;
 		memcpy(w->gid, path->gid.raw, sizeof(w->gid));
 		w->gid_type = (uint8_t)path->gid.type;
@@ -110,7 +133,9 @@ void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out)
 		w->rkey = path->mr->rkey;
 		w->psn = path->psn;
 		for (int q = 0; q < comm->nqps; q++) w->qpns[q] = path->qps[q].ibv->qp_num;
-		w->index = (uint8_t)(path->port - tp_ib_port(0));
+		w->index = (uint8_t)path->port->device;
+		w->place = (uint8_t)path->port->place;
+		w->key = (uint8_t)path->key;
 		w->live = path->state == TP_IB_PATH_LIVE;
 		snprintf(w->device, sizeof(w->device), "%.31s", path->port->context->name);
 	}
@@ -127,9 +152,68 @@ static void warn_unreachable(struct tp_ib_comm *comm, struct tp_ib_path *path)
 			"network by NCCL_IB_HCA", tp_ib_name(comm, path, 0, names, sizeof(names)), why);
 }
 
+/* ---- ways ---- */
+
+uint32_t tp_ib_live_mask(const struct tp_ib_comm *comm)
+{
+	uint32_t mask = 0;
+
+	for (int p = 0; p < comm->npaths; p++)
+		if (comm->paths[p].state == TP_IB_PATH_LIVE) mask |= 1u << p;
+	return mask;
+}
+
+int tp_ib_best_way(const struct tp_ib_comm *comm, uint32_t mask, int *worth)
+{
+	int best = 0;
+
+	*worth = 0;
+	for (int way = 0; way < comm->nways; way++) {
+		int paths = 0, found;
+		for (int p = 0; p < comm->npaths; p++) paths += comm->paths[p].way == way && (mask >> p & 1);
+		/* More paths are more than the connector's own device, which was chosen for its place in the machine. */
+		found = paths > 0 ? 2 * paths + (int)(comm->home >> way & 1) : 0;
+		if (found <= *worth) continue;
+		best = way;
+		*worth = found;
+	}
+	return best;
+}
+
+void tp_ib_use(struct tp_ib_comm *comm, int way, uint32_t mask)
+{
+	for (int i = 0; i < comm->nused; i++) comm->used[i]->at = -1;
+	comm->active = way;
+	comm->nused = 0;
+	comm->max_bytes = UINT32_MAX;
+	for (int p = 0; p < comm->npaths && comm->nused < TP_IB_MAX_MERGED; p++) {
+		struct tp_ib_path *path = &comm->paths[p];
+		if (path->way != way || !(mask >> p & 1)) continue;
+		path->at = comm->nused;
+		path->moved_ms = 0;
+		path->probing = false;
+		comm->used[comm->nused++] = path;
+		comm->max_bytes = TP_MIN(comm->max_bytes, path->port->attr.max_msg_sz);
+	}
+}
+
+/* Which ways lead over the device that the connector took: both ends know it from what the connector said of itself. */
+static void find_home(struct tp_ib_comm *comm)
+{
+	int first = -1;
+
+	for (int p = 0; p < comm->npaths; p++) {
+		const struct tp_ib_path *path = &comm->paths[p];
+		int device = comm->sending ? (path->port ? path->port->device : -1) : path->remote.index;
+		if (!path->port) continue;
+		if (first < 0) first = device;
+		if (device == first) comm->home |= 1u << path->way;
+	}
+}
+
 ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
 {
-	int live = 0;
+	int live = 0, worth;
 	char names[512];
 
 	comm->remote_block = peer->block;
@@ -149,12 +233,15 @@ ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_m
 		else result = tp_ib_qps_connect(comm, path, live > 0 || p + 1 < comm->npaths);
 		path->since_ms = tp_clock_ms();
 		path->state = result == ncclSuccess ? TP_IB_PATH_LIVE : TP_IB_PATH_DEAD;
-		if (result == ncclSuccess && live++ == 0) comm->active = p;
+		live += result == ncclSuccess;
 		if (result != ncclSuccess) path->next_ms = tp_clock_ms() + 1000;
-		if (result == ncclSuccess && !comm->sending) tp_ib_expect(comm, path);
-		TP_INFO(TP_NET, "NET/IB : %s %s%s%s", tp_ib_name(comm, path, 0, names, sizeof(names)), result == ncclSuccess ? "connected" : "can't be connected: ",
-			result == ncclSuccess ? "" : path->why, result == ncclSuccess && comm->active != p ? ", stands by" : "");
+		if (result != ncclSuccess) TP_INFO(TP_NET, "NET/IB : %s can't be connected: %s", tp_ib_name(comm, path, 0, names, sizeof(names)), path->why);
 	}
+	find_home(comm);
+	tp_ib_use(comm, tp_ib_best_way(comm, tp_ib_live_mask(comm), &worth), tp_ib_live_mask(comm));
+	for (int p = 0; p < comm->npaths; p++)
+		if (comm->paths[p].state == TP_IB_PATH_LIVE)
+			TP_INFO(TP_NET, "NET/IB : %s connected%s", tp_ib_name(comm, &comm->paths[p], 0, names, sizeof(names)), comm->paths[p].at < 0 ? ", stands by" : "");
 	if (live > 0) return ncclSuccess;
 	for (int p = 0; p < comm->npaths; p++)
 		if (comm->paths[p].port)
@@ -165,11 +252,15 @@ ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_m
 
 ncclResult_t tp_ib_comm_settle(struct tp_ib_comm *comm, const struct tp_ib_wire_revive *ready)
 {
-	if (tp_ib_wire_check_revive(ready) || (int)ready->path >= comm->npaths || comm->paths[ready->path].state != TP_IB_PATH_LIVE)
-		return TP_FAIL(ncclRemoteError, "NET/IB : rank %d -> rank %d: %s wants to use path %u, which isn't there", comm->from, comm->to, comm->peer_host, ready->path);
-	comm->active = (int)ready->path;
+	uint32_t live = tp_ib_live_mask(comm) & ready->attempt;
+	int worth, way = tp_ib_best_way(comm, live, &worth);
+
+	if (tp_ib_wire_check_revive(ready) || worth == 0 || (int)ready->path != way)
+		return TP_FAIL(ncclRemoteError, "NET/IB : rank %d -> rank %d: %s wants to use way %u, which isn't there", comm->from, comm->to, comm->peer_host, ready->path);
 	for (int p = 0; p < comm->npaths; p++)
 		if (!(ready->attempt >> p & 1)) tp_ib_path_failed(comm, &comm->paths[p], "%.64s can't connect its end", comm->peer_host);
+	tp_ib_use(comm, way, live);
+	tp_ib_expect(comm);
 	return ncclSuccess;
 }
 

@@ -29,7 +29,7 @@ int tp_ib_control_send(struct tp_ib_control *control, const struct tp_ib_record 
 	return error;
 }
 
-bool tp_ib_control_take(struct tp_ib_control *control, struct tp_ib_record *out)
+bool tp_ib_control_take(struct tp_ib_control *control, struct tp_ib_note *out)
 {
 	pthread_mutex_lock(&control->lock);
 	bool any = control->count > 0;

@@ -1,5 +1,5 @@
-/* Devices: which library, which devices and ports of it, opened once a process. Every port that is ACTIVE and allowed is one
- * network device. Whoever has no RDMA hardware is not bothered: what is missing is a reason, logged nowhere but in INFO lines. */
+/* Devices: which library, which devices and ports of it, opened once a process. Every port that is ACTIVE and allowed is used,
+ * alone or merged with others (merge.c). Whoever has no RDMA hardware is not bothered: what is missing is a reason, logged nowhere but in INFO lines. */
 #include <dirent.h>
 #include <endian.h>
 #include <errno.h>
@@ -16,6 +16,8 @@ static struct {
 	int ncontexts, nports;
 	struct tp_ib_context *contexts[TP_IB_MAX_PORTS];
 	struct tp_ib_port ports[TP_IB_MAX_PORTS];
+	int ndevices;
+	struct tp_ib_device devices[TP_IB_MAX_PORTS];
 	char why[512];
 } ib = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -40,6 +42,18 @@ static void read_pci_path(const char *name, char *out, size_t bytes)
 	full = realpath(path, NULL);
 	snprintf(out, bytes, "%s", full ? full : "");
 	free(full);
+}
+
+static int read_numa(const char *name)
+{
+	char path[PATH_MAX];
+	int node = -1;
+
+	snprintf(path, sizeof(path), "/sys/class/infiniband/%s/device/numa_node", name);
+	FILE *file = fopen(path, "re");
+	if (file && fscanf(file, "%d", &node) != 1) node = -1;
+	if (file) fclose(file);
+	return node;
 }
 
 static uint32_t port_mbps(const struct ibv_port_attr *attr)
@@ -84,6 +98,7 @@ static struct tp_ib_context *open_context(const struct tp_ib_params *params, str
 	context->guid = v->get_device_guid ? be64toh(v->get_device_guid(device)) : be64toh(context->attr.sys_image_guid);
 	context->relaxed = params->relaxed == 1 || (params->relaxed == 2 && v->reg_mr_iova2 != NULL);
 	read_pci_path(context->name, context->pci_path, sizeof(context->pci_path));
+	context->numa = read_numa(context->name);
 	return context;
 close_device:
 	v->close_device(context->ibv);
@@ -183,9 +198,9 @@ static void log_ports(void)
 	char line[1024] = "";
 	size_t used = 0;
 
-	for (int i = 0; i < ib.nports && used < sizeof(line); i++)
-		used += (size_t)snprintf(line + used, sizeof(line) - used, " [%d]%s/%s", i, ib.ports[i].text,
-			ib.ports[i].attr.link_layer == IBV_LINK_LAYER_INFINIBAND ? "IB" : "RoCE");
+	for (int i = 0; i < ib.ndevices && used < sizeof(line); i++)
+		used += (size_t)snprintf(line + used, sizeof(line) - used, " [%d]%s/%s", i, ib.devices[i].text,
+			ib.devices[i].ports[0]->attr.link_layer == IBV_LINK_LAYER_INFINIBAND ? "IB" : "RoCE");
 	TP_INFO(TP_INIT | TP_NET, "NET/IB : Using%s%s %s", line, ib.verbs->software ? " (Telpher's software card)" : "", ib.contexts[0]->relaxed ? "[RO]" : "[no RO]");
 }
 
@@ -216,6 +231,7 @@ static void try_all(void)
 	}
 	if (ib.verbs->fork_init) ib.verbs->fork_init();
 	find_ports(&params, &list);
+	ib.ndevices = tp_ib_merge(&params, ib.ports, ib.nports, ib.devices);
 	if (ib.nports > 0) log_ports();
 }
 
@@ -250,6 +266,10 @@ int tp_ib_port_count(void) { return ib.nports; }
 
 struct tp_ib_port *tp_ib_port(int index) { return index >= 0 && index < ib.nports ? &ib.ports[index] : NULL; }
 
+int tp_ib_device_count(void) { return ib.ndevices; }
+
+struct tp_ib_device *tp_ib_device(int index) { return index >= 0 && index < ib.ndevices ? &ib.devices[index] : NULL; }
+
 bool tp_ib_on_software(void) { return ib.verbs && ib.verbs->software; }
 
 void tp_ib_forget_devices(void)
@@ -257,7 +277,7 @@ void tp_ib_forget_devices(void)
 	tp_ib_watch_stop();
 	pthread_mutex_lock(&ib.lock);
 	for (int i = 0; i < ib.ncontexts; i++) close_context(ib.contexts[i]);
-	ib.ncontexts = ib.nports = 0;
+	ib.ncontexts = ib.nports = ib.ndevices = 0;
 	ib.tried = ib.asked = false;
 	pthread_mutex_unlock(&ib.lock);
 }
@@ -266,7 +286,7 @@ void tp_ib_forget_after_fork(void)
 {
 	/* Not closed: the devices are the parent's, and their library's locks may be held by a thread that this process doesn't have. */
 	pthread_mutex_init(&ib.lock, NULL);
-	ib.ncontexts = ib.nports = 0;
+	ib.ncontexts = ib.nports = ib.ndevices = 0;
 	ib.tried = false;
 }
 

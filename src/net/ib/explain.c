@@ -16,6 +16,15 @@ const char *tp_ib_path_text(const struct tp_ib_comm *comm, const struct tp_ib_pa
 	return text;
 }
 
+const char *tp_ib_used_text(const struct tp_ib_comm *comm, char *text, size_t bytes)
+{
+	size_t used = 0;
+
+	text[0] = 0;
+	for (int i = 0; i < comm->nused && used < bytes; i++) used += (size_t)snprintf(text + used, bytes - used, "%s%s", i ? "+" : "", comm->used[i]->port->text);
+	return text;
+}
+
 const char *tp_ib_name(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, char *text, size_t bytes)
 {
 	int used = snprintf(text, bytes, "rank %d %s rank %d, ", comm->sending ? comm->from : comm->to, comm->sending ? "->" : "<-", comm->sending ? comm->to : comm->from);

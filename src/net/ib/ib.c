@@ -6,23 +6,42 @@
 
 static ncclResult_t ib_devices(int *count)
 {
-	*count = tp_ib_port_count();
+	*count = tp_ib_device_count();
 	return ncclSuccess;
+}
+
+/* The GID of the first port that has one to use, and how many more there are. */
+static void describe_address(const struct tp_ib_device *device, char out[96])
+{
+	struct tp_ib_gid_choice gid, first = { 0 };
+	int count = 0;
+
+	out[0] = 0;
+	for (int i = 0; i < device->nports; i++)
+		if (tp_ib_port_has_gid(device->ports[i], &gid) && count++ == 0) first = gid;
+	if (count == 1) snprintf(out, 96, "GID %d %s %s", first.index, first.text, tp_ib_gid_type_name(first.type));
+	if (count > 1) snprintf(out, 96, "GID %d %s %s, and %d more", first.index, first.text, tp_ib_gid_type_name(first.type), count - 1);
 }
 
 static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 {
-	struct tp_ib_port *port = tp_ib_port(dev);
-	struct tp_net_properties p = { .memory = TP_NET_HOST, .max_recvs = TP_NET_MAX_RECVS };
+	const struct tp_ib_device *device = tp_ib_device(dev);
+	const struct tp_ib_port *first = device ? device->ports[0] : NULL;
+	struct tp_net_properties p = { .memory = TP_NET_HOST, .max_recvs = TP_NET_MAX_RECVS, .max_comms = 1 << 20 };
 
-	if (!port) return TP_FAIL(ncclInternalError, "NET/IB : there is no device %d", dev);
-	snprintf(p.name, sizeof(p.name), "%.31s", port->context->name);
-	snprintf(p.pci_path, sizeof(p.pci_path), "%s", port->context->pci_path);
-	p.guid = port->context->guid;
-	p.speed_mbps = port->mbps;
-	p.port = port->number;
-	p.max_bytes = port->attr.max_msg_sz;
-	p.max_comms = (uint32_t)TP_MIN(port->context->attr.max_qp, 1 << 20);
+	if (!device) return TP_FAIL(ncclInternalError, "NET/IB : there is no device %d", dev);
+	/* Its place, number and port are the first one's. */
+	snprintf(p.name, sizeof(p.name), "%s", device->name);
+	snprintf(p.pci_path, sizeof(p.pci_path), "%s", first->context->pci_path);
+	describe_address(device, p.address);
+	p.guid = first->context->guid;
+	p.port = first->number;
+	p.speed_mbps = device->mbps;
+	p.max_bytes = first->attr.max_msg_sz;
+	for (int i = 0; i < device->nports; i++) {
+		p.max_bytes = TP_MIN(p.max_bytes, (size_t)device->ports[i]->attr.max_msg_sz);
+		p.max_comms = TP_MIN(p.max_comms, (uint32_t)TP_MAX(device->ports[i]->context->attr.max_qp, 1));
+	}
 	*out = p;
 	return ncclSuccess;
 }
@@ -33,16 +52,16 @@ static ncclResult_t ib_dereg_memory(void *handle, void *mhandle)
 	ncclResult_t result = ncclSuccess;
 
 	(void)handle;
-	for (int p = 0; memory && p < TP_IB_MAX_PATHS; p++) {
-		if (!memory->nodes[p]) continue;
-		ncclResult_t one = tp_ib_reg_put(memory->contexts[p], memory->nodes[p]);
+	for (int c = 0; memory && c < TP_IB_MAX_KEYS; c++) {
+		if (!memory->nodes[c]) continue;
+		ncclResult_t one = tp_ib_reg_put(memory->contexts[c], memory->nodes[c]);
 		if (result == ncclSuccess) result = one;
 	}
 	free(memory);
 	return result;
 }
 
-/* On all paths, so that a message can go on over another at once. */
+/* On all cards of its paths, so that a message can go over any of them at once. */
 static ncclResult_t ib_reg_memory(void *handle, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle)
 {
 	struct tp_ib_comm *comm = handle;
@@ -51,10 +70,9 @@ static ncclResult_t ib_reg_memory(void *handle, void *data, size_t bytes, enum t
 	if (kind != TP_NET_HOST) return TP_FAIL(ncclInternalError, "NET/IB : only host memory can be registered");
 	memory = tp_alloc(1, sizeof(*memory), "a registration");
 	if (!memory) return ncclSystemError;
-	for (int p = 0; p < comm->npaths; p++) {
-		if (!comm->paths[p].port) continue;
-		memory->contexts[p] = comm->paths[p].port->context;
-		ncclResult_t result = tp_ib_reg_get(comm->paths[p].port->context, data, bytes, &memory->nodes[p], &memory->mrs[p]);
+	for (int c = 0; c < comm->ncontexts; c++) {
+		memory->contexts[c] = comm->contexts[c];
+		ncclResult_t result = tp_ib_reg_get(comm->contexts[c], data, bytes, &memory->nodes[c], &memory->mrs[c]);
 		if (result == ncclSuccess) continue;
 		ib_dereg_memory(comm, memory);
 		return result;

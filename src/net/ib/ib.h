@@ -5,25 +5,30 @@
  * pairs, and ends each with WRITE_WITH_IMM, whose immediate is the message's size. Receives for these are posted ahead, before the
  * peer is told the queue pair's number. Only that write makes a completion at the receiver, so data is never waited for by looking at it.
  *
- * A connection has *paths*: a local port, a remote port, and queue pairs between them. One path is active, the others stand by.
+ * A connection has *paths*: a local port, a remote port, and queue pairs between them. Paths over the ports of one device (one, or
+ * several that are merged) are a *way*: its paths are used together, messages take turns with all their queue pairs, and large ones
+ * are cut over the paths. One way is in use, the others stand by; a merged device is a way twice, so that one port's death leaves
+ * the same device's other ports.
  * The TCP connection over which the two ends met stays open as *control*: it answers life signs (a thread of ours does, whatever
- * the application is doing) and lets the two ends agree to leave a path. To leave it each end moves its queue pairs to ERROR, so
- * that nothing can arrive there any more, takes what had completed, and says which messages it has: from then on the active path
- * is another, the receiver writes its FIFO entries anew, and the sender sends exactly the messages that the receiver doesn't have.
- * A path that is dead is set up afresh and tried with a write of no bytes; once both ends have seen one through, it stands by again,
- * or is taken back if it comes before the active one.
+ * the application is doing) and lets the two ends agree to leave a way when one of its paths has failed. To leave it each end moves
+ * its queue pairs to ERROR, so that nothing can arrive there any more, takes what had completed, and says which messages it has:
+ * from then on the paths in use are those of another way that live at both ends, the receiver writes its FIFO entries anew, and the
+ * sender sends exactly the messages that the receiver doesn't have. A path that isn't in use is set up afresh and tried with a write
+ * of no bytes; once both ends have seen one through, it stands by again; a way that has more paths by then, or comes first, is taken.
  *
  * How a path is known to be dead: a completion with an error; a port that is not ACTIVE; or nothing completing for
  * TELPHER_IB_PATH_TIMEOUT although a write of no bytes was posted and the peer has answered life signs meanwhile (the queue
  * pair's own time is half a minute). Where no other path is left, that is the error, which names it.
  *
  *   params      NCCL_IB_* and our own            hca         NCCL_IB_HCA's syntax
- *   device      contexts, ports, properties      gid         which address of a port is used
+ *   device      contexts and ports               merge       which ports make one device
+ *   gid         which address of a port is used
  *   reg         the registration cache           watch       the thread: async events, life signs
  *   wire        records of the control           control     sending and taking them
  *   meet        listen, connect, accept          comm        a connection's memory, paths, end
  *   qp          queue pairs and their states     send, recv, progress   data
- *   path        judging, leaving, reviving paths explain     what is said when something fails
+ *   path        judging and leaving paths        revive      taking them back
+ *   explain     what is said when something fails
  *
  * A connection belongs to one thread at a time (the holder of the run lock); the watch thread touches only struct
  * tp_ib_control (under its lock) and the atomic fields of contexts and ports. */
@@ -43,10 +48,11 @@ _Static_assert(TP_IB_RING >= 2 * TP_NET_MAX_REQUESTS, "a FIFO place must be free
 struct tp_ib_params {
 	int disable, gid_index, roce_version, timeout, retry_cnt, sl, tc, fifo_tc, pkey, qps, split, adaptive, relaxed, use_inline, flid_gid_index, return_async;
 	int subnet_bits;
+	int merge, merge_vfs, merge_level, ece;
 	int failover, recovery, modify_retry_all, modify_retries, modify_retry_ms, max_paths, path_timeout_ms;
 	int64_t ar_threshold;
 	int addr_family;                        /* AF_INET, AF_INET6; 0: whichever there is, IPv4 first */
-	const char *hca, *addr_range;
+	const char *hca, *addr_range, *force_merge;
 };
 void tp_ib_params_read(struct tp_ib_params *out);
 
@@ -73,6 +79,7 @@ struct tp_ib_context {                      /* an open device; its ports share i
 	struct ibv_device_attr attr;
 	struct ibv_pd *pd;
 	char name[64], pci_path[128];
+	int numa;                               /* -1: not known */
 	uint64_t guid;
 	bool relaxed;                           /* relaxed ordering is asked for and there */
 	struct tp_ib_cache cache;
@@ -86,17 +93,35 @@ struct tp_ib_port {
 	uint8_t number;
 	struct ibv_port_attr attr;              /* as of init */
 	uint32_t mbps;
+	int device, place;                      /* whose port it is, and which of it */
 	_Atomic uint32_t state;                 /* enum ibv_port_state; kept by the watch thread */
 	_Atomic uint64_t told_ms;               /* when a warning said that it is left */
 	_Atomic uint32_t told_gid;              /* a warning said that it has no address to use */
 	char text[80];                          /* "mlx5_0:1" */
 };
 
+/* What the transport shows as one device: a port, or several that are merged. */
+struct tp_ib_device {
+	int nports;
+	struct tp_ib_port *ports[TP_IB_MAX_MERGED];
+	uint32_t mbps;                          /* of all */
+	char name[128], text[160];              /* "mlx5_0+mlx5_1", "mlx5_0:1+mlx5_1:1" */
+};
+
+/* NCCL_NET_MERGE_LEVEL's values, from the nearest. */
+enum tp_ib_distance { TP_IB_LOC, TP_IB_PORT, TP_IB_PIX, TP_IB_PXB, TP_IB_P2C, TP_IB_PXN, TP_IB_PHB, TP_IB_SYS };
+/* How far two ports are apart: PORT: of one card. vfs: so are virtual functions of one card. */
+enum tp_ib_distance tp_ib_port_distance(const struct tp_ib_port *a, const struct tp_ib_port *b, bool vfs);
+/* Makes devices of these ports, in their order: [count] have room. How many. */
+int tp_ib_merge(const struct tp_ib_params *params, struct tp_ib_port *ports, int count, struct tp_ib_device *out);
+
 /* Opens the library and its devices; once. False: why says the reason. asked: by name (NCCL_NET=IB). */
 bool tp_ib_present(bool asked, char *why, size_t bytes);
 ncclResult_t tp_ib_init(void);
 int tp_ib_port_count(void);
 struct tp_ib_port *tp_ib_port(int index);
+int tp_ib_device_count(void);
+struct tp_ib_device *tp_ib_device(int index);
 bool tp_ib_on_software(void);
 void tp_ib_forget_devices(void);            /* tests: closes all; no connection may be open */
 void tp_ib_forget_after_fork(void);         /* in the child: devices are opened anew at the next use */
@@ -129,11 +154,11 @@ ncclResult_t tp_ib_reg_put(struct tp_ib_context *context, struct tp_ib_mr_node *
 size_t tp_ib_reg_count(struct tp_ib_context *context);
 ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes, const char *what, int error);     /* logs */
 
-/* Knows its devices: it may outlive the connection. */
+/* Knows its cards, those of the connection: it may outlive it. */
 struct tp_ib_memory {
-	struct tp_ib_context *contexts[TP_IB_MAX_PATHS];
-	struct tp_ib_mr_node *nodes[TP_IB_MAX_PATHS];
-	struct ibv_mr *mrs[TP_IB_MAX_PATHS];
+	struct tp_ib_context *contexts[TP_IB_MAX_KEYS];
+	struct tp_ib_mr_node *nodes[TP_IB_MAX_KEYS];
+	struct ibv_mr *mrs[TP_IB_MAX_KEYS];
 };
 
 /* ---- control ---- */
@@ -144,7 +169,7 @@ struct tp_ib_control {
 	pthread_mutex_t lock;
 	size_t have;                            /* bytes of a record that isn't whole yet */
 	unsigned char buffer[TP_IB_RECORD_MAX];
-	struct tp_ib_record inbox[TP_IB_INBOX];
+	struct tp_ib_note inbox[TP_IB_INBOX];
 	uint32_t first, count;
 	_Atomic uint32_t waiting;               /* records in the inbox: a look without the lock */
 	_Atomic uint32_t pongs;
@@ -162,7 +187,7 @@ void tp_ib_control_remove(struct tp_ib_control *control);
 bool tp_ib_control_is_inherited(const struct tp_ib_control *control);
 /* 0 or errno: the peer will hear of it by the closed connection if it can't be sent. */
 int tp_ib_control_send(struct tp_ib_control *control, const struct tp_ib_record *record);
-bool tp_ib_control_take(struct tp_ib_control *control, struct tp_ib_record *out);
+bool tp_ib_control_take(struct tp_ib_control *control, struct tp_ib_note *out);
 /* Bytes that the peer's kernel hasn't acknowledged. */
 int tp_ib_control_unacknowledged(const struct tp_ib_control *control);
 
@@ -176,7 +201,7 @@ struct tp_ib_qp {
 	uint32_t posted, freed;                 /* of the send queue: handed in, known to be over */
 	uint32_t receives;                      /* posted and not completed */
 	uint32_t since_signal;                  /* FIFO writes since the last that completes */
-	uint64_t next;                          /* receiver: the message whose end comes next here */
+	uint64_t next;                          /* receiver: no message below has an end still to come here */
 };
 
 enum tp_ib_path_state { TP_IB_PATH_NONE, TP_IB_PATH_LIVE, TP_IB_PATH_DEAD, TP_IB_PATH_REVIVING, TP_IB_PATH_CONNECTED, TP_IB_PATH_PROBING, TP_IB_PATH_PROVEN };
@@ -184,6 +209,9 @@ enum tp_ib_path_state { TP_IB_PATH_NONE, TP_IB_PATH_LIVE, TP_IB_PATH_DEAD, TP_IB
 struct tp_ib_path {
 	struct tp_ib_port *port;
 	enum tp_ib_path_state state;
+	int way;
+	int key;                                /* its card's place in comm->contexts */
+	int at;                                 /* its place in comm->used; -1: it isn't in use */
 	struct tp_ib_gid_choice gid;
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
@@ -200,6 +228,11 @@ struct tp_ib_path {
 	uint32_t failures;                      /* since it last proved itself for long */
 	uint64_t next_ms, since_ms;             /* when to try again; since when it is in its state */
 	uint32_t unacked_events;
+	/* stalls, where it is in use */
+	uint64_t moved_ms, probe_ms, probed_ms, watched_ms;    /* last completion; last look, first probe; how long it has been looked after since */
+	uint64_t slowest_ms;                    /* the longest that a probe took lately */
+	uint32_t pings_at_probe;
+	bool probing;
 	char why[800];                          /* DEAD: the reason */
 };
 
@@ -218,6 +251,7 @@ struct tp_ib_request {
 struct tp_ib_message {                      /* by number % TP_IB_RING */
 	int n;
 	bool done;                              /* through */
+	bool large;                             /* cut over the paths in use */
 	uint32_t left;                          /* ends (completions) that are still to come */
 	uint64_t imm;                           /* receiver: the size that came */
 	struct tp_ib_request *requests[TP_NET_MAX_RECVS];      /* receiver: [0] only */
@@ -233,7 +267,12 @@ struct tp_ib_block {
 
 struct tp_ib_comm {
 	bool sending;
-	int nqps, npaths, active;
+	int nqps, npaths, active;               /* queue pairs a path; active: the way in use */
+	int nways, nused, ncontexts;
+	uint32_t max_bytes;                     /* of a message: what all ports in use take */
+	struct tp_ib_path *used[TP_IB_MAX_MERGED];              /* those of it that live */
+	struct tp_ib_context *contexts[TP_IB_MAX_KEYS];         /* cards of its paths */
+	uint32_t home;                          /* ways over the connector's own device, by bit */
 	uint32_t next_request;
 	bool split, any_order;                  /* any_order: of tp_net_hello */
 	int adaptive;
@@ -252,11 +291,10 @@ struct tp_ib_comm {
 	ncclResult_t error;                     /* the first; it stays */
 	/* stalls */
 	uint32_t looks;
-	uint64_t moved_ms, ping_ms, probe_ms, care_ms;
-	uint32_t pongs_at_probe, pings, pings_at_probe, failing_pings;
-	uint64_t probed_ms, slowest_ms;         /* when it was posted first; the longest that one took lately */
-	uint64_t watched_ms, silent_ms;         /* how long the probe, or the peer while a path is left, has been looked after */
-	bool probing, leaving, to_close;        /* to_close: a path that isn't active has failed */
+	uint64_t ping_ms, care_ms;
+	uint32_t pongs_at_switch, pings, failing_pings;
+	uint64_t silent_ms;                     /* how long the peer has been looked after while a way is left */
+	bool leaving, to_close;                 /* to_close: a path that isn't in use has failed */
 	uint64_t failing_ms;                    /* since when no path is left: the peer may turn out to have ended */
 	/* leaving a path */
 	uint32_t epoch;
@@ -271,13 +309,20 @@ struct tp_ib_comm {
 
 ncclResult_t tp_ib_comm_create(bool sending, const struct tp_net_hello *who, int nqps, struct tp_ib_comm **out);
 void tp_ib_comm_destroy(struct tp_ib_comm *comm);
-/* Adds a path over this port; its queue pairs are in INIT with their receives posted. */
-ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, struct tp_ib_port *port, const struct tp_ib_gid_choice *gid);
+/* Has it room for one more path over this port? */
+bool tp_ib_comm_has_room(const struct tp_ib_comm *comm, const struct tp_ib_port *port);
+/* Adds a path over this port to a way; its queue pairs are in INIT with their receives posted. port NULL: one that isn't there. */
+ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, int way, struct tp_ib_port *port, const struct tp_ib_gid_choice *gid);
 void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out);
 /* What the peer says of itself; checked already (tp_ib_wire_check_meta). Connects all paths; at least one, or an error. */
 ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer);
 /* Acceptor: the connector's READY, which says what is used. */
 ncclResult_t tp_ib_comm_settle(struct tp_ib_comm *comm, const struct tp_ib_wire_revive *ready);
+/* Of the paths in this mask: the best way, and what it is worth (0: there is none). Both ends find the same. */
+int tp_ib_best_way(const struct tp_ib_comm *comm, uint32_t mask, int *worth);
+/* Its paths in this mask are used from now on, in the order in which they are numbered. */
+void tp_ib_use(struct tp_ib_comm *comm, int way, uint32_t mask);
+uint32_t tp_ib_live_mask(const struct tp_ib_comm *comm);
 ncclResult_t tp_ib_close(void *comm);
 
 /* ---- queue pairs ---- */
@@ -307,28 +352,57 @@ void tp_ib_resend(struct tp_ib_comm *comm);
 /* The peer's end of the control connection is closed, and all that it sent before is taken: what that means. */
 ncclResult_t tp_ib_peer_gone(struct tp_ib_comm *comm);
 void tp_ib_announce(struct tp_ib_comm *comm, uint64_t number);
+/* Queue pairs in use are numbered through, path by path in turn. */
+static inline int tp_ib_qps_in_use(const struct tp_ib_comm *comm) { return comm->nused * comm->nqps; }
+static inline struct tp_ib_path *tp_ib_path_at(const struct tp_ib_comm *comm, int g, int *q)
+{
+	*q = g / comm->nused;
+	return comm->used[g % comm->nused];
+}
+/* A message has ends at so many of them, from this one on; the same at both ends of the connection. */
+int tp_ib_ends(const struct tp_ib_comm *comm, uint64_t number, int *first);
+/* Is a receive of so many bytes cut over the paths? */
+bool tp_ib_is_large(size_t bytes);
 /* Receiver: the end of a message came in at queue pair q. Sender: one end of it is through. */
-void tp_ib_arrived(struct tp_ib_comm *comm, int q, uint32_t imm);
+void tp_ib_arrived(struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, uint32_t imm);
 void tp_ib_sent(struct tp_ib_comm *comm, uint64_t number);
-/* Receiver: the message whose end comes next at each queue pair, from what is done. */
-void tp_ib_expect(struct tp_ib_comm *comm, struct tp_ib_path *path);
+/* Receiver: at the paths in use any message may end that isn't done. */
+void tp_ib_expect(struct tp_ib_comm *comm);
 void tp_ib_message_done(struct tp_ib_comm *comm, uint64_t number);
 struct tp_ib_request *tp_ib_new_request(struct tp_ib_comm *comm);
-/* Takes what has completed on a path. */
+/* Takes what has completed on a path; on all that are in use. */
 int tp_ib_poll_path(struct tp_ib_comm *comm, struct tp_ib_path *path);
+void tp_ib_poll_used(struct tp_ib_comm *comm);
 ncclResult_t tp_ib_progress(struct tp_ib_comm *comm);
 
 /* ---- paths ---- */
 /* Something is wrong with this path; what follows is decided by tp_ib_care. */
 void tp_ib_path_failed(struct tp_ib_comm *comm, struct tp_ib_path *path, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* The first path in use that has failed; NULL: none has. */
+struct tp_ib_path *tp_ib_culprit(const struct tp_ib_comm *comm);
+/* Leaves the way in use: closes it here, tells the peer. Willingly: none of its paths has failed. */
+ncclResult_t tp_ib_leave(struct tp_ib_comm *comm, bool willingly);
 /* Which messages are through here. */
 void tp_ib_report(const struct tp_ib_comm *comm, struct tp_ib_wire_switch *out);
 /* Takes records, watches for stalls, leaves and revives paths. */
 ncclResult_t tp_ib_care(struct tp_ib_comm *comm);
 
+/* ---- reviving ---- */
+/* One step for a path that isn't in use: set up afresh, connected, tried, live. */
+ncclResult_t tp_ib_revive_step(struct tp_ib_comm *comm, struct tp_ib_path *path);
+/* Both ends have seen a write through. */
+void tp_ib_lives_again(struct tp_ib_comm *comm, struct tp_ib_path *path);
+bool tp_ib_post_probe(struct tp_ib_comm *comm, struct tp_ib_path *path, int q);
+ncclResult_t tp_ib_peer_revives(struct tp_ib_comm *comm, int type, const struct tp_ib_wire_revive *revive);
+/* A better way than the one in use: the sender asks for it, the receiver leaves for it. */
+ncclResult_t tp_ib_take_back(struct tp_ib_comm *comm);
+ncclResult_t tp_ib_peer_wants(struct tp_ib_comm *comm, const struct tp_ib_wire_revive *revive);
+
 /* ---- words ---- */
 /* "rank 1 -> rank 2, host (mlx5_0:1, GID …, QP 17) -> other (…)"; path_text: without the ranks. */
 const char *tp_ib_name(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, char *text, size_t bytes);
+/* The local ports in use: "mlx5_0:1+mlx5_1:1". */
+const char *tp_ib_used_text(const struct tp_ib_comm *comm, char *text, size_t bytes);
 const char *tp_ib_path_text(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, char *text, size_t bytes);
 void tp_ib_explain(struct tp_ib_comm *comm, struct tp_ib_path *path, const struct ibv_wc *wc, char *text, size_t bytes);
 ncclResult_t tp_ib_fail(struct tp_ib_comm *comm, ncclResult_t result, const char *format, ...) __attribute__((format(printf, 3, 4)));

@@ -16,6 +16,7 @@
 #include <unistd.h>
 #include "net/ib/ib.h"
 #include "net/socket.h"
+#include "net/socket_hello.h"
 
 enum phase { MEETING, SENDING_META, READING_META, SENDING_READY, READING_READY, MET };
 
@@ -30,7 +31,7 @@ struct talk {                           /* either end, once TCP is there */
 
 struct connecting {
 	struct tp_net_hello hello;
-	int dev;
+	int dev, least;                     /* least: ports of the listener's device */
 	void *socket;                       /* the Socket transport's state */
 	struct talk talk;
 };
@@ -40,53 +41,120 @@ struct listener { void *socket; int dev; struct guest *guests; };
 
 /* ---- which ports ---- */
 
-static ncclResult_t own_paths(struct tp_ib_comm *comm, int dev)
-{
-	int count = tp_ib_port_count();
-	struct tp_ib_gid_choice gid;
+/* Behind the Socket transport's part a listener's handle says how many ports its device has, so that a connector that has fewer
+ * makes as many paths. */
+#define SIZE_AT sizeof(struct tp_wire_handle)
+_Static_assert(SIZE_AT + 8 <= TP_NET_HANDLE_BYTES, "the handle must fit");
+static const unsigned char size_magic[7] = { 'I', 'b', 'P', 'o', 'r', 't', 's' };
 
-	/* A port without an address to use is no path, as long as there is one. */
-	for (int i = 0; i < count && comm->npaths < comm->params.max_paths; i++) {
-		struct tp_ib_port *port = tp_ib_port((dev + i) % count);
-		if (tp_ib_port_has_gid(port, &gid)) TP_TRY(tp_ib_comm_add_path(comm, port, &gid));
-	}
-	return comm->npaths > 0 ? ncclSuccess : tp_ib_port_gid(tp_ib_port(dev), &gid);
+static void write_size(void *handle, int nports)
+{
+	unsigned char *at = (unsigned char *)handle + SIZE_AT;
+
+	memcpy(at, size_magic, sizeof(size_magic));
+	at[sizeof(size_magic)] = (unsigned char)nports;
 }
 
-/* Of the ports that are still free the one nearest to the peer's: the same kind of link, then the same network, as far as leading
- * bits tell, then the same place in both hosts' lists (rails). */
-static int nearest_port(const struct tp_ib_params *params, const struct tp_ib_wire_path *peer, uint32_t taken, int dev, struct tp_ib_gid_choice *best_gid)
+static int read_size(const void *handle)
 {
-	int count = tp_ib_port_count(), best = -1, best_bits = -1;
-	int enough = peer->gid[10] == 0xff && peer->gid[11] == 0xff ? 96 + params->subnet_bits : 64;
+	const unsigned char *at = (const unsigned char *)handle + SIZE_AT;
+	int nports = at[sizeof(size_magic)];
+
+	return memcmp(at, size_magic, sizeof(size_magic)) == 0 && nports <= TP_IB_MAX_MERGED ? TP_MAX(nports, 1) : 1;
+}
+
+/* A port without an address to use makes no path. Where the peer has more ports, ours have several paths each. */
+static ncclResult_t add_way(struct tp_ib_comm *comm, const struct tp_ib_device *device, int way, int least)
+{
+	struct tp_ib_port *ports[TP_IB_MAX_MERGED];
+	struct tp_ib_gid_choice gids[TP_IB_MAX_MERGED];
+	int n = 0, wanted;
+
+	for (int i = 0; i < device->nports; i++)
+		if (tp_ib_port_has_gid(device->ports[i], &gids[n])) ports[n++] = device->ports[i];
+	wanted = n > 0 ? TP_MAX(n, least) : 0;
+	for (int i = 0; i < wanted; i++)
+		if (tp_ib_comm_has_room(comm, ports[i % n])) TP_TRY(tp_ib_comm_add_path(comm, way, ports[i % n], &gids[i % n]));
+	return ncclSuccess;
+}
+
+/* The ways over this device, then over the next ones. Several paths over the only device stand in for each other. */
+static ncclResult_t own_paths(struct tp_ib_comm *comm, int dev, int least)
+{
+	int count = tp_ib_device_count();
+	struct tp_ib_gid_choice gid;
+
+	for (int i = 0; i < count && comm->nways < comm->params.max_paths; i++)
+		TP_TRY(add_way(comm, tp_ib_device((dev + i) % count), comm->nways, least));
+	if (comm->nways == 1 && comm->npaths > 1 && comm->params.max_paths > 1 && comm->params.failover) TP_TRY(add_way(comm, tp_ib_device(dev), 1, least));
+	return comm->npaths > 0 ? ncclSuccess : tp_ib_port_gid(tp_ib_device(dev)->ports[0], &gid);
+}
+
+/* What a path of the peer's is to lead to: a port of the same network; of these one that no other path of this way has, then one that
+ * none has at all; as near as leading bits tell; at the same place in both hosts' lists (rails). */
+struct seek {
+	const struct tp_ib_params *params;
+	const struct tp_ib_wire_path *peer;
+	uint32_t in_way, taken, usable;     /* our ports, by bit */
+	bool again;                         /* the peer's port has a path of this way already */
+	int first;                          /* our device's first port */
+	struct tp_ib_gid_choice gids[TP_IB_MAX_PORTS];
+};
+
+static int fitness(const struct seek *seek, int at)
+{
+	const struct tp_ib_wire_path *peer = seek->peer;
+	const struct tp_ib_port *port = tp_ib_port(at);
+	int enough = peer->gid[10] == 0xff && peer->gid[11] == 0xff ? 96 + seek->params->subnet_bits : 64;
+	int bits = TP_MIN(tp_ib_gid_common_bits(seek->gids[at].raw, peer->gid), enough);
+	bool taken = seek->taken >> at & 1, in_way = seek->in_way >> at & 1;
+
+	if (!(seek->usable >> at & 1) || port->attr.link_layer != peer->link_layer) return -1;
+	/* Several paths of one port, here or there, only where they surely meet. */
+	if ((taken || seek->again) && bits < enough) return -1;
+	return (bits >= enough) * 4096 + (!in_way * 2 + !taken) * 1024 + 4 * bits + 2 * (port->device == peer->index) + (port->place == peer->place);
+}
+
+static int nearest_port(const struct seek *seek)
+{
+	int count = tp_ib_port_count(), best = -1, most = -1;
 
 	for (int i = 0; i < count; i++) {
-		int at = (dev + i) % count, bits;
-		struct tp_ib_gid_choice gid;
-		struct tp_ib_port *port = tp_ib_port(at);
-		if ((taken >> at & 1) || port->attr.link_layer != peer->link_layer || !tp_ib_port_has_gid(port, &gid)) continue;
-		bits = 2 * TP_MIN(tp_ib_gid_common_bits(gid.raw, peer->gid), enough) + (at == peer->index);
-		if (bits <= best_bits) continue;
+		int at = (seek->first + i) % count, found = fitness(seek, at);
+		if (found <= most) continue;
 		best = at;
-		best_bits = bits;
-		*best_gid = gid;
+		most = found;
 	}
 	return best;
 }
 
+static bool has_path_of_way(const struct tp_ib_wire_meta *peer, uint32_t p)
+{
+	const struct tp_ib_wire_path *path = &peer->paths[p], *other;
+
+	for (uint32_t i = 0; i < p; i++) {
+		other = &peer->paths[i];
+		if (other->port && other->way == path->way && other->index == path->index && other->place == path->place) return true;
+	}
+	return false;
+}
+
 static ncclResult_t matching_paths(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer, int dev)
 {
-	uint32_t taken = 0;
+	struct seek seek = { .params = &comm->params, .first = (int)(tp_ib_device(dev)->ports[0] - tp_ib_port(0)) };
 
+	for (int i = 0; i < tp_ib_port_count(); i++)
+		if (tp_ib_port_has_gid(tp_ib_port(i), &seek.gids[i])) seek.usable |= 1u << i;
 	for (uint32_t p = 0; p < peer->npaths; p++) {
-		struct tp_ib_gid_choice gid;
-		int at = peer->paths[p].port ? nearest_port(&comm->params, &peer->paths[p], taken, dev, &gid) : -1;
-		if (at < 0) {
-			comm->npaths++;
-			continue;
-		}
-		taken |= 1u << at;
-		TP_TRY(tp_ib_comm_add_path(comm, tp_ib_port(at), &gid));
+		seek.peer = &peer->paths[p];
+		seek.again = has_path_of_way(peer, p);
+		if (p > 0 && seek.peer->way != peer->paths[p - 1].way) seek.in_way = 0;
+		int at = seek.peer->port ? nearest_port(&seek) : -1;
+		if (at >= 0 && !tp_ib_comm_has_room(comm, tp_ib_port(at))) at = -1;
+		TP_TRY(tp_ib_comm_add_path(comm, seek.peer->way, tp_ib_port(at), at >= 0 ? &seek.gids[at] : NULL));
+		if (at < 0) continue;
+		seek.in_way |= 1u << at;
+		seek.taken |= 1u << at;
 	}
 	return ncclSuccess;
 }
@@ -234,8 +302,7 @@ static ncclResult_t connecting_step(struct connecting *c, void **out)
 		TP_TRY(tp_ib_comm_learn(talk->comm, &talk->in.as.meta));
 		tp_ib_record_start(&talk->out, TP_IB_READY);
 		talk->out.as.revive.path = (uint32_t)talk->comm->active;
-		for (int p = 0; p < talk->comm->npaths; p++)
-			if (talk->comm->paths[p].state == TP_IB_PATH_LIVE) talk->out.as.revive.attempt |= 1u << p;
+		talk->out.as.revive.attempt = tp_ib_live_mask(talk->comm);
 		talk->phase = SENDING_READY;
 		/* fall through */
 	case SENDING_READY:
@@ -256,7 +323,7 @@ static ncclResult_t begin_talk(struct connecting *c, void *socket_comm)
 	tp_sock_get_params(0, &sock);
 	start_talk(&c->talk, tp_sock_comm_take_fd(socket_comm), SENDING_META, (uint64_t)sock.connect_ms);
 	TP_TRY(tp_ib_comm_create(true, &c->hello, params.qps, &c->talk.comm));
-	TP_TRY(own_paths(c->talk.comm, c->dev));
+	TP_TRY(own_paths(c->talk.comm, c->dev, c->least));
 	tp_ib_record_start(&c->talk.out, TP_IB_META);
 	tp_ib_comm_describe(c->talk.comm, &c->talk.out.as.meta);
 	return ncclSuccess;
@@ -284,6 +351,7 @@ ncclResult_t tp_ib_connect(int dev, const void *handle, const struct tp_net_hell
 		if (!c) return ncclSystemError;
 		c->hello = *hello;
 		c->dev = dev;
+		c->least = read_size(handle);
 		c->talk.fd = -1;
 		*state = c;
 	}
@@ -320,11 +388,12 @@ ncclResult_t tp_ib_listen(int dev, void *handle, void **out)
 
 	if (!l) return ncclSystemError;
 	l->dev = dev;
-	result = tp_sock_listen(0, handle, &l->socket);
+	result = tp_ib_device(dev) ? tp_sock_listen(0, handle, &l->socket) : TP_FAIL(ncclInternalError, "NET/IB : there is no device %d", dev);
 	if (result != ncclSuccess) {
 		free(l);
 		return result;
 	}
+	write_size(handle, tp_ib_device(dev)->nports);
 	*out = l;
 	return ncclSuccess;
 }

@@ -4,7 +4,8 @@
 #include "net/ib/ib.h"
 
 enum { P_DISABLE, P_HCA, P_GID_INDEX, P_FAMILY, P_RANGE, P_ROCE_VERSION, P_TIMEOUT, P_RETRY, P_SL, P_TC, P_FIFO_TC, P_PKEY, P_QPS, P_SPLIT, P_AR,
-	P_AR_THRESHOLD, P_RELAXED, P_INLINE, P_FLID, P_ASYNC, P_FAILOVER, P_RECOVERY, P_MQP_ALL, P_MQP_CNT, P_MQP_SLEEP, P_SUBNET, P_PATHS, P_PATH_TIMEOUT };
+	P_AR_THRESHOLD, P_RELAXED, P_INLINE, P_FLID, P_ASYNC, P_FAILOVER, P_RECOVERY, P_MQP_ALL, P_MQP_CNT, P_MQP_SLEEP, P_SUBNET, P_MERGE, P_MERGE_VFS, P_MERGE_LEVEL,
+	P_FORCE_MERGE, P_ECE, P_PATHS, P_PATH_TIMEOUT };
 static struct tp_param ib_params[] = {
 	[P_DISABLE] = { .name = "NCCL_IB_DISABLE", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1, .doc = "1: InfiniBand and RoCE are not used" },
 	[P_HCA] = { .name = "NCCL_IB_HCA", .kind = TP_PARAM_STRING,
@@ -23,7 +24,7 @@ static struct tp_param ib_params[] = {
 		.doc = "traffic class of control messages; -1: as NCCL_IB_TC" },
 	[P_PKEY] = { .name = "NCCL_IB_PKEY", .kind = TP_PARAM_INT, .fallback = "0", .min = 0, .max = 65535, .doc = "partition key, by its index" },
 	[P_QPS] = { .name = "NCCL_IB_QPS_PER_CONNECTION", .kind = TP_PARAM_INT, .fallback = "1", .min = 1, .max = TP_IB_MAX_QPS,
-		.doc = "queue pairs of a connection: more of them take more ways through a fabric" },
+		.doc = "queue pairs of a connection, on each port of a device: more of them take more ways through a fabric" },
 	[P_SPLIT] = { .name = "NCCL_IB_SPLIT_DATA_ON_QPS", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1,
 		.doc = "1: each message is split over all queue pairs; 0: they take turns" },
 	[P_AR] = { .name = "NCCL_IB_ADAPTIVE_ROUTING", .kind = TP_PARAM_INT, .fallback = "-2", .min = -2, .max = 1,
@@ -45,8 +46,16 @@ static struct tp_param ib_params[] = {
 	[P_MQP_SLEEP] = { .name = "NCCL_IB_MQP_RETRY_SLEEP_MSEC", .kind = TP_PARAM_INT, .fallback = "100", .min = 0, .max = 60000, .doc = "ms in between" },
 	[P_SUBNET] = { .name = "NCCL_IB_SUBNET_PREFIX_LEN", .kind = TP_PARAM_INT, .fallback = "24", .min = 0, .max = 32,
 		.doc = "ports whose IPv4 addresses agree in so many bits belong to one network, and are paired first" },
-	[P_PATHS] = { .name = "TELPHER_IB_PATHS", .kind = TP_PARAM_INT, .fallback = "2", .min = 1, .max = TP_IB_MAX_PATHS,
-		.doc = "ports that a connection may use, one of them at a time" },
+	[P_ECE] = { .name = "NCCL_IB_ECE_ENABLE", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
+		.doc = "1: two cards that both can agree on their maker's extensions (enhanced connection establishment)" },
+	[P_MERGE] = { .name = "NCCL_IB_MERGE_NICS", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1, .doc = "0: each port is a device of its own" },
+	[P_MERGE_VFS] = { .name = "NCCL_IB_MERGE_VFS", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1, .doc = "1: virtual functions of one card count as its ports" },
+	[P_MERGE_LEVEL] = { .name = "NCCL_NET_MERGE_LEVEL", .kind = TP_PARAM_ENUM, .fallback = "PORT", .choices = "LOC|PORT|PIX|PXB|P2C|PXN|PHB|SYS",
+		.doc = "InfiniBand and RoCE ports no further apart make one device, up to 8: LOC none, PORT of one card, PIX behind one PCIe switch, PXB several, PHB one processor, SYS all" },
+	[P_FORCE_MERGE] = { .name = "NCCL_NET_FORCE_MERGE", .kind = TP_PARAM_STRING,
+		.doc = "InfiniBand and RoCE ports that make one device, by exact names: mlx5_0,mlx5_1;mlx5_2:1,mlx5_3:1" },
+	[P_PATHS] = { .name = "TELPHER_IB_PATHS", .kind = TP_PARAM_INT, .fallback = "2", .min = 1, .max = 4,
+		.doc = "devices whose ports a connection may use, those of one of them at a time" },
 	[P_PATH_TIMEOUT] = { .name = "TELPHER_IB_PATH_TIMEOUT", .kind = TP_PARAM_INT, .fallback = "1500", .min = 100, .max = 600000,
 		.doc = "ms after which a path on which nothing gets through, while the peer is alive, counts as dead" },
 };
@@ -65,7 +74,8 @@ void tp_ib_params_read(struct tp_ib_params *out)
 		.flid_gid_index = number(P_FLID), .return_async = number(P_ASYNC), .failover = number(P_FAILOVER), .recovery = number(P_RECOVERY),
 		.modify_retry_all = number(P_MQP_ALL), .modify_retries = number(P_MQP_CNT), .modify_retry_ms = number(P_MQP_SLEEP), .max_paths = number(P_PATHS),
 		.subnet_bits = number(P_SUBNET), .path_timeout_ms = number(P_PATH_TIMEOUT), .ar_threshold = tp_param_int(&ib_params[P_AR_THRESHOLD]), .addr_family = families[number(P_FAMILY)],
-		.hca = tp_param_string(&ib_params[P_HCA]), .addr_range = tp_param_string(&ib_params[P_RANGE]),
+		.merge = number(P_MERGE), .merge_vfs = number(P_MERGE_VFS), .merge_level = number(P_MERGE_LEVEL), .force_merge = tp_param_string(&ib_params[P_FORCE_MERGE]),
+		.ece = number(P_ECE), .hca = tp_param_string(&ib_params[P_HCA]), .addr_range = tp_param_string(&ib_params[P_RANGE]),
 	};
 	if (out->fifo_tc < 0) out->fifo_tc = out->tc;
 }

@@ -1,4 +1,4 @@
-/* Judging, leaving and reviving paths; see ib.h for the idea. Called when something looks wrong and a few times a second while a
+/* Judging and leaving paths; see ib.h for the idea. Called when something looks wrong and a few times a second while a
  * connection waits, always by the connection's owner. */
 #include <errno.h>
 #include <stdarg.h>
@@ -11,16 +11,12 @@
 #define PORT_LOOK_MS 200            /* while stalled: the port is asked, for drivers whose events don't come */
 #define FAIL_GRACE_MS 300           /* a path that fails because the peer has ended is the peer's end, not the path's */
 #define SWITCH_MS 1500              /* without any sign of the peer's host while a path is left */
-#define REVIVE_MS 500               /* first look at a dead path; doubled with each failure */
+#define REVIVE_MS 500               /* first attempt to revive a path; doubled with each failure */
 #define REVIVE_MAX_MS 16000
-#define ATTEMPT_MS 3000             /* for one attempt to revive */
 #define TOLD_MS 1000
-#define FORGET_MS 60000             /* a path that has lived so long is as good as one that never failed */
-#define WANT_MS 1000                /* between two wishes to take a path back */
 #define SLOW_TIMES 4                /* what a write of no bytes took before, times this, is no sign of death */
 #define SLOW_MAX_MS 10000
 #define SLOWEST_BYTES_PER_MS 8000   /* what a path moves that isn't dead */
-#define SETTLED_MS 1000             /* a revived path that comes first is taken back after this */
 
 void tp_ib_path_failed(struct tp_ib_comm *comm, struct tp_ib_path *path, const char *format, ...)
 {
@@ -37,7 +33,7 @@ void tp_ib_path_failed(struct tp_ib_comm *comm, struct tp_ib_path *path, const c
 	path->state = TP_IB_PATH_DEAD;
 	path->since_ms = tp_clock_ms();
 	path->next_ms = path->since_ms + (uint64_t)TP_MIN(REVIVE_MS << TP_MIN(path->failures - 1, 5u), REVIVE_MAX_MS);
-	/* Closed later: the caller may be taking its completions. The active one is when it is left, behind what it still has. */
+	/* Closed later: the caller may be taking its completions. One in use is when its way is left, behind what it still has. */
 	comm->to_close = true;
 }
 
@@ -45,16 +41,24 @@ static void close_dead(struct tp_ib_comm *comm)
 {
 	comm->to_close = false;
 	for (int p = 0; p < comm->npaths; p++)
-		if (p != comm->active && comm->paths[p].state == TP_IB_PATH_DEAD) tp_ib_qps_close(comm, &comm->paths[p]);
+		if (comm->paths[p].at < 0 && comm->paths[p].state == TP_IB_PATH_DEAD) tp_ib_qps_close(comm, &comm->paths[p]);
 }
 
 static bool usable(const struct tp_ib_path *path) { return path->state == TP_IB_PATH_LIVE; }
 
-static int count_usable(const struct tp_ib_comm *comm)
+/* Is there any to go on over, beside those in use? */
+static bool has_other(const struct tp_ib_comm *comm)
 {
-	int n = 0;
-	for (int p = 0; p < comm->npaths; p++) n += usable(&comm->paths[p]);
-	return n;
+	for (int p = 0; p < comm->npaths; p++)
+		if (comm->paths[p].at < 0 && usable(&comm->paths[p])) return true;
+	return false;
+}
+
+struct tp_ib_path *tp_ib_culprit(const struct tp_ib_comm *comm)
+{
+	for (int i = 0; i < comm->nused; i++)
+		if (!usable(comm->used[i])) return comm->used[i];
+	return NULL;
 }
 
 static uint64_t now_or(uint64_t *since)
@@ -62,21 +66,6 @@ static uint64_t now_or(uint64_t *since)
 	uint64_t now = tp_clock_ms();
 	if (*since == 0) *since = now;
 	return now;
-}
-
-static void enter(struct tp_ib_path *path, enum tp_ib_path_state state)
-{
-	path->state = state;
-	path->since_ms = tp_clock_ms();
-}
-
-/* Both have seen a write through. */
-static void lives_again(struct tp_ib_comm *comm, struct tp_ib_path *path)
-{
-	enter(path, TP_IB_PATH_LIVE);
-	path->why[0] = 0;
-	TP_INFO(TP_NET, "NET/IB : rank %d %s rank %d : %s lives again", comm->sending ? comm->from : comm->to, comm->sending ? "->" : "<-",
-		comm->sending ? comm->to : comm->from, path->port->text);
 }
 
 /* Life signs are answered in order: one is through when there are as many answers. */
@@ -99,12 +88,9 @@ static uint32_t answered_since(const struct tp_ib_comm *comm, uint32_t before)
 
 /* ---- leaving ---- */
 
-static uint32_t dead_mask(const struct tp_ib_comm *comm, bool without_active)
+static uint32_t dead_mask(const struct tp_ib_comm *comm)
 {
-	uint32_t mask = 0;
-	for (int p = 0; p < TP_IB_MAX_PATHS; p++)
-		if (p >= comm->npaths || (!usable(&comm->paths[p]) && !(without_active && p == comm->active))) mask |= 1u << p;
-	return mask;
+	return ((1u << TP_IB_MAX_PATHS) - 1) & ~tp_ib_live_mask(comm);
 }
 
 void tp_ib_report(const struct tp_ib_comm *comm, struct tp_ib_wire_switch *out)
@@ -119,32 +105,64 @@ static bool peer_has(const struct tp_ib_wire_switch *report, uint64_t n)
 	return n < report->below || (n - report->below < 64 && (report->ahead >> (n - report->below) & 1));
 }
 
-/* Moves to the peer what this side knows, with the old path closed for good. */
-static ncclResult_t leave(struct tp_ib_comm *comm, bool willingly)
+/* Why the way in use is left; "" where it is done willingly. */
+static const char *reason(const struct tp_ib_comm *comm)
 {
-	struct tp_ib_path *path = &comm->paths[comm->active];
+	for (int i = 0; i < comm->nused; i++)
+		if (comm->used[i]->why[0]) return comm->used[i]->why;
+	return "";
+}
+
+/* A path that stands by over the same two ports as one that failed in use would only be found dead later. */
+static void fail_twins(struct tp_ib_comm *comm, const struct tp_ib_path *failed)
+{
+	for (int p = 0; p < comm->npaths; p++) {
+		struct tp_ib_path *path = &comm->paths[p];
+		if (path->at < 0 && usable(path) && path->port == failed->port && memcmp(path->remote.gid, failed->remote.gid, sizeof(failed->remote.gid)) == 0
+			&& path->remote.port == failed->remote.port && strcmp(path->remote.device, failed->remote.device) == 0)
+			tp_ib_path_failed(comm, path, "it leads over the same ports as one that failed");
+	}
+}
+
+/* The paths in use are closed, for good or, those in good health, to be set up afresh at once. */
+static void close_used(struct tp_ib_comm *comm)
+{
+	for (int i = 0; i < comm->nused; i++) {
+		struct tp_ib_path *path = comm->used[i];
+		/* Before it is closed: what is flushed then is no news. */
+		if (usable(path)) path->next_ms = tp_clock_ms();
+		path->state = TP_IB_PATH_DEAD;
+		path->since_ms = tp_clock_ms();
+		path->probing = false;
+	}
+	for (int i = 0; i < comm->nused; i++) tp_ib_qps_close(comm, comm->used[i]);
+}
+
+/* Moves to the peer what this side knows, with the old paths closed for good. */
+ncclResult_t tp_ib_leave(struct tp_ib_comm *comm, bool willingly)
+{
 	struct tp_ib_record record;
 
+	for (int i = 0; i < comm->nused; i++) {
+		if (usable(comm->used[i]) && willingly) comm->used[i]->why[0] = 0;
+		if (!usable(comm->used[i])) fail_twins(comm, comm->used[i]);
+	}
 	tp_ib_record_start(&record, TP_IB_SWITCH);
 	record.as.change.epoch = comm->epoch + 1;
 	/* What the peer is told, however that changes until it answers: both choose from the same two masks. */
-	comm->told_dead = record.as.change.dead = dead_mask(comm, willingly);
-	snprintf(record.as.change.why, sizeof(record.as.change.why), "%.255s", path->why);
+	comm->told_dead = record.as.change.dead = dead_mask(comm);
+	snprintf(record.as.change.why, sizeof(record.as.change.why), "%.255s", reason(comm));
 	comm->switching = true;
 	comm->willingly = willingly;
 	comm->switch_ms = tp_clock_ms();
 	comm->silent_ms = 0;
-	comm->pongs_at_probe = atomic_load_explicit(&comm->control.pongs, memory_order_relaxed);
-	comm->probing = comm->resending = false;
-	/* Before it is closed: what is flushed then is no news. */
-	path->state = TP_IB_PATH_DEAD;
-	path->since_ms = tp_clock_ms();
-	tp_ib_qps_close(comm, path);
-	if (willingly) path->next_ms = path->since_ms;
+	comm->pongs_at_switch = atomic_load_explicit(&comm->control.pongs, memory_order_relaxed);
+	comm->resending = false;
+	close_used(comm);
 	tp_ib_report(comm, &record.as.change);
 	int error = tp_ib_control_send(&comm->control, &record);
 	if (error && !atomic_load_explicit(&comm->control.closed, memory_order_acquire))
-		return tp_ib_fail(comm, ncclRemoteError, "a path has failed (%s), and the peer can't be told over TCP: %s", path->why, strerror(error));
+		return tp_ib_fail(comm, ncclRemoteError, "a path has failed (%s), and the peer can't be told over TCP: %s", reason(comm), strerror(error));
 	return ncclSuccess;
 }
 
@@ -192,13 +210,15 @@ static ncclResult_t resume_sender(struct tp_ib_comm *comm)
 
 static void resume_receiver(struct tp_ib_comm *comm)
 {
+	int first;
+
 	for (uint64_t n = comm->below; n < comm->head; n++) {
 		struct tp_ib_message *m = &comm->messages[n % TP_IB_RING];
 		if (m->done) continue;
-		m->left = comm->split ? (uint32_t)comm->nqps : 1;
+		m->left = (uint32_t)tp_ib_ends(comm, n, &first);
 		tp_ib_announce(comm, n);
 	}
-	tp_ib_expect(comm, &comm->paths[comm->active]);
+	tp_ib_expect(comm);
 }
 
 /* A warning for the first connection that leaves a port; the others' would say the same. */
@@ -206,8 +226,9 @@ static void tell_of_switch(const struct tp_ib_comm *comm, const struct tp_ib_pat
 {
 	const char *why = old->why[0] ? old->why : comm->peer_switch.why;
 	uint64_t now = tp_clock_ms(), last = atomic_load_explicit(&old->port->told_ms, memory_order_relaxed);
-	const char *next = comm->paths[comm->active].port->text;
+	char next[256];
 
+	tp_ib_used_text(comm, next, sizeof(next));
 	if (!why[0]) {
 		TP_INFO(TP_NET, "NET/IB : %s is left for %s, which lives again", from, next);
 	} else if (last == 0 || now - last > TOLD_MS) {
@@ -218,38 +239,49 @@ static void tell_of_switch(const struct tp_ib_comm *comm, const struct tp_ib_pat
 	}
 }
 
-/* A path that was left in good health is set up afresh, as only those are that aren't the active one. */
-static void stand_on_another(struct tp_ib_comm *comm)
+/* Neither side has another path: the one that failed is kept as the one in use, which no_path names, and all others are set up
+ * afresh, as only those are that aren't in use. */
+static void stand_on(struct tp_ib_comm *comm, struct tp_ib_path *path)
 {
-	for (int p = 0; p < comm->npaths; p++)
-		if (p != comm->active && comm->paths[p].port) {
-			tp_ib_path_failed(comm, &comm->paths[p], "it failed while it was taken back");
-			comm->active = p;
-			return;
+	if (!path->why[0]) snprintf(path->why, sizeof(path->why), "%s", comm->peer_switch.why);
+	for (int p = 0; p < comm->npaths && comm->willingly; p++)
+		if (comm->paths[p].at < 0 && comm->paths[p].port) {
+			path = &comm->paths[p];
+			tp_ib_path_failed(comm, path, "it failed while it was taken back");
+			break;
 		}
+	tp_ib_use(comm, path->way, 1u << (path - comm->paths));
 }
 
-/* Both have left: the same next path on both sides, from what both said. */
+/* Of the paths that were in use the one that was the reason. */
+static struct tp_ib_path *left_for(const struct tp_ib_comm *comm)
+{
+	for (int i = 0; i < comm->nused; i++)
+		if (comm->used[i]->why[0]) return comm->used[i];
+	for (int i = 0; i < comm->nused; i++)
+		if (comm->peer_switch.dead >> (comm->used[i] - comm->paths) & 1) return comm->used[i];
+	return comm->used[0];
+}
+
+/* Both have left: the same next paths on both sides, from what both said. */
 static ncclResult_t arrive(struct tp_ib_comm *comm)
 {
-	uint32_t dead = comm->peer_switch.dead | comm->told_dead | 1u << comm->active;
-	struct tp_ib_path *old = &comm->paths[comm->active];
+	uint32_t dead = comm->peer_switch.dead | comm->told_dead;
+	struct tp_ib_path *old = left_for(comm);
 	char from[512];
-	int next = 0;
+	int worth, next;
 
-	while (next < comm->npaths && (dead >> next & 1)) next++;
+	for (int i = 0; i < comm->nused; i++) dead |= 1u << (comm->used[i] - comm->paths);
+	next = tp_ib_best_way(comm, ~dead, &worth);
 	tp_ib_name(comm, old, 0, from, sizeof(from));
 	comm->epoch++;
 	comm->switching = false;
-	comm->moved_ms = 0;
-	if (next == comm->npaths) {
-		/* Neither has one: no_path decides how long any is waited for. */
-		if (!old->why[0]) snprintf(old->why, sizeof(old->why), "%s", comm->peer_switch.why);
-		if (comm->willingly) stand_on_another(comm);
+	if (worth == 0) {
+		stand_on(comm, old);
 		return ncclSuccess;
 	}
 	comm->switches++;
-	comm->active = next;
+	tp_ib_use(comm, next, ~dead);
 	comm->failing_ms = 0;
 	tell_of_switch(comm, old, from);
 	if (comm->sending) return resume_sender(comm);
@@ -260,18 +292,22 @@ static ncclResult_t arrive(struct tp_ib_comm *comm)
 static ncclResult_t peer_left(struct tp_ib_comm *comm, struct tp_ib_wire_switch *change)
 {
 	const char *wrong = tp_ib_wire_check_switch(change);
+	bool willingly = true;
 
 	if (wrong || change->epoch != comm->epoch + 1)
 		return tp_ib_fail(comm, ncclInternalError, "the peer left a path in a way that makes no sense (%s; epoch %u after %u)", wrong ? wrong : "epoch", change->epoch, comm->epoch);
 	comm->peer_switch = *change;
 	/* Paths that both have tried are there, also where this side hasn't come by since. */
 	for (int p = 0; p < comm->npaths; p++)
-		if (comm->paths[p].state == TP_IB_PATH_PROVEN && comm->paths[p].peer_proven) lives_again(comm, &comm->paths[p]);
-	if (!comm->switching) {
-		struct tp_ib_path *path = &comm->paths[comm->active];
-		if (path->state == TP_IB_PATH_LIVE && change->why[0]) snprintf(path->why, sizeof(path->why), "%.64s says: %.255s", comm->peer_host, change->why);
-		TP_TRY(leave(comm, !(change->dead >> comm->active & 1) || path->state == TP_IB_PATH_LIVE));
+		if (comm->paths[p].state == TP_IB_PATH_PROVEN && comm->paths[p].peer_proven) tp_ib_lives_again(comm, &comm->paths[p]);
+	if (comm->switching) return arrive(comm);
+	for (int i = 0; i < comm->nused; i++) {
+		struct tp_ib_path *path = comm->used[i];
+		bool dead = change->dead >> (path - comm->paths) & 1;
+		if (usable(path) && dead && change->why[0]) snprintf(path->why, sizeof(path->why), "%.64s says: %.255s", comm->peer_host, change->why);
+		willingly &= usable(path) && !dead;
 	}
+	TP_TRY(tp_ib_leave(comm, willingly));
 	return arrive(comm);
 }
 
@@ -284,140 +320,19 @@ static ncclResult_t wait_for_peer(struct tp_ib_comm *comm)
 
 	comm->silent_ms += TP_MIN(now - comm->switch_ms, 2u * STALL_MS);
 	comm->switch_ms = now;
-	if (pongs != comm->pongs_at_probe) comm->silent_ms = 0;
-	comm->pongs_at_probe = pongs;
+	if (pongs != comm->pongs_at_switch) comm->silent_ms = 0;
+	comm->pongs_at_switch = pongs;
 	if (now - comm->ping_ms >= STALL_MS) ping(comm, now);
 	else if (comm->silent_ms >= SWITCH_MS && (int32_t)(comm->pings - pongs) >= 3 && tp_ib_control_unacknowledged(&comm->control) > 0)
-		return tp_ib_fail(comm, ncclRemoteError, "a path was left (%s), and the peer's host has not answered over TCP for %d ms", comm->paths[comm->active].why, SWITCH_MS);
+		return tp_ib_fail(comm, ncclRemoteError, "a path was left (%s), and the peer's host has not answered over TCP for %d ms", reason(comm), SWITCH_MS);
 	return ncclSuccess;
-}
-
-/* ---- reviving ---- */
-
-static ncclResult_t tell(struct tp_ib_comm *comm, enum tp_ib_record_type type, const struct tp_ib_path *path)
-{
-	struct tp_ib_record record;
-
-	tp_ib_record_start(&record, type);
-	record.as.revive = (struct tp_ib_wire_revive){ (uint32_t)(path - comm->paths), path->attempt, path->psn };
-	tp_ib_control_send(&comm->control, &record);
-	return ncclSuccess;
-}
-
-static ncclResult_t start_attempt(struct tp_ib_comm *comm, struct tp_ib_path *path, uint32_t attempt)
-{
-	path->attempt = attempt;
-	path->peer_connected = path->peer_proven = false;
-	tp_ib_qps_close(comm, path);
-	path->probes = 0;
-	if (tp_ib_qps_prepare(comm, path, true) != ncclSuccess) {
-		path->next_ms = tp_clock_ms() + REVIVE_MAX_MS;
-		return ncclSuccess;
-	}
-	enter(path, TP_IB_PATH_REVIVING);
-	return tell(comm, TP_IB_REVIVE, path);
-}
-
-static bool post_probe(struct tp_ib_comm *comm, struct tp_ib_path *path, int q)
-{
-	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED };
-
-	if (path->qps[q].posted - path->qps[q].freed + 1 > comm->sq_depth) return true;
-	wr.wr_id = tp_ib_wr_id(TP_IB_PROBE, path, q, 1, 0);
-	wr.wr.rdma.remote_addr = comm->remote_block;
-	wr.wr.rdma.rkey = path->remote.rkey;
-	path->probes++;
-	if (tp_ib_post(comm, path, q, &wr, 1)) return true;
-	path->probes--;
-	return false;
-}
-
-static ncclResult_t revive_step(struct tp_ib_comm *comm, struct tp_ib_path *path)
-{
-	uint64_t now = tp_clock_ms();
-
-	if (path->state != TP_IB_PATH_DEAD && path->state != TP_IB_PATH_LIVE && now - path->since_ms > ATTEMPT_MS) {
-		tp_ib_path_failed(comm, path, "it could not be revived");
-		return ncclSuccess;
-	}
-	switch (path->state) {
-	case TP_IB_PATH_DEAD:
-		if (now < path->next_ms) return ncclSuccess;
-		path->next_ms = now + REVIVE_MS;
-		if (atomic_load_explicit(&path->port->context->fatal, memory_order_relaxed) || !tp_ib_port_is_active(path->port)) return ncclSuccess;
-		return start_attempt(comm, path, TP_MAX(path->attempt, path->peer_attempt) + (path->peer_attempt <= path->attempt));
-	case TP_IB_PATH_REVIVING:
-		if (path->peer_attempt != path->attempt) return ncclSuccess;
-		path->remote.psn = path->peer_psn;
-		if (tp_ib_qps_connect(comm, path, true) != ncclSuccess) {
-			tp_ib_path_failed(comm, path, "%s", path->why);
-			return ncclSuccess;
-		}
-		enter(path, TP_IB_PATH_CONNECTED);
-		TP_TRY(tell(comm, TP_IB_CONNECTED, path));
-		/* fall through */
-	case TP_IB_PATH_CONNECTED:
-		if (!path->peer_connected) return ncclSuccess;
-		for (int q = 0; q < comm->nqps; q++)
-			if (!post_probe(comm, path, q)) return ncclSuccess;
-		enter(path, TP_IB_PATH_PROBING);
-		return ncclSuccess;
-	case TP_IB_PATH_PROBING:
-		tp_ib_poll_path(comm, path);
-		if (path->state != TP_IB_PATH_PROBING || path->probes > 0) return ncclSuccess;
-		enter(path, TP_IB_PATH_PROVEN);
-		TP_TRY(tell(comm, TP_IB_PROVEN, path));
-		/* fall through */
-	case TP_IB_PATH_PROVEN:
-		if (!path->peer_proven) return ncclSuccess;
-		lives_again(comm, path);
-		return ncclSuccess;
-	case TP_IB_PATH_LIVE:
-		if (path->failures > 0 && now - path->since_ms > FORGET_MS) path->failures = 0;
-		return ncclSuccess;
-	case TP_IB_PATH_NONE: return ncclSuccess;
-	}
-	return ncclSuccess;
-}
-
-static ncclResult_t peer_revives(struct tp_ib_comm *comm, int type, const struct tp_ib_wire_revive *revive)
-{
-	struct tp_ib_path *path = &comm->paths[TP_MIN(revive->path, TP_IB_MAX_PATHS - 1u)];
-	const char *wrong = tp_ib_wire_check_revive(revive);
-
-	if (wrong || path->state == TP_IB_PATH_NONE) return tp_ib_fail(comm, ncclInternalError, "the peer revives a path in a way that makes no sense (%s)", wrong ? wrong : "there is none");
-	if (type == TP_IB_REVIVE) {
-		path->peer_attempt = revive->attempt;
-		path->peer_psn = revive->psn;
-		/* It has found dead what stands by here, or is ahead of us. */
-		if (path != &comm->paths[comm->active] && path->state != TP_IB_PATH_DEAD && path->attempt < revive->attempt) tp_ib_path_failed(comm, path, "the peer sets it up afresh");
-		if (path != &comm->paths[comm->active] && path->state == TP_IB_PATH_DEAD) path->next_ms = 0;
-	} else if (revive->attempt == path->attempt) {
-		if (type == TP_IB_CONNECTED) path->peer_connected = true;
-		else path->peer_proven = true;
-	}
-	return ncclSuccess;
-}
-
-/* The sender wants an earlier path back: it is left for that one only if it lives here too. */
-static ncclResult_t peer_wants(struct tp_ib_comm *comm, const struct tp_ib_wire_revive *revive)
-{
-	struct tp_ib_path *path = &comm->paths[TP_MIN(revive->path, TP_IB_MAX_PATHS - 1u)], *active = &comm->paths[comm->active];
-	const char *wrong = tp_ib_wire_check_revive(revive);
-
-	if (wrong || path->state == TP_IB_PATH_NONE || comm->sending)
-		return tp_ib_fail(comm, ncclInternalError, "the peer wants a path in a way that makes no sense (%s)", wrong ? wrong : "there is none");
-	if (path->state == TP_IB_PATH_PROVEN && path->peer_proven) lives_again(comm, path);
-	if (comm->switching || path == active || !usable(path) || !usable(active) || path->attempt != revive->attempt || !tp_ib_port_is_active(path->port)) return ncclSuccess;
-	active->why[0] = 0;
-	return leave(comm, true);
 }
 
 /* ---- judging ---- */
 
 static ncclResult_t take_records(struct tp_ib_comm *comm)
 {
-	struct tp_ib_record record;
+	struct tp_ib_note record;
 
 	while (comm->error == ncclSuccess && tp_ib_control_take(&comm->control, &record)) {
 		switch (record.head.type) {
@@ -425,10 +340,10 @@ static ncclResult_t take_records(struct tp_ib_comm *comm)
 			TP_TRY(peer_left(comm, &record.as.change));
 			break;
 		case TP_IB_REVIVE: case TP_IB_CONNECTED: case TP_IB_PROVEN:
-			TP_TRY(peer_revives(comm, record.head.type, &record.as.revive));
+			TP_TRY(tp_ib_peer_revives(comm, record.head.type, &record.as.revive));
 			break;
 		case TP_IB_WANT:
-			TP_TRY(peer_wants(comm, &record.as.revive));
+			TP_TRY(tp_ib_peer_wants(comm, &record.as.revive));
 			break;
 		case TP_IB_LEAVING:
 			for (uint64_t n = comm->below, head = comm->head; n < head && comm->sending; n++)
@@ -445,21 +360,21 @@ static ncclResult_t take_records(struct tp_ib_comm *comm)
 }
 
 /* A message that is under way may take its time: until it is through nothing else completes. */
-static uint64_t patience_ms(const struct tp_ib_comm *comm)
+static uint64_t patience_ms(const struct tp_ib_comm *comm, const struct tp_ib_path *path)
 {
 	const struct tp_ib_message *m = &comm->messages[comm->below % TP_IB_RING];
 	size_t bytes = 0;
 
 	for (int r = 0; r < m->n; r++) bytes += comm->sending ? (m->requests[r] ? m->requests[r]->bytes : 0) : m->capacity[r];
-	return (uint64_t)comm->params.path_timeout_ms + bytes / SLOWEST_BYTES_PER_MS + TP_MIN(SLOW_TIMES * comm->slowest_ms, (uint64_t)SLOW_MAX_MS);
+	return (uint64_t)comm->params.path_timeout_ms + bytes / SLOWEST_BYTES_PER_MS + TP_MIN(SLOW_TIMES * path->slowest_ms, (uint64_t)SLOW_MAX_MS);
 }
 
 /* It got through. How long that took is what this path may take again: on a machine with far more threads than processors a card
  * made of threads is slow, and not dead. */
-static void end_probing(struct tp_ib_comm *comm, uint64_t now)
+static void end_probing(struct tp_ib_path *path, uint64_t now)
 {
-	if (comm->probing) comm->slowest_ms = TP_MAX(now - comm->probed_ms, comm->slowest_ms / 2);
-	comm->probing = false;
+	if (path->probing) path->slowest_ms = TP_MAX(now - path->probed_ms, path->slowest_ms / 2);
+	path->probing = false;
 }
 
 /* A life sign, and the write of no bytes that tells a path that is dead from a peer that is slow. More of these, because what gets
@@ -468,52 +383,52 @@ static void probe(struct tp_ib_comm *comm, struct tp_ib_path *path, uint64_t now
 {
 	ping(comm, now);
 	for (int q = 0; q < comm->nqps && path->probes < PROBES_MAX * comm->nqps; q++)
-		if (!post_probe(comm, path, q)) return;
+		if (!tp_ib_post_probe(comm, path, q)) return;
 }
 
 static void judge_stall(struct tp_ib_comm *comm, struct tp_ib_path *path)
 {
-	uint64_t now = now_or(&comm->moved_ms), timeout = patience_ms(comm);
+	uint64_t now = now_or(&path->moved_ms), timeout = patience_ms(comm, path);
 	uint64_t every = TP_MIN(TP_MAX((uint64_t)comm->params.path_timeout_ms / 8, 20u), STALL_MS);
 	uint32_t sent, answered;
 
-	if (comm->below == comm->head || now - comm->moved_ms < STALL_MS) {
-		end_probing(comm, now);
+	if (comm->below == comm->head || now - path->moved_ms < STALL_MS) {
+		end_probing(path, now);
 		return;
 	}
-	if (!comm->probing) {
-		comm->probing = true;
-		comm->probe_ms = comm->probed_ms = now;
-		comm->watched_ms = 0;
-		comm->pings_at_probe = comm->pings;
+	if (!path->probing) {
+		path->probing = true;
+		path->probe_ms = path->probed_ms = now;
+		path->watched_ms = 0;
+		path->pings_at_probe = comm->pings;
 		probe(comm, path, now);
 		return;
 	}
 	/* How often this side looks must not matter, but time in which it didn't look at all says nothing of the path. */
-	comm->watched_ms += TP_MIN(now - comm->probe_ms, 2 * every);
-	comm->probe_ms = now;
+	path->watched_ms += TP_MIN(now - path->probe_ms, 2 * every);
+	path->probe_ms = now;
 	if (now - comm->ping_ms >= every) probe(comm, path, now);
 	if (path->probes == 0) {
 		/* The peer takes its time. */
-		end_probing(comm, now);
-		comm->moved_ms = now;
+		end_probing(path, now);
+		path->moved_ms = now;
 		return;
 	}
-	if (comm->watched_ms < timeout) return;
+	if (path->watched_ms < timeout) return;
 	/* Not on what was so before this thread lost its processor. */
 	if (tp_ib_poll_path(comm, path) > 0) {
-		comm->moved_ms = 0;
+		path->moved_ms = 0;
 		return;
 	}
 	/* Where even life signs are late it is the machines that are busy. */
-	sent = comm->pings - comm->pings_at_probe;
-	answered = answered_since(comm, comm->pings_at_probe);
+	sent = comm->pings - path->pings_at_probe;
+	answered = answered_since(comm, path->pings_at_probe);
 	if (sent >= 3 && 4 * answered >= 3 * sent)
 		tp_ib_path_failed(comm, path, "nothing got through for %llu ms, not even a write of no bytes, although the peer answers over TCP: is a cable or port down, do packets get lost, "
-			"can the two addresses reach each other (NCCL_IB_GID_INDEX), is the MTU right along the way?", (unsigned long long)(now - comm->moved_ms));
-	else if (comm->watched_ms >= timeout + timeout / 2 && answered == 0 && tp_ib_control_unacknowledged(&comm->control) > 0)
+			"can the two addresses reach each other (NCCL_IB_GID_INDEX), is the MTU right along the way?", (unsigned long long)(now - path->moved_ms));
+	else if (path->watched_ms >= timeout + timeout / 2 && answered == 0 && tp_ib_control_unacknowledged(&comm->control) > 0)
 		tp_ib_path_failed(comm, path, "nothing got through for %llu ms, and the peer's host doesn't answer over TCP either: it is down, or its network is",
-			(unsigned long long)(now - comm->moved_ms));
+			(unsigned long long)(now - path->moved_ms));
 }
 
 static void judge_ports(struct tp_ib_comm *comm)
@@ -546,8 +461,8 @@ static ncclResult_t seek_path(struct tp_ib_comm *comm, uint64_t now, bool *waits
 	*waits = false;
 	if (!comm->params.failover || !comm->params.recovery || now - comm->failing_ms >= (uint64_t)comm->params.path_timeout_ms) return ncclSuccess;
 	for (int p = 0; p < comm->npaths; p++) {
-		if (p == comm->active || comm->paths[p].state == TP_IB_PATH_NONE) continue;
-		TP_TRY(revive_step(comm, &comm->paths[p]));
+		if (comm->paths[p].at >= 0 || comm->paths[p].state == TP_IB_PATH_NONE) continue;
+		TP_TRY(tp_ib_revive_step(comm, &comm->paths[p]));
 		*waits |= may_live(&comm->paths[p]);
 	}
 	return ncclSuccess;
@@ -565,7 +480,7 @@ static void start_failing(struct tp_ib_comm *comm, uint64_t now)
  * closed connection brings any moment; one that answers a life sign sent since hasn't ended. */
 static ncclResult_t no_path(struct tp_ib_comm *comm)
 {
-	struct tp_ib_path *path = &comm->paths[comm->active];
+	struct tp_ib_path *path = tp_ib_culprit(comm);
 	char text[512];
 	uint64_t now = tp_clock_ms();
 	bool waits;
@@ -573,7 +488,7 @@ static ncclResult_t no_path(struct tp_ib_comm *comm)
 	if (comm->failing_ms == 0) start_failing(comm, now);
 	if (atomic_load_explicit(&comm->control.closed, memory_order_acquire)) return ncclSuccess;
 	TP_TRY(seek_path(comm, now, &waits));
-	if (comm->params.failover && count_usable(comm) > 0) return leave(comm, false);
+	if (comm->params.failover && has_other(comm)) return tp_ib_leave(comm, false);
 	if (waits) return ncclSuccess;
 	if (answered_since(comm, comm->failing_pings) == 0 && now - comm->failing_ms < FAIL_GRACE_MS) return ncclSuccess;
 	/* The cause first: texts are cut on their way to other ranks. */
@@ -582,41 +497,22 @@ static ncclResult_t no_path(struct tp_ib_comm *comm)
 		tp_ib_path_text(comm, path, 0, text, sizeof(text)));
 }
 
-static ncclResult_t take_back(struct tp_ib_comm *comm)
-{
-	uint64_t now = tp_clock_ms();
-
-	/* One side asks, and the other leaves where it has that path too: a path in good health is not closed for one that isn't. */
-	for (int p = 0; p < comm->active && comm->sending; p++) {
-		struct tp_ib_path *path = &comm->paths[p];
-		if (!usable(path) || now - path->since_ms < (uint64_t)SETTLED_MS << TP_MIN(path->failures, 5u)) continue;
-		if (now - comm->want_ms < WANT_MS) break;
-		comm->want_ms = now;
-		return tell(comm, TP_IB_WANT, path);
-	}
-	return ncclSuccess;
-}
-
 ncclResult_t tp_ib_care(struct tp_ib_comm *comm)
 {
 	uint64_t now = tp_clock_ms();
-	struct tp_ib_path *path;
 
 	TP_TRY(comm->error);
 	if (atomic_load_explicit(&comm->control.waiting, memory_order_acquire)) TP_TRY(take_records(comm));
 	if (comm->to_close) close_dead(comm);
 	if (comm->switching) return wait_for_peer(comm);
-	path = &comm->paths[comm->active];
-	if (path->state == TP_IB_PATH_LIVE) judge_ports(comm);
-	if (path->state == TP_IB_PATH_LIVE) judge_stall(comm, path);
-	if (path->state == TP_IB_PATH_DEAD) {
-		if (count_usable(comm) == 0 || !comm->params.failover) return no_path(comm);
-		return leave(comm, false);
-	}
+	if (!tp_ib_culprit(comm)) judge_ports(comm);
+	for (int i = 0; i < comm->nused && !tp_ib_culprit(comm); i++) judge_stall(comm, comm->used[i]);
+	if (tp_ib_culprit(comm)) return comm->params.failover && has_other(comm) ? tp_ib_leave(comm, false) : no_path(comm);
 	if (now - comm->care_ms < PORT_LOOK_MS) return ncclSuccess;
 	comm->care_ms = now;
-	if (comm->probing) tp_ib_port_is_active(path->port);
+	for (int i = 0; i < comm->nused; i++)
+		if (comm->used[i]->probing) tp_ib_port_is_active(comm->used[i]->port);
 	for (int p = 0; p < comm->npaths && comm->params.recovery; p++)
-		if (p != comm->active && comm->paths[p].port) TP_TRY(revive_step(comm, &comm->paths[p]));
-	return comm->params.recovery ? take_back(comm) : ncclSuccess;
+		if (comm->paths[p].at < 0 && comm->paths[p].port) TP_TRY(tp_ib_revive_step(comm, &comm->paths[p]));
+	return comm->params.recovery ? tp_ib_take_back(comm) : ncclSuccess;
 }

@@ -1,4 +1,4 @@
-/* Requests, and what completes. The hot path is one look at the active path's completion queue; everything rare is in path.c. */
+/* Requests, and what completes. The hot path is one look at the completion queue of each path in use; everything rare is in path.c. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -61,7 +61,7 @@ static void one(struct tp_ib_comm *comm, struct tp_ib_path *path, const struct i
 	}
 	switch (kind) {
 	case TP_IB_RECEIVE:
-		if (path == &comm->paths[comm->active]) tp_ib_arrived(comm, q, wc->imm_data);
+		if (path->at >= 0) tp_ib_arrived(comm, path, q, wc->imm_data);
 		if (qp->receives <= comm->rq_depth / 2 && path->state == TP_IB_PATH_LIVE && !comm->switching) tp_ib_qp_fill(comm, path, q);
 		return;
 	case TP_IB_DATA:
@@ -88,13 +88,20 @@ int tp_ib_poll_path(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	return total;
 }
 
+void tp_ib_poll_used(struct tp_ib_comm *comm)
+{
+	for (int i = 0; i < comm->nused; i++)
+		if (tp_ib_poll_path(comm, comm->used[i]) > 0) comm->used[i]->moved_ms = 0;
+}
+
 /* Something that only path.c can deal with? Looks at flags, and from time to time at the clock. */
 static bool wants_care(struct tp_ib_comm *comm)
 {
-	const struct tp_ib_path *path = &comm->paths[comm->active];
-
-	if (comm->switching || comm->to_close || path->state != TP_IB_PATH_LIVE) return true;
-	if (atomic_load_explicit(&path->port->state, memory_order_relaxed) != IBV_PORT_ACTIVE) return true;
+	if (comm->switching || comm->to_close) return true;
+	for (int i = 0; i < comm->nused; i++) {
+		const struct tp_ib_path *path = comm->used[i];
+		if (path->state != TP_IB_PATH_LIVE || atomic_load_explicit(&path->port->state, memory_order_relaxed) != IBV_PORT_ACTIVE) return true;
+	}
 	if (atomic_load_explicit(&comm->control.waiting, memory_order_acquire)) return true;   /* pairs with the watch thread's */
 	return comm->looks % CARE_LOOKS == 0;
 }
@@ -103,7 +110,7 @@ ncclResult_t tp_ib_progress(struct tp_ib_comm *comm)
 {
 	TP_TRY(comm->error);
 	comm->looks++;
-	if (tp_ib_poll_path(comm, &comm->paths[comm->active]) > 0) comm->moved_ms = 0;
+	tp_ib_poll_used(comm);
 	if (comm->resending) tp_ib_resend(comm);
 	if (wants_care(comm)) TP_TRY(tp_ib_care(comm));
 	return comm->error;
@@ -112,7 +119,7 @@ ncclResult_t tp_ib_progress(struct tp_ib_comm *comm)
 ncclResult_t tp_ib_peer_gone(struct tp_ib_comm *comm)
 {
 	/* What completed before the peer went is in the queue by now, and what it said last in the inbox. */
-	tp_ib_poll_path(comm, &comm->paths[comm->active]);
+	tp_ib_poll_used(comm);
 	TP_TRY(tp_ib_care(comm));
 	if (comm->below == comm->head && !comm->sending) return ncclSuccess;
 	if (atomic_load_explicit(&comm->control.closed, memory_order_relaxed) == 2)
@@ -161,18 +168,23 @@ static void take_cq_events(struct tp_ib_path *path)
 int tp_ib_poll_fds(void *handle, int *fds, uint32_t *events, int max)
 {
 	struct tp_ib_comm *comm = handle;
-	struct tp_ib_path *path = &comm->paths[comm->active];
+	bool ready = comm->nused > max;
 
-	if (max < 1 || !path->channel) return 0;
+	if (max < 1) return 0;
 	/* Whoever sleeps looks seldom: then with care. */
 	comm->looks = CARE_LOOKS - 1;
-	take_cq_events(path);
-	fds[0] = path->channel->fd;
-	events[0] = EPOLLIN;
-	/* What completes between the last look and now would ring no bell any more; it is found by this one. */
-	if (ibv_req_notify_cq(path->cq, 0) == 0 && tp_ib_poll_path(comm, path) > 0) {
-		comm->moved_ms = 0;
-		fds[0] = tp_ib_ready_fd();
+	for (int i = 0; i < comm->nused && !ready; i++) {
+		struct tp_ib_path *path = comm->used[i];
+		take_cq_events(path);
+		fds[i] = path->channel->fd;
+		events[i] = EPOLLIN;
+		/* What completes between the last look and now would ring no bell any more; it is found by this one. */
+		if (ibv_req_notify_cq(path->cq, 0) != 0 || tp_ib_poll_path(comm, path) == 0) continue;
+		path->moved_ms = 0;
+		ready = true;
 	}
+	if (!ready) return comm->nused;
+	fds[0] = tp_ib_ready_fd();
+	events[0] = EPOLLIN;
 	return 1;
 }

@@ -69,7 +69,7 @@ void tp_ib_qps_destroy(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	if (path->channel) v->destroy_comp_channel(path->channel);
 	if (path->mr) v->dereg_mr(path->mr);
 	free(path->qps);
-	memset(path, 0, sizeof(*path));
+	*path = (struct tp_ib_path){ .way = path->way, .at = -1 };
 }
 
 void tp_ib_qp_fill(struct tp_ib_comm *comm, struct tp_ib_path *path, int q)

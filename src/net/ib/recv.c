@@ -5,30 +5,54 @@
 
 #define SIGNAL_EVERY 16             /* FIFO writes: one in so many completes, so that the queue is known to drain */
 
-static uint64_t first_at(const struct tp_ib_comm *comm, int q, uint64_t from)
-{
-	uint64_t step = comm->split ? 1 : (uint64_t)comm->nqps, number = from;
+#define LARGE_BYTES ((size_t)1 << 20)    /* what several ports share: smaller ones are under way on each of them at once */
 
-	if (!comm->split) number += ((uint64_t)q + step - number % step) % step;
-	while (number < comm->head && comm->messages[number % TP_IB_RING].done) number += step;
+bool tp_ib_is_large(size_t bytes) { return bytes >= LARGE_BYTES; }
+
+int tp_ib_ends(const struct tp_ib_comm *comm, uint64_t number, int *first)
+{
+	int all = tp_ib_qps_in_use(comm);
+
+	*first = 0;
+	if (comm->split) return all;
+	if (!comm->messages[number % TP_IB_RING].large) {
+		*first = (int)(number % (uint64_t)all);
+		return 1;
+	}
+	*first = (int)(number % (uint64_t)comm->nqps) * comm->nused;
+	return comm->nused;
+}
+
+/* The next message that has an end at this queue pair. */
+static uint64_t first_at(const struct tp_ib_comm *comm, int g, uint64_t from)
+{
+	uint64_t number;
+
+	for (number = from; number < comm->head; number++) {
+		int first, ends = tp_ib_ends(comm, number, &first);
+		if (!comm->messages[number % TP_IB_RING].done && g >= first && g < first + ends) break;
+	}
 	return number;
 }
 
-void tp_ib_expect(struct tp_ib_comm *comm, struct tp_ib_path *path)
+void tp_ib_expect(struct tp_ib_comm *comm)
 {
-	for (int q = 0; q < comm->nqps; q++) path->qps[q].next = first_at(comm, q, comm->below);
+	for (int g = 0, q; g < tp_ib_qps_in_use(comm); g++) {
+		struct tp_ib_path *path = tp_ib_path_at(comm, g, &q);
+		path->qps[q].next = comm->below;
+	}
 }
 
 void tp_ib_announce(struct tp_ib_comm *comm, uint64_t number)
 {
-	struct tp_ib_path *path = &comm->paths[comm->active];
+	int q;
+	struct tp_ib_path *path = tp_ib_path_at(comm, (int)(number % (uint64_t)tp_ib_qps_in_use(comm)), &q);
 	struct tp_ib_message *m = &comm->messages[number % TP_IB_RING];
 	uint64_t slot = number % TP_IB_RING;
-	int q = (int)(number % (uint64_t)comm->nqps);
 	struct ibv_sge sge = { .addr = (uint64_t)(uintptr_t)comm->block->fifo[slot], .length = (uint32_t)m->n * sizeof(struct tp_ib_fifo), .lkey = 0 };
 	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1 };
 
-	if (comm->switching || path->state != TP_IB_PATH_LIVE) return;
+	if (comm->switching || tp_ib_culprit(comm)) return;
 	sge.lkey = path->mr->lkey;
 	wr.wr_id = tp_ib_wr_id(TP_IB_FIFO, path, q, 1, number);
 	wr.wr.rdma.remote_addr = comm->remote_block + offsetof(struct tp_ib_block, fifo) + slot * sizeof(comm->block->fifo[0]);
@@ -41,21 +65,29 @@ void tp_ib_announce(struct tp_ib_comm *comm, uint64_t number)
 	tp_ib_post(comm, path, q, &wr, 1);
 }
 
+static bool may_announce(const struct tp_ib_comm *comm)
+{
+	int q;
+	const struct tp_ib_path *path = tp_ib_path_at(comm, (int)(comm->head % (uint64_t)tp_ib_qps_in_use(comm)), &q);
+
+	return comm->head - comm->below < TP_NET_MAX_REQUESTS && path->qps[q].posted - path->qps[q].freed + 2 <= comm->sq_depth;
+}
+
 ncclResult_t tp_ib_irecv(void *handle, int n, void *const *data, const size_t *bytes, const int *tags, void *const *mhandles, void **out)
 {
 	struct tp_ib_comm *comm = handle;
-	struct tp_ib_path *path = &comm->paths[comm->active];
 	uint64_t number = comm->head, slot = number % TP_IB_RING;
-	struct tp_ib_qp *qp = &path->qps[number % (uint64_t)comm->nqps];
 	struct tp_ib_message *m = &comm->messages[slot];
 	struct tp_ib_request *request;
+	size_t room = 0;
+	int first;
 
 	*out = NULL;
 	TP_TRY(comm->error);
 	if (n < 1 || n > TP_NET_MAX_RECVS) return TP_FAIL(ncclInternalError, "NET/IB : a grouped receive of %d, 1 to %d are possible", n, TP_NET_MAX_RECVS);
-	if (comm->head - comm->below >= TP_NET_MAX_REQUESTS || qp->posted - qp->freed + 2 > comm->sq_depth) {
+	if (!may_announce(comm)) {
 		TP_TRY(tp_ib_progress(comm));
-		if (comm->head - comm->below >= TP_NET_MAX_REQUESTS || qp->posted - qp->freed + 2 > comm->sq_depth) return ncclSuccess;
+		if (!may_announce(comm)) return ncclSuccess;
 	}
 	request = tp_ib_new_request(comm);
 	if (!request) return ncclSuccess;
@@ -63,19 +95,21 @@ ncclResult_t tp_ib_irecv(void *handle, int n, void *const *data, const size_t *b
 	request->n = n;
 	memset(m, 0, sizeof(*m));
 	m->n = n;
-	m->left = comm->split ? (uint32_t)comm->nqps : 1;
 	m->requests[0] = request;
 	for (int r = 0; r < n; r++) {
 		struct tp_ib_fifo *entry = &comm->block->fifo[slot][r];
 		const struct tp_ib_memory *memory = mhandles[r];
 		m->capacity[r] = bytes[r];
+		room += bytes[r];
 		entry->addr = (uint64_t)(uintptr_t)data[r];
 		entry->bytes = bytes[r];
-		for (int p = 0; p < comm->npaths; p++) entry->rkeys[p] = memory && memory->mrs[p] ? memory->mrs[p]->rkey : 0;
+		for (int c = 0; c < comm->ncontexts; c++) entry->rkeys[c] = memory && memory->mrs[c] ? memory->mrs[c]->rkey : 0;
 		entry->tag = tags[r];
 		entry->n = (uint32_t)n;
 		atomic_store_explicit(&entry->number, number + 1, memory_order_relaxed);
 	}
+	m->large = tp_ib_is_large(room);
+	m->left = (uint32_t)tp_ib_ends(comm, number, &first);
 	comm->head++;
 	tp_ib_announce(comm, number);
 	*out = request;
@@ -97,15 +131,15 @@ static bool take_sizes(struct tp_ib_comm *comm, struct tp_ib_message *m, uint64_
 	return true;
 }
 
-void tp_ib_arrived(struct tp_ib_comm *comm, int q, uint32_t imm)
+void tp_ib_arrived(struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, uint32_t imm)
 {
-	struct tp_ib_qp *qp = &comm->paths[comm->active].qps[q];
-	uint64_t number = qp->next;
+	struct tp_ib_qp *qp = &path->qps[q];
+	uint64_t number = first_at(comm, q * comm->nused + path->at, TP_MAX(qp->next, comm->below));
 	struct tp_ib_message *m = &comm->messages[number % TP_IB_RING];
 
 	if (number >= comm->head || m->done || m->left == 0) {
-		tp_ib_fail(comm, ncclInternalError, "a message came that no receive was posted for (queue pair %d, message %llu of %llu)", q, (unsigned long long)number,
-			(unsigned long long)comm->head);
+		tp_ib_fail(comm, ncclInternalError, "a message came that no receive was posted for (queue pair %d of %s, message %llu of %llu)", q, path->port->text,
+			(unsigned long long)number, (unsigned long long)comm->head);
 		return;
 	}
 	m->imm = ntohl(imm);
@@ -113,5 +147,5 @@ void tp_ib_arrived(struct tp_ib_comm *comm, int q, uint32_t imm)
 		if (!take_sizes(comm, m, number)) return;
 		tp_ib_message_done(comm, number);
 	}
-	qp->next = first_at(comm, q, number + 1);
+	qp->next = number + 1;
 }

@@ -27,7 +27,7 @@ static struct ibv_send_wr *add(struct chain *chain, enum ibv_wr_opcode opcode, u
 }
 
 /* The bytes [offset, offset + bytes) of what the request sends. */
-static void slice(const struct tp_ib_request *r, int path, size_t offset, size_t bytes, struct ibv_send_wr *wr)
+static void slice(const struct tp_ib_request *r, int key, size_t offset, size_t bytes, struct ibv_send_wr *wr)
 {
 	for (int i = 0; i < r->nparts && bytes > 0; i++) {
 		size_t have = r->parts[i].iov_len;
@@ -37,7 +37,7 @@ static void slice(const struct tp_ib_request *r, int path, size_t offset, size_t
 		}
 		size_t take = TP_MIN(have - offset, bytes);
 		wr->sg_list[wr->num_sge++] = (struct ibv_sge){ .addr = (uint64_t)(uintptr_t)r->parts[i].iov_base + offset, .length = (uint32_t)take,
-			.lkey = r->memory[i]->mrs[path]->lkey };
+			.lkey = r->memory[i]->mrs[key]->lkey };
 		offset = 0;
 		bytes -= take;
 	}
@@ -55,7 +55,6 @@ static size_t piece(size_t total, int nqps, int q, size_t *offset)
 static bool post_part(struct tp_ib_comm *comm, struct tp_ib_path *path, int q, int part, int parts, uint64_t number)
 {
 	struct tp_ib_message *m = &comm->messages[number % TP_IB_RING];
-	int p = (int)(path - comm->paths);
 	size_t offset, bytes, total = m->requests[0]->bytes;
 	struct chain chain = { .count = 0 };
 	struct ibv_send_wr *last = NULL;
@@ -66,8 +65,8 @@ static bool post_part(struct tp_ib_comm *comm, struct tp_ib_path *path, int q, i
 		const struct tp_ib_request *request = m->requests[r];
 		bytes = piece(request->bytes, parts, part, &offset);
 		if (bytes == 0 && apart) continue;
-		last = add(&chain, IBV_WR_RDMA_WRITE, m->entries[r].addr + offset, m->entries[r].rkeys[p]);
-		slice(request, p, offset, bytes, last);
+		last = add(&chain, IBV_WR_RDMA_WRITE, m->entries[r].addr + offset, m->entries[r].rkeys[path->remote.key]);
+		slice(request, path->key, offset, bytes, last);
 	}
 	if (m->n > 1 && part == 0) {
 		last = add(&chain, IBV_WR_RDMA_WRITE, comm->remote_block + offsetof(struct tp_ib_block, sizes) + slot * sizeof(comm->block->sizes[0]), path->remote.rkey);
@@ -85,25 +84,23 @@ static bool post_part(struct tp_ib_comm *comm, struct tp_ib_path *path, int q, i
 void tp_ib_send_message(struct tp_ib_comm *comm, uint64_t number)
 {
 	struct tp_ib_message *m = &comm->messages[number % TP_IB_RING];
-	struct tp_ib_path *path = &comm->paths[comm->active];
+	int first, ends = tp_ib_ends(comm, number, &first);
 
-	m->left = comm->split ? (uint32_t)comm->nqps : 1;
-	/* Between two paths: it goes out with those that the peer doesn't have. */
-	if (comm->switching || path->state != TP_IB_PATH_LIVE) return;
-	if (!comm->split) {
-		post_part(comm, path, (int)(number % (uint64_t)comm->nqps), 0, 1, number);
-		return;
+	m->left = (uint32_t)ends;
+	/* Between two ways: it goes out with those that the peer doesn't have. */
+	if (comm->switching || tp_ib_culprit(comm)) return;
+	for (int part = 0, q; part < ends; part++) {
+		struct tp_ib_path *path = tp_ib_path_at(comm, first + part, &q);
+		if (!post_part(comm, path, q, part, ends, number)) return;
 	}
-	for (int q = 0; q < comm->nqps; q++)
-		if (!post_part(comm, path, q, q, comm->nqps, number)) return;
 }
 
 bool tp_ib_queues_have_room(const struct tp_ib_comm *comm)
 {
-	const struct tp_ib_path *path = &comm->paths[comm->active];
-
-	for (int q = 0; q < comm->nqps; q++)
+	for (int g = 0, q; g < tp_ib_qps_in_use(comm); g++) {
+		const struct tp_ib_path *path = tp_ib_path_at(comm, g, &q);
 		if (path->qps[q].posted - path->qps[q].freed + WRS_MAX + 1 > comm->sq_depth) return false;
+	}
 	return true;
 }
 
@@ -117,6 +114,7 @@ static bool may_begin(const struct tp_ib_comm *comm)
 static bool take_entries(struct tp_ib_comm *comm, struct tp_ib_message *m)
 {
 	struct tp_ib_fifo *fifo = comm->block->fifo[comm->head % TP_IB_RING];
+	size_t room = 0;
 
 	if (m->n > 0) return true;
 	/* The card stores an entry's number last; this acquire orders our reading behind it. */
@@ -130,6 +128,8 @@ static bool take_entries(struct tp_ib_comm *comm, struct tp_ib_message *m)
 	memset(m, 0, sizeof(*m));
 	for (uint32_t r = 0; r < fifo[0].n; r++) memcpy(&m->entries[r], &fifo[r], sizeof(fifo[r]));
 	m->n = (int)fifo[0].n;
+	for (int r = 0; r < m->n; r++) room += m->entries[r].bytes;
+	m->large = tp_ib_is_large(room);
 	return true;
 }
 
@@ -157,9 +157,8 @@ ncclResult_t tp_ib_isendv(void *handle, const struct iovec *parts, int n, int ta
 	*out = NULL;
 	if (n < 0 || n > TP_NET_MAX_PARTS) return TP_FAIL(ncclInternalError, "NET/IB : a message of %d parts, at most %d are possible", n, TP_NET_MAX_PARTS);
 	for (int i = 0; i < n; i++) bytes += parts[i].iov_len;
-	if (bytes > comm->paths[comm->active].port->attr.max_msg_sz || bytes > UINT32_MAX)
-		return TP_FAIL(ncclInvalidArgument, "NET/IB : a message of %zu bytes; port %s takes %u at most", bytes, comm->paths[comm->active].port->text,
-			comm->paths[comm->active].port->attr.max_msg_sz);
+	if (bytes > comm->max_bytes)
+		return TP_FAIL(ncclInvalidArgument, "NET/IB : a message of %zu bytes; port %s takes %u at most", bytes, comm->used[0]->port->text, comm->max_bytes);
 	TP_TRY(comm->error);
 	if (!may_begin(comm) || (m->n == 0 && !take_entries(comm, m))) {
 		TP_TRY(tp_ib_progress(comm));

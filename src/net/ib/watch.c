@@ -84,7 +84,7 @@ static void take_events(struct tp_ib_context *context, uint32_t ready)
 
 /* ---- controls ---- */
 
-/* false: the inbox is full, which no peer of ours does to us. */
+/* false: the inbox is full, or it belongs to the meeting, which is over: no peer of ours does that to us. */
 static bool sort(struct tp_ib_control *control, const struct tp_ib_record *record)
 {
 	struct tp_ib_record pong;
@@ -98,11 +98,12 @@ static bool sort(struct tp_ib_control *control, const struct tp_ib_record *recor
 		atomic_fetch_add_explicit(&control->pongs, 1, memory_order_relaxed);
 		return true;
 	}
+	if (record->head.bytes > sizeof(control->inbox[0])) return false;
 	pthread_mutex_lock(&control->lock);
 	bool room = control->count < TP_IB_INBOX, known = false;
 	/* Attempts to revive a path go on while the owner is elsewhere: the last one is enough. */
 	for (uint32_t i = 0; i < control->count && record->head.type == TP_IB_REVIVE; i++) {
-		struct tp_ib_record *old = &control->inbox[(control->first + i) % TP_IB_INBOX];
+		struct tp_ib_note *old = &control->inbox[(control->first + i) % TP_IB_INBOX];
 		if (old->head.type != TP_IB_REVIVE || old->as.revive.path != record->as.revive.path) continue;
 		old->as.revive = record->as.revive;
 		known = true;

@@ -8,22 +8,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TP_IB_WIRE_VERSION 2
-#define TP_IB_MAX_PATHS 4
+#define TP_IB_WIRE_VERSION 3
+#define TP_IB_MAX_PATHS 16
+#define TP_IB_MAX_MERGED 8                  /* ports of one device */
+#define TP_IB_MAX_KEYS 8                    /* of a FIFO entry: cards that an end uses */
 #define TP_IB_MAX_QPS 16                    /* of a path */
 
 enum tp_ib_record_type {
 	TP_IB_META = 1,                         /* connector, then acceptor: who I am */
-	TP_IB_READY,                            /* connector: my queue pairs can receive; path: the active one, attempt: those that live, by bit */
+	TP_IB_READY,                            /* connector: my queue pairs can receive; path: the way in use, attempt: the paths that live, by bit */
 	TP_IB_REFUSED,                          /* instead of META or READY: text says why */
 	TP_IB_PING, TP_IB_PONG,
-	TP_IB_SWITCH,                           /* I have left the active path */
+	TP_IB_SWITCH,                           /* I have left the way in use */
 	TP_IB_REVIVE,                           /* a dead path's queue pairs are set up afresh */
 	TP_IB_CONNECTED,                        /* … and can receive */
 	TP_IB_PROVEN,                           /* … and a write went through */
 	TP_IB_GOODBYE,                          /* the connection has failed here: text says why */
 	TP_IB_LEAVING,                          /* receiver, at a good end: what it has got; acknowledgements may be lost with its queue pairs */
-	TP_IB_WANT,                             /* sender: this path, which comes before the active one, lives again */
+	TP_IB_WANT,                             /* sender: path: a way that is better than the one in use, attempt: the paths that live, by bit */
 	TP_IB_RECORD_TYPES
 };
 
@@ -37,8 +39,10 @@ struct tp_ib_wire_path {
 	uint8_t port;                           /* 0: this path is not there */
 	uint8_t mtu;                            /* enum ibv_mtu */
 	uint8_t live;                           /* in the acceptor's answer: its queue pairs are connected */
-	uint8_t index;                          /* of the port among this side's */
-	uint8_t zero;
+	uint8_t index, place;                   /* of the device among this side's, of the port in the device */
+	uint8_t way;                            /* that it belongs to */
+	uint8_t key;                            /* which of a FIFO entry's keys is for it */
+	uint8_t zero[2];
 	uint16_t lid, flid;                     /* flid: of the routable GID; 0: none */
 	uint32_t rkey;                          /* of the block */
 	uint32_t psn;                           /* of queue pair 0; the next has the next */
@@ -50,7 +54,7 @@ struct tp_ib_wire_meta {
 	uint64_t block;                         /* address of the FIFO and sizes */
 	uint32_t nqps, npaths;
 	uint32_t split;
-	uint32_t ports;                         /* that this side could use in all */
+	uint32_t ports;                         /* that this side could use in all, merged or not */
 	int32_t rank;
 	char host[64];
 	char set[128];                          /* names of these ports, for messages */
@@ -80,14 +84,23 @@ struct tp_ib_record {
 } __attribute__((packed));
 #define TP_IB_RECORD_MAX sizeof(struct tp_ib_record)
 
+/* Those that come once both ends have met. */
+struct tp_ib_note {
+	struct tp_ib_wire_head head;
+	union {
+		struct tp_ib_wire_switch change;
+		struct tp_ib_wire_revive revive;
+		struct tp_ib_wire_text text;
+	} as;
+} __attribute__((packed));
+
 /* One receive of a group. The number comes last: it is what the sender waits for, and a card writes a small write in order. */
 struct tp_ib_fifo {
 	uint64_t addr;
 	uint64_t bytes;
-	uint32_t rkeys[TP_IB_MAX_PATHS];
+	uint32_t rkeys[TP_IB_MAX_KEYS];         /* by the receiver's cards */
 	int32_t tag;
 	uint32_t n;                             /* receives of the group */
-	uint64_t zero[2];
 	_Atomic uint64_t number;                /* of the message, plus one */
 };
 _Static_assert(sizeof(struct tp_ib_fifo) == 64, "a FIFO entry is a cache line");
