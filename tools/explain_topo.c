@@ -8,7 +8,7 @@
 
 #include "coll.h"
 
-#define MOST_RANKS 65536
+#define MOST_RANKS 16384
 #define EACH_HOST 64            /* hosts: up to here each is looked at, beyond a few */
 /* What GPU ranks have unless they are told otherwise (NCCL_MAX_CTAS): channels in one host, and where there are others; a ring's slot. */
 #define CHANNELS_INSIDE 32

@@ -84,6 +84,8 @@ static void print_machine(const struct explain_case *c, FILE *out)
 	if (c->nhosts > 1) fprintf(out, ", %d of it", c->nhosts);
 	fprintf(out, ": %d rank%s, %d GPU%s and %d network port%s on each host\n", c->nranks, c->nranks == 1 ? "" : "s", c->ngpus, c->ngpus == 1 ? "" : "s", nets,
 		nets == 1 ? "" : "s");
+	if (c->topo->nhosts > 1)
+		fprintf(out, "  its %d hosts are one NVLink domain, and taken as one host as NCCL does; between hosts our links use the network\n", c->topo->nhosts);
 	print_channels(c, c->rings, "ring", out);
 	print_channels(c, c->trees, "tree", out);
 	if (c->pairs->nchannels)

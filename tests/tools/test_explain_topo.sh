@@ -53,6 +53,8 @@ says "NCCL takes trees" "^NCCL would take Tree with LL128" "$out"
 says "with the cost of a ring" "^There NCCL_ALGO=Ring would cost [0-9.]+ times as much" "$out"
 says "a GPU's own port limits" "^  mlx5_0 +-> NIC .* port +50 GB/s" "$out"
 
+says "hosts that NVLink joins are one" "^  its 18 hosts are one NVLink domain" "$(explain all_reduce 8 --topo gb200-nvl72)"
+
 # What is allowed, where from, and by whom.
 out=$(explain all_reduce 4M --topo dgx-h100x4 --algo ring)
 says "--algo forces, and its price is said" "^NCCL_ALGO=ring costs [0-9.]+ times what HIERARCHICAL would take" "$out"
@@ -133,7 +135,7 @@ refuses() { # NAME STATUS PATTERN ARGS
 }
 refuses "no such machine" 2 'no file or model "dgx-h900"' all_reduce 8 --topo dgx-h900x2
 refuses "no hosts" 2 'no file or model "dgx-h100x0"' all_reduce 8 --topo dgx-h100x0
-refuses "more hosts than can be" 2 "from 1 to 65536 ranks" all_reduce 8 --topo dgx-h100x9999
+refuses "more hosts than can be" 2 "from 1 to 16384 ranks" all_reduce 8 --topo dgx-h100x9999
 refuses "more ranks than GPUs" 2 "-n 9: dgx-h100 has 8 GPUs" all_reduce 8 --topo dgx-h100 -n 9
 refuses "ranks that don't divide" 2 "2 hosts can't share 3 ranks evenly" all_reduce 8 --topo dgx-h100x2 -n 3
 refuses "fewer ranks than hosts" 2 "2 hosts can't share 1 ranks? evenly" all_reduce 8 --topo dgx-h100x2 -n 1
