@@ -17,6 +17,7 @@ static const struct { const char *component, *title; } sections[] = {
 	{ "log", "Log" },
 	{ "launch", "The process's place in the job (telpher run sets these)" },
 	{ "host", "Host" },
+	{ "engine", "The engine thread" },
 	{ "boot", "Start-up and life signs" },
 	{ "comm", "Communicators" },
 	{ "gpu", "GPUs" },

@@ -125,6 +125,7 @@ static int parse(struct perf_options *o, struct arguments *a, int argc, char **a
 		{ "root", 'r', POPT_ARG_INT, &o->root, 0, "root; -1: every rank in turn (0)", "RANK" },
 		{ "nthreads", 't', POPT_ARG_INT, &o->nthreads, 0, "threads a process (1)", "N" },
 		{ "ngpus", 'g', POPT_ARG_INT, &o->ngpus, 0, "ranks a thread (1)", "N" },
+		{ "local_register", 'R', POPT_ARG_INT, &o->registers, 0, "1: buffers are registered with ncclCommRegister (0)", "0|1" },
 		{ "average", 'a', POPT_ARG_INT, &o->average, 0, "time shown: 0 rank 0's, 1 mean, 2 least, 3 greatest (1)", "HOW" },
 		{ "json", 'J', POPT_ARG_STRING, NULL, 'J', "write the results here too", "FILE" },
 		{ "np", 0, POPT_ARG_INT, &a->nprocs, 0, "start so many processes by oneself", "N" },

@@ -33,6 +33,7 @@ struct perf_options {
 	size_t min_bytes, max_bytes, step_bytes;
 	double step_factor;                 /* > 1: used instead of step_bytes */
 	int iters, warmup, aggregate;       /* iters 0: by size */
+	int registers;                      /* buffers are registered with ncclCommRegister */
 	int check;                          /* checked repetitions of each line; 0: none */
 	int root;                           /* -1: every rank in turn */
 	int types[ncclNumTypes], ntypes;

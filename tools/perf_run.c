@@ -225,6 +225,9 @@ static void allocate(struct worker *w)
 				quit();
 			}
 			memset(*both[k], k, bytes);
+			/* The handle is the communicator's, as in a program that keeps its buffers to the end. */
+			void *handle;
+			if (w->o->registers) expect_success(w, ncclCommRegister(w->comms[g], *both[k], bytes, &handle), "ncclCommRegister");
 		}
 	}
 }

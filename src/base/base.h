@@ -43,6 +43,9 @@ uint64_t tp_machine_hash(void);
 /* The processors this process may run on; all zero on a machine with more than TP_CPU_WORDS can hold. */
 void tp_cpu_mask(uint64_t mask[TP_CPU_WORDS]);
 int tp_cpu_count(void);             /* processors this process may use */
+/* "0-3,8" as a set; returns where it can't be read on: the text's end where all of it could. */
+const char *tp_cpu_list_read(const char *text, uint64_t mask[TP_CPU_WORDS]);
+const char *tp_cpu_list_format(const uint64_t mask[TP_CPU_WORDS], char *text, size_t bytes);
 
 size_t tp_type_bytes(ncclDataType_t type);       /* 0 where there is no such type */
 const char *tp_type_name(ncclDataType_t type);   /* "float", "bfloat16", as nccl-tests prints */

@@ -131,6 +131,46 @@ void tp_cpu_mask(uint64_t mask[TP_CPU_WORDS])
 		memcpy(mask, &set, TP_MIN(sizeof(set), TP_CPU_WORDS * sizeof(mask[0])));
 }
 
+const char *tp_cpu_list_read(const char *text, uint64_t mask[TP_CPU_WORDS])
+{
+	memset(mask, 0, TP_CPU_WORDS * sizeof(*mask));
+	while (*text) {
+		char *end;
+		long first = strtol(text, &end, 10), last = first;
+		if (end == text || first < 0)
+			return text;
+		if (*end == '-') {
+			const char *from = end + 1;
+			last = strtol(from, &end, 10);
+			if (end == from || last < first)
+				return text;
+		}
+		if (*end && *end != ',')
+			return text;
+		for (long c = first; c <= last && c < TP_CPU_WORDS * 64; c++)
+			mask[c / 64] |= UINT64_C(1) << (c % 64);
+		text = *end ? end + 1 : end;
+	}
+	return text;
+}
+
+static bool has_cpu(const uint64_t *mask, int cpu) { return cpu < TP_CPU_WORDS * 64 && mask[cpu / 64] >> (cpu % 64) & 1; }
+
+const char *tp_cpu_list_format(const uint64_t mask[TP_CPU_WORDS], char *text, size_t bytes)
+{
+	size_t used = 0;
+	text[0] = 0;
+	for (int cpu = 0; cpu < TP_CPU_WORDS * 64 && used < bytes; cpu++) {
+		int first = cpu;
+		if (!has_cpu(mask, cpu))
+			continue;
+		while (has_cpu(mask, cpu + 1))
+			cpu++;
+		used += (size_t)snprintf(text + used, bytes - used, cpu > first ? "%s%d-%d" : "%s%d", used ? "," : "", first, cpu);
+	}
+	return text;
+}
+
 static int affinity_count(void)
 {
 	for (int cpus = 1024; cpus <= 65536; cpus *= 2) {

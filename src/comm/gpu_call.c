@@ -243,11 +243,7 @@ void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t bl
 	if (tp_cuda_exec_suggest(atomic_load_explicit(&comm->gpu->exec, memory_order_relaxed), coll, block_bytes, windows, &wanted)
 		&& choice->candidates[wanted].us >= 0)
 		choice->algo = wanted;
-	bool many = coll == TP_ALL_GATHER || coll == TP_REDUCE_SCATTER || coll == TP_ALL_TO_ALL || coll == TP_GATHER || coll == TP_SCATTER;
-	size_t bytes = block_bytes * (many ? (size_t)comm->nranks : 1), unit = choice->algo == TP_ALGO_ONE_SHOT ? 4096 : 16384;
-	int channels = 1;
-	while (channels < comm->nchannels && (size_t)channels * unit < bytes) channels *= 2;
-	choice->nchannels = TP_MIN(channels, comm->nchannels);
+	choice->nchannels = tp_choose_channels(choice->algo, coll, comm->nranks, block_bytes, comm->nchannels);
 	size_t part = block_bytes / (size_t)choice->nchannels;
 	choice->chunk_bytes = TP_MIN(TP_MAX(tp_align_up(part / 8, 512), SMALLEST_CHUNK), LARGEST_CHUNK);
 	choice->ref_bytes = SIZE_MAX;

@@ -8,7 +8,7 @@
 
 #include "comm/gpu.h"
 
-struct block { struct block *next; void *address; size_t bytes; const void *comm; };
+struct block { struct block *next; void *address; size_t bytes; const void *comm; struct tp_net_buffer *net; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block *allocated, *registered;
@@ -19,7 +19,7 @@ static ncclResult_t add(struct block **list, void *address, size_t bytes, const 
 	struct block *b = tp_alloc(1, sizeof(*b), "a record of memory");
 	if (!b) return ncclSystemError;
 	pthread_mutex_lock(&lock);
-	*b = (struct block){ *list, address, bytes, comm };
+	*b = (struct block){ .next = *list, .address = address, .bytes = bytes, .comm = comm };
 	*list = b;
 	pthread_mutex_unlock(&lock);
 	return ncclSuccess;
@@ -78,6 +78,7 @@ ncclResult_t tp_memory_register(ncclComm_t comm, void *buffer, size_t bytes, voi
 {
 	if (!buffer || !handle) return TP_FAIL(ncclInvalidArgument, "ncclCommRegister: %s is NULL", buffer ? "handle" : "buff");
 	if (!bytes) return TP_FAIL(ncclInvalidArgument, "ncclCommRegister: size is 0");
+	if (bytes > UINTPTR_MAX - (uintptr_t)buffer) return TP_FAIL(ncclInvalidArgument, "ncclCommRegister: %zu bytes at %p are more than memory can hold", bytes, buffer);
 	TP_TRY(tp_comm_enter(comm, "ncclCommRegister"));
 	ncclResult_t result = tp_comm_may_call(comm, "ncclCommRegister");
 	struct block *b = NULL;
@@ -87,9 +88,17 @@ ncclResult_t tp_memory_register(ncclComm_t comm, void *buffer, size_t bytes, voi
 		return result;
 	}
 	if (result == ncclSuccess && !(b = tp_alloc(1, sizeof(*b), "a registration"))) result = ncclSystemError;
-	if (b) {
+	struct tp_net_buffer *net = NULL;
+	if (b && tp_links_have_net(comm->links)) {
+		tp_comm_lock_run(comm);
+		result = tp_links_register(comm->links, buffer, bytes, &net);
+		tp_engine_unlock(&comm->runnable);
+	}
+	if (b && result != ncclSuccess) {
+		free(b);
+	} else if (b) {
 		pthread_mutex_lock(&lock);
-		*b = (struct block){ registered, b, bytes, comm };
+		*b = (struct block){ .next = registered, .address = b, .bytes = bytes, .comm = comm, .net = net };
 		registered = b;
 		pthread_mutex_unlock(&lock);
 		*handle = b;
@@ -108,6 +117,11 @@ ncclResult_t tp_memory_deregister(ncclComm_t comm, void *handle)
 		return undone;
 	}
 	struct block *b = take(&registered, handle, comm);
+	if (b && b->net) {
+		tp_comm_lock_run(comm);
+		tp_links_deregister(comm->links, b->net);
+		tp_engine_unlock(&comm->runnable);
+	}
 	ncclResult_t result = b ? ncclSuccess
 		: TP_FAIL(ncclInvalidArgument, "ncclCommDeregister: %p is not a registration of communicator %p", handle, (void *)comm);
 	free(b);

@@ -270,6 +270,7 @@ ncclResult_t tp_comm_topo_open(struct ncclComm *comm)
 	if (result != ncclSuccess) return result;
 	tp_topo_warn(comm);
 	tp_topo_write_files(comm);
+	tp_topo_seat_engine(comm);
 	return ncclSuccess;
 }
 

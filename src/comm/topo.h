@@ -55,6 +55,8 @@ bool tp_topo_find_own(const struct ncclComm *comm, const struct tp_topo_found **
 bool tp_topo_first_time(const char *text);
 void tp_topo_fill_card(const struct ncclComm *comm, struct tp_topo_card *out);
 void tp_topo_fill_ports(const struct ncclComm *comm, struct tp_topo_ports *out);
+/* The engine thread sits by the devices that the communicator uses. */
+void tp_topo_seat_engine(const struct ncclComm *comm);
 
 /* topo_tell.c */
 void tp_topo_warn(const struct ncclComm *comm);

@@ -90,6 +90,29 @@ bool tp_topo_find_own(const struct ncclComm *comm, const struct tp_topo_found **
 	return true;
 }
 
+/* All ports that the links of a rank take turns with, else its GPU. A network without hardware, as a host without a GPU, is near to all. */
+void tp_topo_seat_engine(const struct ncclComm *comm)
+{
+	int dev = 0, count = 0;
+	const struct tp_net_ops *ops = tp_links_net(comm->links, &dev);
+	struct tp_net_properties p;
+	uint64_t cpus[TP_CPU_WORDS];
+	char bus_id[20], device[144];
+	bool seated = false;
+	if (ops && ops->devices(&count) != ncclSuccess) count = 0;
+	for (int i = 0; i < count; i++) {
+		if ((!ops->spreads && i != dev) || ops->properties(i, &p) != ncclSuccess) continue;
+		bus_of_path(p.pci_path, bus_id);
+		if (!*bus_id || !tp_topo_cpus_near("", bus_id, cpus)) continue;
+		snprintf(device, sizeof(device), "NIC %s", p.name);
+		tp_engine_sit_by(device, cpus);
+		seated = true;
+	}
+	if (seated || !comm->gpu || !tp_topo_cpus_near("", comm->gpu->gpu->bus_id, cpus)) return;
+	snprintf(device, sizeof(device), "GPU %.32s", comm->gpu->gpu->bus_id);
+	tp_engine_sit_by(device, cpus);
+}
+
 #define MAX_SAID 256
 bool tp_topo_first_time(const char *text)
 {

@@ -15,6 +15,7 @@ struct engine {
 	pthread_mutex_t mutex;
 	pthread_cond_t let_go;
 	bool started;
+	pthread_t thread;
 	struct tp_runnable *incoming;
 	struct tp_runnable *forget;         /* what a caller wants out of the list */
 	_Atomic uint32_t kick;              /* changes when the thread should look */
@@ -92,10 +93,26 @@ static bool drop_idle(void)
 	return moved;
 }
 
+static const char *where(char *text, size_t bytes)
+{
+	pthread_mutex_lock(&engine.mutex);
+	tp_place_words(text, bytes);
+	pthread_mutex_unlock(&engine.mutex);
+	return text;
+}
+
+static bool is_crowded(const struct tp_round *round)
+{
+	for (int i = 0; i < round->count; i++)
+		if (round->set[i]->crowded) return true;
+	return false;
+}
+
 static void *run_engine(void *arg)
 {
 	(void)arg;
 	struct tp_round round = { 0 };
+	struct tp_delay delay = { .where = where };
 	for (;;) {
 		bool all = take_incoming();
 		if (!engine.count) {
@@ -105,7 +122,10 @@ static void *run_engine(void *arg)
 		}
 		round.set = engine.list;
 		round.count = engine.count;
+		bool crowded = is_crowded(&round);
+		tp_delay_before(&delay);
 		bool moved = tp_round_run(&round, engine.idle);
+		tp_delay_after(&delay, moved, crowded);
 		moved |= drop_idle();
 		round.set = engine.list;
 		round.count = engine.count;
@@ -147,6 +167,8 @@ static ncclResult_t start_locked(void)
 	if (error) return TP_FAIL(ncclSystemError, "the engine thread can't be started: %s", strerror(error));
 	pthread_setname_np(thread, "telpher-engine");
 	pthread_detach(thread);
+	tp_place_thread(thread);
+	engine.thread = thread;
 	engine.started = true;
 	return ncclSuccess;
 }
@@ -169,6 +191,13 @@ ncclResult_t tp_engine_submit(struct tp_runnable *runnable)
 	pthread_mutex_unlock(&engine.mutex);
 	if (result == ncclSuccess) kick();
 	return result;
+}
+
+void tp_engine_sit_by(const char *device, const uint64_t near[TP_CPU_WORDS])
+{
+	pthread_mutex_lock(&engine.mutex);
+	if (tp_place_add(device, near) && engine.started) tp_place_thread(engine.thread);
+	pthread_mutex_unlock(&engine.mutex);
 }
 
 void tp_engine_forget(struct tp_runnable *runnable)

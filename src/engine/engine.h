@@ -60,6 +60,9 @@ static inline void tp_engine_unlock(struct tp_runnable *runnable)
 void tp_engine_wait(struct tp_runnable *const *set, int count, bool (*done)(void *arg), void *arg);
 /* The engine thread runs it until it is idle. Started at first use; sleeps (no CPU) when nothing is queued. */
 ncclResult_t tp_engine_submit(struct tp_runnable *runnable);
+/* The engine thread serves a device ("NIC mlx5_0") that these processors are near: from now on it runs there, and by those named before, within
+ * what the calling thread may use (NCCL_IGNORE_CPU_AFFINITY: whatever that is; NCCL_PROXY_CPUSET goes before all). */
+void tp_engine_sit_by(const char *device, const uint64_t near[TP_CPU_WORDS]);
 /* Waits until the engine thread has let go of it for good: before it is freed. */
 void tp_engine_forget(struct tp_runnable *runnable);
 

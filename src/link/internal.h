@@ -44,6 +44,9 @@ const char *tp_net_links_via(const struct tp_net_links *nets);
 const struct tp_net_ops *tp_net_links_ops(const struct tp_net_links *nets, int *dev);
 /* The largest chunk that a net slot holds, the same for all net links, agreed. */
 size_t tp_net_links_capacity(const struct tp_net_links *nets);
+ncclResult_t tp_net_links_register(struct tp_net_links *nets, void *memory, size_t bytes, struct tp_net_buffer **out);
+void tp_net_links_deregister(struct tp_net_links *nets, struct tp_net_buffer *buffer);
+void tp_net_links_recall(struct tp_net_links *nets);
 /* Releases one end's ring and connection; then, after all ends, the rest. */
 void tp_net_links_close(struct tp_net_links *nets, struct tp_link *link);
 void tp_net_links_destroy(struct tp_net_links *nets);

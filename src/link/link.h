@@ -15,16 +15,19 @@
 
 #define TP_LINK_CLASSES 4       /* as plan/plan.h has it (a different value there would not compile) */
 
-enum tp_slot_kind { TP_SLOT_INLINE, TP_SLOT_REF };
+enum tp_slot_kind { TP_SLOT_INLINE, TP_SLOT_REF, TP_SLOT_LENT };
 
 struct tp_slot {
 	_Atomic uint32_t seq;       /* the chunk's number on this link plus one; 0: never used */
 	uint32_t bytes;             /* of the chunk */
 	uint32_t tag;               /* hash of the call: a mismatched call is seen at once, not as garbage */
 	uint32_t kind;
-	unsigned char data[];       /* INLINE: the chunk; REF: struct tp_slot_ref, the executor's own behind it */
+	unsigned char data[];       /* INLINE: the chunk; REF: struct tp_slot_ref, the executor's own behind it; LENT: struct tp_slot_lent */
 };
 struct tp_slot_ref { uint64_t addr; };
+/* Of a net link's sending end: the chunk is the first bytes, which lie here, and behind them memory that is sent from where it lies. It comes out
+ * as INLINE at the other end. */
+struct tp_slot_lent { uint64_t addr; void *grant; uint32_t first_bytes, pad; unsigned char first[8]; };
 
 enum tp_link_kind { TP_LINK_SHM, TP_LINK_NET, TP_LINK_SELF, TP_LINK_P2P_DEVICE };
 
@@ -88,6 +91,10 @@ void tp_link_self_destroy(struct tp_link *sender);
 /* Reads what a reference from another process points to. A peer that is gone is ncclRemoteError. */
 ncclResult_t tp_link_read(const struct tp_link *link, void *dst, uint64_t addr, size_t bytes);
 
+/* May the next chunk be LENT, from this memory? For a net link's sending end; if so it must be. *grant: for the slot. The memory must stay as it is
+ * until the slot is given back (tp_link_drained), as that of a reference. */
+bool tp_link_lend(struct tp_link *link, const void *memory, size_t bytes, void **grant);
+
 /* All links of one rank of one communicator. */
 struct tp_links;
 struct tp_gpu;
@@ -129,6 +136,15 @@ int tp_links_poll_fds(struct tp_links *links, int *fds, uint32_t *events, int ma
 /* What path a pair uses and why not a better one, for the log and the path report. text: one line. */
 struct tp_link_path { const char *via; char text[160]; };       /* via: "SHM/CMA", "SHM", "P2P/CUMEM", "NET/Socket/0", "SELF" */
 ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_link_path *out);
+/* Host ranks, with the run lock: [memory, memory + bytes) may be lent from now on, where it needs that (transports register it, and what can't be
+ * is copied, with a warning). Ranges may overlap and repeat. */
+struct tp_net_buffer;
+ncclResult_t tp_links_register(struct tp_links *links, void *memory, size_t bytes, struct tp_net_buffer **out);
+/* No operation that uses it may be running. */
+void tp_links_deregister(struct tp_links *links, struct tp_net_buffer *buffer);
+/* An operation ends before its chunks are through: connections that have something on loan are closed, so that nobody reads that memory any more.
+ * For good: the links are of no use afterwards. */
+void tp_links_recall(struct tp_links *links);
 size_t tp_links_inline_capacity(const struct tp_links *links, bool across);    /* the largest chunk that a slot holds */
 /* GPU ranks: links of class 0 from each place on a host to the next (the last one's next is the first) hold larger chunks, for
  * rings: a plan whose links inside hosts are all of these (TP_ALGO_RING) may use chunks of this size. Equal on all ranks. Any other

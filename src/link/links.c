@@ -104,6 +104,23 @@ destroy:
 	return result;
 }
 
+ncclResult_t tp_links_register(struct tp_links *links, void *memory, size_t bytes, struct tp_net_buffer **out)
+{
+	if (links->nets) return tp_net_links_register(links->nets, memory, bytes, out);
+	*out = NULL;
+	return ncclSuccess;
+}
+
+void tp_links_deregister(struct tp_links *links, struct tp_net_buffer *buffer)
+{
+	if (buffer) tp_net_links_deregister(links->nets, buffer);
+}
+
+void tp_links_recall(struct tp_links *links)
+{
+	if (links->nets) tp_net_links_recall(links->nets);
+}
+
 static bool is_local(const struct tp_links *links, int rank)
 {
 	return !links->shm_disabled && links->boot->peers[rank].host == links->boot->host;

@@ -14,12 +14,14 @@
 #define GPU_CHUNK ((size_t)128 << 10)
 #define FALLBACK "Socket"           /* the network that every host has */
 
-enum { PARAM_CHUNK, PARAM_DEPTH };
+enum { PARAM_CHUNK, PARAM_DEPTH, PARAM_LEND };
 static struct tp_param params[] = {
 	[PARAM_CHUNK] = { .name = "TELPHER_NET_CHUNK", .kind = TP_PARAM_BYTES, .fallback = "512K", .min = 4096, .max = 64 << 20,
 		.doc = "bytes that a slot of a network link holds, the same on all ranks; unset: 128K for GPU ranks" },
 	[PARAM_DEPTH] = { .name = "TELPHER_NET_DEPTH", .kind = TP_PARAM_INT, .fallback = "8", .min = 2, .max = TP_NET_MAX_REQUESTS,
 		.doc = "slots of a network link, rounded up to a power of two" },
+	[PARAM_LEND] = { .name = "TELPHER_NET_LEND", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
+		.doc = "0: large chunks are always copied into slots, also those that the network could send from where they lie" },
 };
 TP_PARAM_TABLE("link", params)
 
@@ -115,6 +117,7 @@ ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links
 	result = tp_net_choose(options->net_name, &nets->ops);
 	if (result != ncclSuccess) goto destroy;
 	tp_net_log_using(nets->ops);
+	nets->lends = nets->ops->isendv && tp_param_int(&params[PARAM_LEND]);
 	result = choose_device(nets);
 	if (result != ncclSuccess) goto destroy;
 	snprintf(nets->via, sizeof(nets->via), "NET/%s/%d", nets->ops->name, nets->dev);
@@ -167,7 +170,9 @@ static ncclResult_t end_ready(struct tp_link_net *end, void *comm)
 	struct tp_net_links *nets = end->nets;
 
 	end->comm = comm;
+	uint64_t since = tp_clock_ns();
 	TP_TRY(nets->ops->reg_memory(comm, end->ring, end->ring_bytes, TP_NET_HOST, &end->mhandle));
+	if (!nets->ops->any_memory) tp_net_tell_slots(nets, since, end);
 	end->state = TP_NET_READY;
 	if (!end->sending) nets->nexpected--;
 	return ncclSuccess;
@@ -334,6 +339,7 @@ ncclResult_t tp_net_links_progress(struct tp_net_links *nets, bool *moved)
 
 static bool has_unsent(struct tp_link_net *end)
 {
+	if (end->state == TP_NET_RECALLED) return false;
 	if (end->sending && end->nets->gpu) tp_net_link_see_published(end);
 	return end->sending && end->finished != end->link->next;
 }
@@ -408,12 +414,12 @@ void tp_net_links_close(struct tp_net_links *nets, struct tp_link *link)
 	} else if (end->state == TP_NET_CONNECTING) {
 		nets->nexpected--;
 	}
-	if (end->comm) {
-		/* The memory last: until the connection is closed data may be on its way out of it, or into it. */
-		if (end->sending) nets->ops->close_send(end->comm);
-		else nets->ops->close_recv(end->comm);
-		nets->ops->dereg_memory(NULL, end->mhandle);
-	}
+	/* The memory last: until the connection is closed data may be on its way out of it, or into it. */
+	if (end->comm && end->sending) nets->ops->close_send(end->comm);
+	else if (end->comm) nets->ops->close_recv(end->comm);
+	end->comm = NULL;
+	tp_net_grants_drop(end);
+	if (end->mhandle) nets->ops->dereg_memory(NULL, end->mhandle);
 	for (int i = 0; i < nets->nends; i++)
 		if (nets->ends[i] == end) {
 			nets->ends[i] = nets->ends[--nets->nends];
@@ -430,6 +436,11 @@ void tp_net_links_destroy(struct tp_net_links *nets)
 	while (nets->nends > 0) tp_net_links_close(nets, nets->ends[nets->nends - 1]->link);
 	for (int i = 0; i < nets->nearly; i++) nets->ops->close_recv(nets->early[i].comm);
 	if (nets->listener) nets->ops->close_listen(nets->listener);
+	while (nets->buffers) {
+		struct tp_net_buffer *buffer = nets->buffers;
+		nets->buffers = buffer->next;
+		free(buffer);
+	}
 	tp_net_rings_destroy(nets);
 	free(nets->early);
 	free(nets->ends);

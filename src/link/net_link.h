@@ -14,7 +14,25 @@ enum tp_net_state {
 	TP_NET_CONNECTING,          /* sender: under way; receiver: the sender hasn't come yet */
 	TP_NET_READY,
 	TP_NET_LEFT,                /* receiver: the sender said goodbye */
-	TP_NET_LOST                 /* receiver: the connection broke */
+	TP_NET_LOST,                /* receiver: the connection broke */
+	TP_NET_RECALLED             /* sender: closed before its time (tp_links_recall) */
+};
+
+/* Memory that the user registered, and what each sending end's transport gave for it. What is deregistered while some of it is on its way (an
+ * operation has failed) goes when that has ended. */
+struct tp_net_grant {
+	struct tp_net_grant *next;
+	struct tp_net_buffer *buffer;
+	struct tp_link_net *end;
+	void *mhandle;
+	uint32_t out;               /* chunks on loan */
+};
+struct tp_net_buffer {
+	struct tp_net_buffer *next;
+	uintptr_t begin, end;
+	struct tp_net_grant *grants;
+	bool refused;               /* a transport can't register it */
+	bool gone;                  /* deregistered */
 };
 
 /* The proxy's side of one end. */
@@ -34,7 +52,9 @@ struct tp_link_net {
 	uint32_t quiet;             /* receiver: looks since something came */
 	void *requests[TP_NET_MAX_REQUESTS];
 	uint64_t lost_ms;           /* LOST: since when */
-	struct tp_net_chunk headers[TP_NET_MAX_REQUESTS];   /* of chunks sent by reference */
+	struct tp_net_grant *grant; /* the last one that was used */
+	struct tp_net_grant *lent[TP_NET_MAX_REQUESTS];     /* of the chunks in requests; NULL: not lent, or nothing to give back */
+	uint32_t lent_to;           /* all chunks that are lent come before this one */
 };
 
 struct tp_net_guest { struct tp_net_hello hello; void *comm; };
@@ -59,10 +79,18 @@ struct tp_net_links {
 	uint32_t turn;              /* calls of progress */
 	uint64_t patience_ms;       /* at the end: what is left to wait for peers that take nothing */
 	int nexpected;              /* receiving ends whose sender hasn't come */
+	bool lends;                 /* chunks may be sent from where they lie */
+	struct tp_net_buffer *buffers;
+	bool told_slots, told_late, told_copied;    /* what is said once: see net_lend.c */
 	struct tp_net_guest *early; /* who came before this rank asked for the link */
 	int nearly, size_early;
 };
 
+/* net_lend.c: chunks that are sent from where they lie. */
+void tp_net_grant_back(struct tp_net_grant *grant);         /* a chunk is through */
+void tp_net_grants_drop(struct tp_link_net *end);           /* its connection is closed */
+/* Registering an end's ring has taken the time since. */
+void tp_net_tell_slots(struct tp_net_links *nets, uint64_t since_ns, const struct tp_link_net *end);
 /* net_ring.c: the memory of an end's ring, zeroed; fills link's slots, head and sizes. */
 ncclResult_t tp_net_ring_make(struct tp_link_net *end, struct tp_link *link);
 void tp_net_ring_free(struct tp_link_net *end);

@@ -13,27 +13,37 @@ static struct tp_slot *slot_at(const struct tp_link *link, uint32_t index)
 	return (struct tp_slot *)(link->slots + (size_t)(index & link->mask) * link->stride);
 }
 
+/* Header and first bytes from the slot, the rest from where it lies. The header travels as that of a chunk like any other. */
+static ncclResult_t send_lent(struct tp_link_net *end, struct tp_slot *slot, void **request)
+{
+	const struct tp_slot_lent *lent = (const struct tp_slot_lent *)slot->data;
+	struct tp_net_grant *grant = lent->grant;
+	struct iovec parts[3] = { { &slot->bytes, sizeof(struct tp_net_chunk) }, { (void *)(uintptr_t)lent->first, lent->first_bytes },
+		{ (void *)(uintptr_t)lent->addr, slot->bytes - lent->first_bytes } };
+	void *mhandles[3] = { end->mhandle, end->mhandle, grant ? grant->mhandle : NULL };
+	int n = 3;
+
+	if (!lent->first_bytes) {
+		parts[1] = parts[2];
+		mhandles[1] = mhandles[2];
+		n = 2;
+	}
+	slot->kind = TP_SLOT_INLINE;
+	TP_TRY(end->nets->ops->isendv(end->comm, parts, n, TP_NET_LINK_TAG, mhandles, request));
+	if (*request) end->lent[end->posted % TP_NET_MAX_REQUESTS] = grant;
+	else slot->kind = TP_SLOT_LENT;
+	return ncclSuccess;
+}
+
 static ncclResult_t send_slot(struct tp_link_net *end, struct tp_slot *slot, void **request)
 {
 	const struct tp_net_ops *ops = end->nets->ops;
-	struct tp_net_chunk *header = &end->headers[end->posted % TP_NET_MAX_REQUESTS];
-	struct tp_slot_ref ref;
 
+	end->lent[end->posted % TP_NET_MAX_REQUESTS] = NULL;
 	if (slot->bytes > end->link->capacity)
 		return TP_FAIL(ncclInternalError, "a chunk of %u bytes for rank %d (channel %d, class %d); a network slot holds %zu", slot->bytes, end->to, end->channel,
 			end->lane_class, end->link->capacity);
-	if (slot->kind == TP_SLOT_REF) {
-		memcpy(&ref, slot->data, sizeof(ref));
-		if (ops->isendv) {
-			/* Straight from the memory that the slot refers to. The slot itself stays as it is. */
-			struct iovec parts[2] = { { header, sizeof(*header) }, { (void *)(uintptr_t)ref.addr, slot->bytes } };
-			void *mhandles[2] = { NULL, NULL };
-			*header = (struct tp_net_chunk){ slot->bytes, slot->tag, TP_SLOT_INLINE };
-			return ops->isendv(end->comm, parts, 2, TP_NET_LINK_TAG, mhandles, request);
-		}
-		memcpy(slot->data, (const void *)(uintptr_t)ref.addr, slot->bytes);
-		slot->kind = TP_SLOT_INLINE;
-	}
+	if (slot->kind == TP_SLOT_LENT) return send_lent(end, slot, request);
 	return ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk) + slot->bytes, TP_NET_LINK_TAG, end->mhandle, request);
 }
 
@@ -62,6 +72,7 @@ static ncclResult_t pump_send(struct tp_link_net *end, bool *moved)
 	while (end->finished != end->posted) {
 		TP_TRY(end->nets->ops->test(end->requests[end->finished % TP_NET_MAX_REQUESTS], &done, NULL));
 		if (!done) break;
+		if (end->lent[end->finished % TP_NET_MAX_REQUESTS]) tp_net_grant_back(end->lent[end->finished % TP_NET_MAX_REQUESTS]);
 		end->finished++;
 		*moved = true;
 		atomic_store_explicit(link->head, end->finished, memory_order_release);        /* pairs with tp_link_claim */

@@ -38,6 +38,7 @@ struct tp_net_hello {
 struct tp_net_ops {
 	const char *name;                   /* "Socket", "IB": as in "Using network …" and NCCL_NET */
 	bool spreads;                       /* every device leads to every peer: links take turns with them */
+	bool any_memory;                    /* isendv takes memory that isn't registered */
 	/* Is there anything for it here? Says nothing; why gets the reason. asked: by its name. NULL: always. */
 	bool (*present)(bool asked, char *why, size_t bytes);
 	ncclResult_t (*init)(void);         /* ncclSuccess with devices() > 0, or an error whose reason is in tp_net_why_not */
@@ -57,7 +58,7 @@ struct tp_net_ops {
 	ncclResult_t (*dereg_memory)(void *comm, void *mhandle);
 	/* *request NULL: no room now. The tag must match; a receive may be larger than the send. */
 	ncclResult_t (*isend)(void *send_comm, const void *data, size_t bytes, int tag, void *mhandle, void **request);
-	/* As isend, of parts that arrive as one message: [n <= TP_NET_MAX_PARTS]. Copied: the array, not the memory. NULL where a
+	/* As isend, of parts that arrive as one message: [n <= TP_NET_MAX_PARTS]; a handle for each. Copied: the array, not the memory. NULL where a
 	 * transport can't. */
 	ncclResult_t (*isendv)(void *send_comm, const struct iovec *parts, int n, int tag, void *const *mhandles, void **request);
 	ncclResult_t (*irecv)(void *recv_comm, int n, void *const *data, const size_t *bytes, const int *tags,

@@ -214,6 +214,7 @@ const struct tp_net_ops tp_net_socket = {
 	.dereg_memory = sock_dereg_memory,
 	.isend = tp_sock_isend,
 	.isendv = tp_sock_isendv,
+	.any_memory = true,
 	.irecv = tp_sock_irecv,
 	.iflush = sock_iflush,
 	.test = tp_sock_test,

@@ -59,6 +59,19 @@ void tp_topo_place_of(const char *root, const uint64_t mask[TP_CPU_WORDS], struc
 	if (cache >= 0 && tp_sys_text(&d, text, sizeof(text), CPUS "/cpu%d/cache/index%d/shared_cpu_list", first, cache)) out->cache = within(text, mask);
 }
 
+bool tp_topo_cpus_near(const char *root, const char *bus_id, uint64_t mask[TP_CPU_WORDS])
+{
+	struct tp_discovery d = { .root = root ? root : "" };
+	char text[4096];
+	int64_t bus;
+	uint64_t found[TP_CPU_WORDS];
+	if (!tp_bus_id_parse(bus_id, &bus) || !tp_sys_text(&d, text, sizeof(text), "/sys/bus/pci/devices/%s/local_cpulist", bus_id)) return false;
+	tp_sys_cpu_list(text, found);
+	if (first_of(found) < 0) return false;
+	memcpy(mask, found, sizeof(found));
+	return true;
+}
+
 bool tp_topo_find_rdma(const char *root, char *name, size_t bytes)
 {
 	static const char folder[] = "/sys/class/infiniband";

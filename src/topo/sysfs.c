@@ -99,16 +99,7 @@ int tp_sys_list(const struct tp_discovery *d, char (*names)[TP_TOPO_NAME_BYTES],
 
 void tp_sys_cpu_list(const char *text, uint64_t mask[TP_CPU_WORDS])
 {
-	memset(mask, 0, TP_CPU_WORDS * sizeof(*mask));
-	while (*text) {
-		char *end;
-		long first = strtol(text, &end, 10), last = first;
-		if (end == text) return;
-		if (*end == '-') last = strtol(end + 1, &end, 10);
-		for (long c = first; c >= 0 && c <= last && c < TP_CPU_WORDS * 64; c++) mask[c / 64] |= UINT64_C(1) << (c % 64);
-		text = *end == ',' ? end + 1 : end;
-		if (*end && *end != ',') return;
-	}
+	(void)tp_cpu_list_read(text, mask);
 }
 
 ncclResult_t tp_sys_set_mask(struct tp_topo_doc *doc, struct tp_element *e, const char *name, const uint64_t mask[TP_CPU_WORDS])

@@ -71,6 +71,8 @@ struct tp_topo_find {
  * within one, or not known. A few files are read. */
 struct tp_topo_place { int32_t numa, cache, core; };
 void tp_topo_place_of(const char *root, const uint64_t mask[TP_CPU_WORDS], struct tp_topo_place *out);
+/* The processors near a PCI device ("0000:1b:00.0"); false: it isn't known. One file is read. */
+bool tp_topo_cpus_near(const char *root, const char *bus_id, uint64_t mask[TP_CPU_WORDS]);
 /* The first active port of an RDMA device that is hardware; false: there is none. */
 bool tp_topo_find_rdma(const char *root, char *name, size_t bytes);
 /* What the ranks of a job add to a description of their host, which each found without them. Where nothing has this bus id, or another rank

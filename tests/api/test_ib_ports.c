@@ -76,6 +76,10 @@ static void run_rank(int rank)
 	}
 	while (!atomic_load(&shared->has_id)) usleep(1000);
 	result = ncclCommInitRank(&comm, 2, shared->id, rank);
+	/* What the larger rounds send is sent from here, and sent again from here where a path dies. */
+	void *handles[2];
+	if (result == ncclSuccess) result = ncclCommRegister(comm, send, COUNT * sizeof(float), &handles[0]);
+	if (result == ncclSuccess) result = ncclCommRegister(comm, recv, COUNT * sizeof(float), &handles[1]);
 	for (unsigned round = 0; result == ncclSuccess; round++) {
 		size_t count = round % 2 ? COUNT : 16;
 		/* A last round that both know of: the flag is part of the sum. */
@@ -88,6 +92,7 @@ static void run_rank(int rank)
 		if (result == ncclSuccess) atomic_fetch_add(&shared->rounds[rank], 1);
 		if (result == ncclSuccess && recv[0] > 0) break;
 	}
+	for (int i = 0; i < 2 && result == ncclSuccess; i++) result = ncclCommDeregister(comm, handles[i]);
 	keep(rank, result);
 	if (result == ncclSuccess) ncclCommDestroy(comm);
 	else ncclCommAbort(comm);

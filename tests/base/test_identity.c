@@ -250,6 +250,24 @@ static void memory_is_zeroed_and_too_much_is_an_error_that_says_what_for(void **
 	assert_non_null(strstr(tp_log_last_error(), "the whole world"));
 }
 
+static void lists_of_processors_are_read_and_written(void **state)
+{
+	(void)state;
+	static const struct { const char *text, *rest, *list; } cases[] = {
+		{ "0-3,8", "", "0-3,8" }, { "5", "", "5" }, { "", "", "" }, { "2,0,1", "", "0-2" }, { "63-64", "", "63-64" }, { "1023,4000", "", "1023" },
+		{ "1,x", "x", "1" }, { "1-", "1-", "" }, { "3-1", "3-1", "" }, { "-1", "-1", "" }, { "0;1", "0;1", "" }, { "7,", "", "7" },
+	};
+	uint64_t mask[TP_CPU_WORDS];
+	char text[64];
+	for (size_t i = 0; i < TP_ARRAY_LEN(cases); i++) {
+		assert_string_equal(tp_cpu_list_read(cases[i].text, mask), cases[i].rest);
+		assert_string_equal(tp_cpu_list_format(mask, text, sizeof(text)), cases[i].list);
+	}
+	tp_cpu_list_read("0,2,4,6,8,10,12", mask);
+	tp_cpu_list_format(mask, text, 8);
+	assert_string_equal(text, "0,2,4,6");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -268,6 +286,7 @@ int main(void)
 		cmocka_unit_test_setup(types_have_sizes_and_nccl_tests_names, clean),
 		cmocka_unit_test_setup(operations_and_results_have_names, clean),
 		cmocka_unit_test_setup(memory_is_zeroed_and_too_much_is_an_error_that_says_what_for, clean),
+		cmocka_unit_test(lists_of_processors_are_read_and_written),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "link/net_link.h"
@@ -97,6 +98,20 @@ static struct tp_slot *wait_chunk(struct tp_link *l)
 	return slot;
 }
 
+/* Without rank 1, whose links may have been closed under it. */
+static const char *wait_chunk_of_two(struct tp_link *l)
+{
+	struct tp_slot *slot;
+	bool moved = false;
+
+	while (!(slot = tp_link_peek(l))) {
+		assert_int_equal(tp_net_links_progress(world.nets[0], &moved), ncclSuccess);
+		assert_int_equal(tp_net_links_progress(world.nets[2], &moved), ncclSuccess);
+		sched_yield();
+	}
+	return (const char *)slot->data;
+}
+
 static void chunks_arrive_in_order_with_their_tags(void **state)
 {
 	static struct tp_link s, r;
@@ -127,30 +142,69 @@ static void chunks_arrive_in_order_with_their_tags(void **state)
 	assert_false(tp_net_links_need_progress(world.nets[0]));
 }
 
-static void a_reference_is_sent_from_where_it_points(void **state)
+/* A chunk of `first` and what memory holds, published; false: the link takes no loan. */
+static bool try_lend(struct tp_link *l, const void *memory, uint32_t bytes, const char *first, uint32_t tag)
+{
+	struct tp_slot *slot = tp_link_claim(l);
+	struct tp_slot_lent *lent = (struct tp_slot_lent *)slot->data;
+	void *grant;
+
+	if (!tp_link_lend(l, memory, bytes, &grant)) return false;
+	*lent = (struct tp_slot_lent){ .addr = (uintptr_t)memory, .grant = grant, .first_bytes = (uint32_t)strlen(first) };
+	memcpy(lent->first, first, strlen(first));
+	slot->bytes = (uint32_t)strlen(first) + bytes;
+	slot->tag = tag;
+	slot->kind = TP_SLOT_LENT;
+	tp_link_publish(l, slot);
+	return true;
+}
+
+static void memory_on_loan_is_sent_from_where_it_lies(void **state)
 {
 	static struct tp_link s, r;
-	unsigned char *data = malloc(65536);
+	unsigned char *data = malloc(60000);
 	struct tp_slot *slot;
-	struct tp_slot_ref ref = { (uint64_t)(uintptr_t)data };
 
 	(void)state;
 	open_link(0, 0, 2, 1, &s, &r);
-	for (int i = 0; i < 65536; i++) data[i] = (unsigned char)(i * 13);
-	slot = tp_link_claim(&s);
-	assert_non_null(slot);
-	slot->bytes = 65536;
-	slot->tag = 5;
-	slot->kind = TP_SLOT_REF;
-	memcpy(slot->data, &ref, sizeof(ref));
-	tp_link_publish(&s, slot);
-	slot = wait_chunk(&r);
-	assert_int_equal(slot->kind, TP_SLOT_INLINE);
-	assert_int_equal(slot->bytes, 65536);
-	assert_memory_equal(slot->data, data, 65536);
-	tp_link_release(&r);
+	assert_false(try_lend(&s, data, 60000, "", 1));         /* not connected: nobody knows yet what it takes */
+	while (!tp_net_link_is_ready(&s) || !tp_net_link_is_ready(&r)) progress_all();
+	for (int i = 0; i < 60000; i++) data[i] = (unsigned char)(i * 13);
+	for (uint32_t round = 0; round < 40; round++) {
+		const char *first = round % 3 ? "in front" : "";
+		assert_true(try_lend(&s, data, 60000 - round, first, round));
+		slot = wait_chunk(&r);
+		assert_int_equal(slot->kind, TP_SLOT_INLINE);
+		assert_int_equal(slot->tag, round);
+		assert_int_equal(slot->bytes, 60000 - round + strlen(first));
+		assert_memory_equal(slot->data, first, strlen(first));
+		assert_memory_equal(slot->data + strlen(first), data, 60000 - round);
+		tp_link_release(&r);
+	}
 	while (!tp_link_drained(&s)) progress_all();
 	free(data);
+}
+
+static void what_was_lent_is_nobody_s_after_a_recall(void **state)
+{
+	static struct tp_link s, r, other, other_end;
+	size_t bytes = 65536;
+	void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	bool moved = false;
+
+	(void)state;
+	open_link(0, 0, 2, 1, &s, &r);
+	open_link(0, 0, 2, 0, &other, &other_end);
+	while (!tp_net_link_is_ready(&s) || !tp_net_link_is_ready(&r) || !tp_net_link_is_ready(&other)) progress_all();
+	while (tp_link_claim(&s)) assert_true(try_lend(&s, data, (uint32_t)bytes, "", 7));
+	assert_int_equal(tp_net_links_progress(world.nets[2], &moved), ncclSuccess);
+	tp_net_links_recall(world.nets[2]);
+	munmap(data, bytes);
+	/* Others go on; the receiver sees an end, sooner or later, and no more of it than what was sent. */
+	assert_true(try_send(&other, "still here", 11, 3));
+	assert_string_equal(wait_chunk_of_two(&other_end), "still here");
+	assert_false(tp_net_links_need_progress(world.nets[2]));
+	tp_link_release(&other_end);
 }
 
 static void a_full_ring_holds_the_sender_back(void **state)
@@ -252,7 +306,7 @@ static void a_chunk_above_the_capacity_is_an_error(void **state)
 {
 	static struct tp_link s, r;
 	struct tp_slot *slot;
-	bool moved;
+	bool moved = false;
 
 	(void)state;
 	open_link(0, 0, 0, 1, &s, &r);
@@ -327,7 +381,7 @@ static void what_came_before_a_sudden_end_can_be_used(void **state)
 		assert_int_equal(tp_link_peek(&r)->tag, i);
 		tp_link_release(&r);
 	}
-	bool moved;
+	bool moved = false;
 	ncclResult_t result = ncclSuccess;
 	while (result == ncclSuccess) result = tp_net_links_progress(world.nets[1], &moved);
 	assert_int_equal(result, ncclRemoteError);
@@ -375,7 +429,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(chunks_arrive_in_order_with_their_tags, make_world, end_world),
-		cmocka_unit_test_setup_teardown(a_reference_is_sent_from_where_it_points, make_world, end_world),
+		cmocka_unit_test_setup_teardown(memory_on_loan_is_sent_from_where_it_lies, make_world, end_world),
+		cmocka_unit_test_setup_teardown(what_was_lent_is_nobody_s_after_a_recall, make_world, end_world),
 		cmocka_unit_test_setup_teardown(a_full_ring_holds_the_sender_back, make_world, end_world),
 		cmocka_unit_test_setup_teardown(a_sender_may_come_before_its_receiver_asks, make_world, end_world),
 		cmocka_unit_test_setup_teardown(all_pairs_and_channels_at_once, make_world, end_world),

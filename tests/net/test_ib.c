@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <sched.h>
 #include "helper_ib.h"
 
 #define BYTES (4u << 20)
@@ -77,6 +78,38 @@ static void many_are_outstanding_and_keep_their_order(void **state)
 		}
 	}
 	ib_pair_close(&pair);
+}
+
+static void parts_from_several_registrations_arrive_as_one_message(void **state)
+{
+	struct ib_pair pair;
+	unsigned char *apart = malloc(100000);
+	void *memory, *receive, *send = NULL;
+	size_t got = 0;
+
+	(void)state;
+	ib_pair_open(&pair, 200000);
+	net_fill(pair.from, 200, 1);
+	net_fill(apart, 100000, 2);
+	assert_int_equal(tp_net_ib.reg_memory(pair.send_comm, apart, 100000, TP_NET_HOST, &memory), ncclSuccess);
+	for (int round = 0; round < 100; round++) {
+		struct iovec parts[3] = { { pair.from, 12 }, { pair.from + 100, 8 }, { apart + round, (size_t)(90000 - round * 17) } };
+		void *memories[3] = { pair.send_memory, pair.send_memory, memory };
+		size_t whole = 20 + parts[2].iov_len;
+
+		receive = ib_recv(&pair, 0, 200000, round);
+		assert_non_null(receive);
+		for (send = NULL; !send; sched_yield())
+			assert_int_equal(tp_net_ib.isendv(pair.send_comm, parts, 3, round, memories, &send), ncclSuccess);
+		assert_int_equal(ib_wait_both(send, receive, &got), ncclSuccess);
+		assert_int_equal(got, whole);
+		assert_memory_equal(pair.to, pair.from, 12);
+		assert_memory_equal(pair.to + 12, pair.from + 100, 8);
+		assert_memory_equal(pair.to + 20, apart + round, parts[2].iov_len);
+	}
+	assert_int_equal(tp_net_ib.dereg_memory(pair.send_comm, memory), ncclSuccess);
+	ib_pair_close(&pair);
+	free(apart);
 }
 
 static void a_group_of_receives_is_matched_by_tag(void **state)
@@ -270,6 +303,7 @@ int main(void)
 		cmocka_unit_test_setup(queue_pairs_share_a_message, card),
 		cmocka_unit_test_setup(data_that_may_overtake_is_followed_by_a_write_of_its_own, card),
 		cmocka_unit_test_setup(many_are_outstanding_and_keep_their_order, card),
+		cmocka_unit_test_setup(parts_from_several_registrations_arrive_as_one_message, card),
 		cmocka_unit_test_setup(a_group_of_receives_is_matched_by_tag, card),
 		cmocka_unit_test_setup(a_message_may_be_smaller_than_its_receive_but_not_larger, card),
 		cmocka_unit_test_setup(a_wrong_tag_is_an_error_on_both_sides, card),

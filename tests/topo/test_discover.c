@@ -491,6 +491,20 @@ static int remove_root(void **state)
 	return nftw(root, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
+static void a_device_has_its_processors(void **state)
+{
+	(void)state;
+	uint64_t mask[TP_CPU_WORDS] = { 7 };
+	file("0-3,64-67\n", "/sys/bus/pci/devices/0000:1b:00.0/local_cpulist");
+	file("\n", "/sys/bus/pci/devices/0000:1c:00.0/local_cpulist");
+	assert_false(tp_topo_cpus_near(root, "0000:1c:00.0", mask));
+	assert_false(tp_topo_cpus_near(root, "0000:1d:00.0", mask));
+	assert_false(tp_topo_cpus_near(root, "../../../x", mask));
+	assert_true(mask[0] == 7);
+	assert_true(tp_topo_cpus_near(root, "0000:1b:00.0", mask));
+	assert_true(mask[0] == 15 && mask[1] == 15 && mask[2] == 0);
+}
+
 #define ON_FILES(test) cmocka_unit_test_setup_teardown(test, make_root, remove_root)
 
 int main(void)
@@ -504,6 +518,7 @@ int main(void)
 		ON_FILES(a_guest_is_told_and_its_topology_file_is_used), ON_FILES(amd_gpus_and_their_links_come_from_kfd),
 		ON_FILES(what_the_driver_forbids_is_not_used), ON_FILES(each_process_finds_its_own_and_together_they_are_the_machine),
 		ON_FILES(this_machine_is_found), ON_FILES(the_ports_of_a_transport_are_numbered_as_it_does),
+		ON_FILES(a_device_has_its_processors),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

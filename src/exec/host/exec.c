@@ -297,6 +297,7 @@ ncclResult_t tp_exec_run(struct tp_exec *exec, struct tp_exec_op *op, bool *move
 
 void tp_exec_cancel(struct tp_exec *exec, struct tp_exec_op *op)
 {
+	tp_links_recall(exec->links);
 	for (uint32_t i = 0; i < op->ndrain; i++) op->drain[i]->marked = false;
 	op->ndrain = op->nactive = 0;
 	recycle(exec, op);

@@ -124,6 +124,9 @@ struct tp_exec {
 #define TP_REF_BYTES ((size_t)24 << 10)
 #define TP_REF_BYTES_SAME_PROCESS ((size_t)4 << 10)
 
+/* Chunks of at least so much are sent over the network from where they lie. */
+#define TP_LEND_BYTES ((size_t)16 << 10)
+
 /* The largest slot of a local ring; what is larger goes through its staging ring. */
 #define TP_LOCAL_BYTES ((size_t)64 << 10)
 

@@ -152,6 +152,27 @@ static ncclResult_t publish(struct move *m, const struct tp_exec_operand *o, con
 	return ref || o->end->net ? tp_exec_op_mark(m->exec, m->op, o->end) : ncclSuccess;
 }
 
+/* From the user's memory itself, where the network takes it. */
+static bool goes_on_loan(const struct move *m, const struct tp_exec_operand *o, const void *memory, void **grant)
+{
+	struct tp_link *link = o->end->link;
+	return o->end->net && m->bytes >= TP_LEND_BYTES && inline_bytes(m) <= link->capacity && tp_link_lend(link, memory, m->bytes, grant);
+}
+
+static ncclResult_t publish_loan(struct move *m, const struct tp_exec_operand *o, const void *memory, void *grant)
+{
+	struct tp_link *link = o->end->link;
+	struct tp_slot *slot = tp_link_claim(link);
+	struct tp_slot_lent *lent = (struct tp_slot_lent *)slot->data;
+	*lent = (struct tp_slot_lent){ .addr = (uintptr_t)memory, .grant = grant, .first_bytes = m->total_first ? TP_TOTAL_BYTES : 0 };
+	if (m->total_first) memcpy(lent->first, &(uint64_t){ m->lane->geometry->block_bytes }, TP_TOTAL_BYTES);
+	slot->tag = m->op->call.tag;
+	slot->kind = TP_SLOT_LENT;
+	slot->bytes = (uint32_t)inline_bytes(m);
+	tp_link_publish(link, slot);
+	return tp_exec_op_mark(m->exec, m->op, o->end);
+}
+
 static ncclResult_t grow_blocks(struct tp_exec *exec, size_t bytes)
 {
 	if (bytes <= exec->blocks_room) return ncclSuccess;
@@ -245,10 +266,16 @@ static ncclResult_t give_links(struct move *m, bool plain, const unsigned char *
 	/* The chunk that plan.h says a reference is to; NULL where it doesn't hold the value as it is. */
 	bool from_source = step->nsrc == 1 && step->src[0].where != TP_LINK && !(step->flags & TP_STEP_REDUCE);
 	const void *ref = from_source ? (plain ? m->exec->sources[0].at : NULL) : step->nbuf ? value : NULL;
+	bool own = ref && (from_source ? step->src[0].where : step->buf[0].where) == TP_SCRATCH;
+	void *grant;
 	for (int i = 0; i < step->nout; i++) {
 		const struct tp_exec_operand *o = &step->out[i];
 		if (ref && o->by_ref && goes_by_ref(m, o)) {
 			TP_TRY(publish(m, o, ref));
+			continue;
+		}
+		if (ref && o->by_ref && !own && goes_on_loan(m, o, ref, &grant)) {
+			TP_TRY(publish_loan(m, o, ref, grant));
 			continue;
 		}
 		unsigned char *dst = NULL;

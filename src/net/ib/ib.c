@@ -117,6 +117,7 @@ const struct tp_net_ops tp_net_ib = {
 	.reg_dmabuf = ib_reg_dmabuf,
 	.dereg_memory = ib_dereg_memory,
 	.isend = tp_ib_isend,
+	.isendv = tp_ib_isendv,
 	.irecv = tp_ib_irecv,
 	.iflush = ib_iflush,
 	.test = tp_ib_test,

@@ -1,0 +1,173 @@
+/* Chunks that are sent from where they lie: memory that the program registered (ncclCommRegister), or any, where the transport takes any. One copy
+ * less; the plan's by_ref marks say which chunks stay unchanged until the other end has used them up, and an operation ends only when all
+ * that it lent is through. Unregistered memory isn't registered in passing: nobody would tell us when the program unmaps it.
+ *
+ * Each connection has a handle of its own for a buffer, made when the program registers it, or, where the connection came later, at the
+ * first chunk; the transport's cache keeps that cheap. */
+#include <stdlib.h>
+
+#include "link/net_link.h"
+
+static bool covers(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
+{
+	uintptr_t at = (uintptr_t)memory;
+	return !buffer->gone && at >= buffer->begin && at <= buffer->end && bytes <= buffer->end - at;
+}
+
+void tp_net_tell_slots(struct tp_net_links *nets, uint64_t since_ns, const struct tp_link_net *end)
+{
+	if (nets->told_slots) return;
+	nets->told_slots = true;
+	TP_INFO(TP_NET | TP_REG, "rank %d: the slots of a new link, %zu bytes at %p, were registered with the network in %.0f us. Each link has that once, in the collective that uses it first",
+		nets->boot->rank, end->ring_bytes, (const void *)end->ring, (double)(tp_clock_ns() - since_ns) / 1e3);
+}
+
+static void tell_late(struct tp_net_links *nets, uint64_t since_ns, const struct tp_net_buffer *b)
+{
+	if (nets->told_late) return;
+	nets->told_late = true;
+	TP_INFO(TP_NET | TP_REG, "rank %d: a collective waited %.0f us while the buffer of %zu bytes at %p was registered with the network: its link didn't exist yet when ncclCommRegister "
+		"was called. That is once a buffer and link; ncclCommRegister after a communicator's first collective avoids it", nets->boot->rank,
+		(double)(tp_clock_ns() - since_ns) / 1e3, (size_t)(b->end - b->begin), (void *)b->begin);
+}
+
+static void tell_copied(struct tp_net_links *nets, const void *memory, size_t bytes)
+{
+	if (nets->told_copied) return;
+	nets->told_copied = true;
+	TP_INFO(TP_NET | TP_REG, "rank %d: what is sent from %p (%zu bytes at a time) is copied first, since that memory isn't registered: ncclCommRegister avoids it. Said once",
+		nets->boot->rank, memory, bytes);
+}
+
+/* Nothing where it can't be had: then it is copied. */
+static struct tp_net_grant *make_grant(struct tp_link_net *end, struct tp_net_buffer *buffer)
+{
+	struct tp_net_grant *grant = tp_alloc(1, sizeof(*grant), "a registration");
+	if (!grant) return NULL;
+	*grant = (struct tp_net_grant){ .next = buffer->grants, .buffer = buffer, .end = end };
+	if (end->nets->ops->reg_memory(end->comm, (void *)buffer->begin, buffer->end - buffer->begin, TP_NET_HOST, &grant->mhandle) != ncclSuccess) {
+		buffer->refused = true;
+		TP_WARN("rank %d: the buffer of %zu bytes at %p can't be registered with the network (see above): it is copied into slots instead, as others are", end->nets->boot->rank,
+			(size_t)(buffer->end - buffer->begin), (void *)buffer->begin);
+		free(grant);
+		return NULL;
+	}
+	buffer->grants = grant;
+	return grant;
+}
+
+static struct tp_net_grant *find_grant(struct tp_link_net *end, struct tp_net_buffer *buffer)
+{
+	struct tp_net_grant *g = buffer->grants;
+	while (g && g->end != end) g = g->next;
+	return g;
+}
+
+static struct tp_net_grant *grant_for(struct tp_link_net *end, const void *memory, size_t bytes)
+{
+	struct tp_net_links *nets = end->nets;
+	if (end->grant && covers(end->grant->buffer, memory, bytes)) return end->grant;
+	for (struct tp_net_buffer *b = nets->buffers; b; b = b->next) {
+		if (!covers(b, memory, bytes) || b->refused) continue;
+		struct tp_net_grant *grant = find_grant(end, b);
+		if (!grant) {
+			uint64_t since = tp_clock_ns();
+			grant = make_grant(end, b);
+			if (grant) tell_late(nets, since, b);
+		}
+		if (grant) return end->grant = grant;
+	}
+	tell_copied(nets, memory, bytes);
+	return NULL;
+}
+
+bool tp_link_lend(struct tp_link *link, const void *memory, size_t bytes, void **out)
+{
+	struct tp_link_net *end = link->net;
+	if (end->state != TP_NET_READY || !end->nets->lends) return false;
+	*out = NULL;
+	if (!end->nets->ops->any_memory) {
+		struct tp_net_grant *grant = grant_for(end, memory, bytes);
+		if (!grant) return false;
+		grant->out++;
+		*out = grant;
+	}
+	end->lent_to = link->next + 1;
+	return true;
+}
+
+/* Unlinks it and gives it back. */
+static void drop_grant(struct tp_net_grant *grant)
+{
+	struct tp_link_net *end = grant->end;
+	struct tp_net_grant **at = &grant->buffer->grants;
+	while (*at != grant) at = &(*at)->next;
+	*at = grant->next;
+	if (end->grant == grant) end->grant = NULL;
+	end->nets->ops->dereg_memory(end->comm, grant->mhandle);
+	free(grant);
+}
+
+/* A buffer that is gone goes with its last grant. */
+static void bury(struct tp_net_links *nets, struct tp_net_buffer *buffer)
+{
+	if (!buffer->gone || buffer->grants) return;
+	struct tp_net_buffer **at = &nets->buffers;
+	while (*at != buffer) at = &(*at)->next;
+	*at = buffer->next;
+	free(buffer);
+}
+
+void tp_net_grant_back(struct tp_net_grant *grant)
+{
+	struct tp_net_buffer *buffer = grant->buffer;
+	struct tp_net_links *nets = grant->end->nets;
+	if (--grant->out || !buffer->gone) return;
+	drop_grant(grant);
+	bury(nets, buffer);
+}
+
+void tp_net_grants_drop(struct tp_link_net *end)
+{
+	for (struct tp_net_buffer *b = end->nets->buffers, *next; b; b = next) {
+		struct tp_net_grant *grant = find_grant(end, b);
+		next = b->next;
+		if (!grant) continue;
+		drop_grant(grant);
+		bury(end->nets, b);
+	}
+}
+
+ncclResult_t tp_net_links_register(struct tp_net_links *nets, void *memory, size_t bytes, struct tp_net_buffer **out)
+{
+	struct tp_net_buffer *buffer = tp_alloc(1, sizeof(*buffer), "a registered buffer");
+	if (!buffer) return ncclSystemError;
+	*buffer = (struct tp_net_buffer){ .next = nets->buffers, .begin = (uintptr_t)memory, .end = (uintptr_t)memory + bytes };
+	nets->buffers = buffer;
+	for (int i = 0; i < nets->nends && nets->lends && !nets->ops->any_memory && !buffer->refused; i++)
+		if (nets->ends[i]->sending && nets->ends[i]->state == TP_NET_READY) make_grant(nets->ends[i], buffer);
+	*out = buffer;
+	return ncclSuccess;
+}
+
+void tp_net_links_deregister(struct tp_net_links *nets, struct tp_net_buffer *buffer)
+{
+	buffer->gone = true;
+	for (struct tp_net_grant *g = buffer->grants, *next; g; g = next) {
+		next = g->next;
+		if (!g->out) drop_grant(g);
+	}
+	bury(nets, buffer);
+}
+
+void tp_net_links_recall(struct tp_net_links *nets)
+{
+	for (int i = 0; i < nets->nends; i++) {
+		struct tp_link_net *end = nets->ends[i];
+		if (!end->sending || end->state != TP_NET_READY || (int32_t)(end->lent_to - end->finished) <= 0) continue;
+		end->state = TP_NET_RECALLED;
+		nets->ops->close_send(end->comm);
+		end->comm = NULL;
+		tp_net_grants_drop(end);
+	}
+}
