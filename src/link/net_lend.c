@@ -27,7 +27,7 @@ static void tell_late(struct tp_net_links *nets, uint64_t since_ns, const struct
 	if (nets->told_late) return;
 	nets->told_late = true;
 	TP_INFO(TP_NET | TP_REG, "rank %d: a collective waited %.0f us while the buffer of %zu bytes at %p was registered with the network: its link didn't exist yet when ncclCommRegister "
-		"was called. That is once a buffer and link; ncclCommRegister after a communicator's first collective avoids it", nets->boot->rank,
+		"was called. That is once a buffer and link; ncclCommRegister after such a collective has run once avoids it", nets->boot->rank,
 		(double)(tp_clock_ns() - since_ns) / 1e3, (size_t)(b->end - b->begin), (void *)b->begin);
 }
 

@@ -1,5 +1,6 @@
 /* Buffers that the program registered are sent by RDMA from where they lie, others are copied; both arrive as they were, also with loss; and
  * nothing reads them any more once a call has returned, however it ended. */
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -7,7 +8,7 @@
 
 #include "api/helper_ranks.h"
 
-#define COUNT ((size_t)300000)      /* floats: several chunks, the last one ragged */
+#define COUNT (SANITIZED_THREAD ? (size_t)60000 : (size_t)300000)    /* floats: several chunks, the last one ragged */
 
 static char log_file[64];
 
@@ -161,6 +162,83 @@ static void what_is_not_registered_is_copied_and_that_is_said_once(void **state)
 	assert_int_equal(count_said("is copied first"), 0);
 }
 
+static void registers_too_much(struct ranks *r)
+{
+	const size_t much = (size_t)40 << 20;
+	float *send = map(much), *recv = map(COUNT);
+	void *handle;
+	REQUIRE(send && recv);
+	REQUIRE_OK(ncclCommRegister(r->comm, send, much * sizeof(float), &handle));
+	one_of_each(r, send, recv, 0);
+	one_of_each(r, send, recv, 4);
+	REQUIRE_OK(ncclCommDeregister(r->comm, handle));
+}
+
+static void what_cannot_be_registered_is_copied_with_a_warning(void **state)
+{
+	(void)state;
+	struct ranks_options options = on_the_card(2);
+	options.env[6] = "TELPHER_VERBS_FAULT=memlock=128M";
+	assert_true(ranks_run(&options, registers_too_much, NULL));
+	assert_int_equal(count_said("NCCL WARN rank"), 2);
+	assert_int_equal(count_said("can't be registered with the network (see above): it is copied into slots instead"), 2);
+}
+
+struct shaker { struct ranks *r; float *buffers[2]; _Atomic bool stop; };
+
+static void *registers_all_the_time(void *arg)
+{
+	struct shaker *s = arg;
+	struct ranks *r = s->r;
+	for (unsigned seed = 5; !atomic_load(&s->stop); seed = seed * 1103515245u + 12345u) {
+		void *handles[3];
+		for (int i = 0; i < 3; i++) {
+			size_t first = (seed >> (8 + i)) % (COUNT / 2);
+			REQUIRE_OK(ncclCommRegister(r->comm, s->buffers[(seed >> (16 + i)) % 2] + first, (COUNT - first) * sizeof(float), &handles[i]));
+		}
+		for (int i = 0; i < 3; i++) REQUIRE_OK(ncclCommDeregister(r->comm, handles[i]));
+		usleep(200);
+	}
+	return NULL;
+}
+
+static void uses_what_comes_and_goes(struct ranks *r)
+{
+	struct shaker shaker = { .r = r, .buffers = { map(COUNT), map(COUNT) } };
+	pthread_t threads[2];
+	for (int i = 0; i < 2; i++) REQUIRE(pthread_create(&threads[i], NULL, registers_all_the_time, &shaker) == 0);
+	for (int round = 0; round < 40; round += 4) one_of_each(r, shaker.buffers[0], shaker.buffers[1], round);
+	atomic_store(&shaker.stop, true);
+	for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+}
+
+static void registrations_may_come_and_go_while_collectives_run(void **state)
+{
+	(void)state;
+	struct ranks_options options = on_the_card(2);
+	assert_true(ranks_run(&options, uses_what_comes_and_goes, NULL));
+}
+
+static void registers_when_its_links_are_there(struct ranks *r)
+{
+	float *send = map(COUNT), *recv = map(COUNT);
+	void *handle;
+	REQUIRE(send && recv);
+	fill(r, send, 16, 0);
+	REQUIRE_OK(ncclAllReduce(send, recv, COUNT, ncclFloat, ncclSum, r->comm, NULL));
+	REQUIRE_OK(ncclCommRegister(r->comm, send, COUNT * sizeof(float), &handle));
+	REQUIRE_OK(ncclCommRegister(r->comm, recv, COUNT * sizeof(float), &handle));
+	for (int round = 0; round < 3; round++) all_reduce(r, send, recv, round);
+}
+
+static void whoever_registers_when_links_are_there_lets_no_collective_wait(void **state)
+{
+	(void)state;
+	struct ranks_options options = on_the_card(2);
+	assert_true(ranks_run(&options, registers_when_its_links_are_there, NULL));
+	assert_int_equal(count_said("a collective waited"), 0);
+}
+
 /* Rank 1 dies in the middle; what rank 0 gave it is unmapped as soon as the call returns. */
 static void loses_its_peer(struct ranks *r)
 {
@@ -203,6 +281,9 @@ int main(void)
 		cmocka_unit_test(registered_buffers_arrive_and_may_be_unmapped_afterwards),
 		cmocka_unit_test(they_do_with_loss_on_the_wire),
 		cmocka_unit_test(what_is_not_registered_is_copied_and_that_is_said_once),
+		cmocka_unit_test(whoever_registers_when_links_are_there_lets_no_collective_wait),
+		cmocka_unit_test(what_cannot_be_registered_is_copied_with_a_warning),
+		cmocka_unit_test(registrations_may_come_and_go_while_collectives_run),
 		cmocka_unit_test(after_an_error_nothing_reads_them),
 	};
 	if (access(CARD_LIBRARY, R_OK) != 0) {
