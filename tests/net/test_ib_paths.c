@@ -139,7 +139,6 @@ static void what_was_outstanding_arrives_once(void **state)
 static void what_was_outstanding_over_merged_ports_arrives_once(void **state)
 {
 	(void)state;
-	leave_with_much_outstanding(200000);
 	leave_with_much_outstanding((1u << 20) + 1000);
 }
 
@@ -389,8 +388,6 @@ static void a_silent_port_of_a_merged_device_leaves_the_other(void **state)
 	assert_int_equal(sender(&pair)->switches, 1);
 	messages(&pair, 20);
 	fault("none");
-	use_until(&pair, 2);
-	messages(&pair, 20);
 	ib_pair_close(&pair);
 }
 
