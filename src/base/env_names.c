@@ -94,7 +94,7 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_IB_DATA_DIRECT", GPU_CARD },
 	{ "NCCL_IB_DEVICE_PCI_ORDER", "devices are taken in the order in which libibverbs lists them" },
 	{ "NCCL_IB_DISABLE", HONOURED },
-	{ "NCCL_IB_ECE_ENABLE", "enhanced connection establishment isn't used yet" },
+	{ "NCCL_IB_ECE_ENABLE", HONOURED },
 	{ "NCCL_IB_FIFO_TC", HONOURED },
 	{ "NCCL_IB_GID_INDEX", HONOURED },
 	{ "NCCL_IB_HCA", HONOURED },

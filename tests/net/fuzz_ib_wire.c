@@ -18,7 +18,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (whole <= 0) return 0;
 		if ((size_t)whole > have) abort();
 		memcpy(&record, data, (size_t)whole);
-		if (record.head.type == TP_IB_META && !tp_ib_wire_check_meta(&record.as.meta) && record.as.meta.npaths > TP_IB_MAX_PATHS) abort();
+		if (record.head.type == TP_IB_META && !tp_ib_wire_check_meta(&record.as.meta)) {
+			if (record.as.meta.npaths > TP_IB_MAX_PATHS) abort();
+			for (uint32_t p = 0; p < record.as.meta.npaths; p++)
+				if (record.as.meta.paths[p].port && (record.as.meta.paths[p].key >= TP_IB_MAX_KEYS || record.as.meta.paths[p].way >= TP_IB_MAX_PATHS)) abort();
+		}
 		if (record.head.type == TP_IB_SWITCH && !tp_ib_wire_check_switch(&record.as.change) && strlen(record.as.change.why) >= sizeof(record.as.change.why)) abort();
 		if (record.head.type == TP_IB_REVIVE && !tp_ib_wire_check_revive(&record.as.revive) && record.as.revive.path >= TP_IB_MAX_PATHS) abort();
 		data += whole;

@@ -55,6 +55,9 @@ timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c 'export TELPHER_VERBS_DEVICE
 grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "hosts with different ports: wrong results"
 grep -q 'NCCL WARN NET/IB : rank . (.*) has . ports (.*), rank . (.*) has . (.*telpher0:1.*): what both have is used' "$work/out" || fail "that the hosts differ isn't told"
 grep 'connected' "$work/out" | grep 'GID' | grep -qv 'MTU 1024' && fail "not the lesser MTU"
+timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c 'export TELPHER_VERBS_RATE=$((100 * (RANK + 1))); exec "$0" perf all_reduce -b 8 -e 64 -f 64 -n 2' "$telpher" >"$work/out" 2>&1 ||
+	fail "hosts with ports of different speeds"
+grep -q 'NCCL WARN NET/IB : .*(telpher0:1 .00 Gb/s).*(telpher0:1 .00 Gb/s)' "$work/out" || fail "that the speeds differ isn't told"
 echo "ok   hosts with different ports and MTUs"
 timeout 60 "$telpher" run -n 3 --hosts 3 -- bash -c 'export TELPHER_VERBS_PORTS=$((RANK + 1)); exec "$0" perf all_reduce -b 8 -e 4M -f 64 -n 2' \
 	"$telpher" >"$work/out" 2>&1 || fail "merged devices of different numbers of ports"

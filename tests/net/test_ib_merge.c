@@ -172,6 +172,7 @@ static void a_connection_uses_all_ports(void **state)
 	net_set_environment("NCCL_IB_QPS_PER_CONNECTION=2", NULL);
 	ib_pair_open(&pair, BYTES);
 	assert_int_equal(sender(&pair)->nused, 2);
+	assert_int_equal(sender(&pair)->npaths, tp_ib_count_paths(&sender(&pair)->params, 0));
 	assert_int_equal(receiver(&pair)->nused, 2);
 	for (int i = 0; i < 2; i++) {
 		assert_ptr_equal(sender(&pair)->used[i]->port, tp_ib_port(i));
@@ -263,6 +264,7 @@ static void an_eighth_port_is_one_more(void **state)
 	assert_int_equal(tp_ib_device_count(), 1);
 	ib_pair_open(&pair, BYTES);
 	assert_int_equal(sender(&pair)->nused, 8);
+	assert_int_equal(tp_ib_count_paths(&sender(&pair)->params, 0), 16);
 	assert_int_equal(sender(&pair)->npaths, 16);
 	all_sizes(&pair);
 	ib_pair_close(&pair);

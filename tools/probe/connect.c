@@ -113,7 +113,7 @@ static bool need_of(const struct tp_plan_spec *spec, struct need *out)
 	return true;
 }
 
-static int paths_of(const struct probe_port *port) { return TP_MIN(port->params.max_paths, tp_ib_port_count()); }
+static int paths_of(const struct probe_port *port) { return tp_ib_count_paths(&port->params, port->ib->device); }
 
 static void print_need(const struct probe_port *port, const struct options *o, const struct tp_plan_spec *spec, double us, cJSON *all)
 {

@@ -46,6 +46,8 @@ void tp_ib_comm_destroy(struct tp_ib_comm *comm)
 	/* First, so that the peer doesn't take what comes now for a path that failed. */
 	tp_ib_control_remove(&comm->control);
 	for (int p = 0; p < comm->npaths; p++) tp_ib_qps_destroy(comm, &comm->paths[p]);
+	for (int c = 0; c < comm->ncontexts; c++)
+		if (comm->channels[c]) comm->contexts[c]->verbs->destroy_comp_channel(comm->channels[c]);
 	pthread_mutex_destroy(&comm->control.lock);
 	munmap(comm->block, sizeof(*comm->block));
 	free(comm);
@@ -85,13 +87,26 @@ ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, int way, struct tp_ib_
 	return tp_ib_qps_create(comm, path);
 }
 
-/* The set of ports in words, for messages about two that differ. */
-static void describe_set(char *out, size_t bytes)
+void tp_ib_describe_set(char *out, size_t bytes)
 {
 	size_t used = 0;
 
 	out[0] = 0;
-	for (int i = 0; i < tp_ib_port_count() && used < bytes; i++) used += (size_t)snprintf(out + used, bytes - used, "%s%s", i ? "," : "", tp_ib_port(i)->text);
+	for (int i = 0; i < tp_ib_port_count() && used < bytes; i++)
+		used += (size_t)snprintf(out + used, bytes - used, "%s%s %g Gb/s", i ? ", " : "", tp_ib_port(i)->text,
+		tp_ib_port(i)->mbps / 1000.0);
+}
+
+/* What the ports are, whatever they are called. */
+static uint64_t kinds(void)
+{
+	uint64_t hash = 0;
+
+	for (int i = 0; i < tp_ib_port_count(); i++) {
+		const uint32_t kind[] = { tp_ib_port(i)->attr.link_layer, tp_ib_port(i)->mbps };
+		hash = tp_hash64(kind, sizeof(kind), hash);
+	}
+	return hash;
 }
 
 static uint16_t flid_of(const struct tp_ib_comm *comm, const struct tp_ib_port *port)
@@ -115,7 +130,8 @@ void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out)
 	out->ports = (uint32_t)tp_ib_port_count();
 	out->rank = comm->sending ? comm->from : comm->to;
 	snprintf(out->host, sizeof(out->host), "%s", tp_host_name());
-	describe_set(out->set, sizeof(out->set));
+	out->kinds = kinds();
+	tp_ib_describe_set(out->set, sizeof(out->set));
 	for (int p = 0; p < comm->npaths; p++) {
 		const struct tp_ib_path *path = &comm->paths[p];
 		struct tp_ib_wire_path *w = &out->paths[p];
@@ -132,6 +148,8 @@ void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out)
 		w->flid = flid_of(comm, path->port);
 		w->rkey = path->mr->rkey;
 		w->psn = path->psn;
+		w->ece_vendor = path->ece.vendor_id;
+		w->ece_options = path->ece.options;
 		for (int q = 0; q < comm->nqps; q++) w->qpns[q] = path->qps[q].ibv->qp_num;
 		w->index = (uint8_t)path->port->device;
 		w->place = (uint8_t)path->port->place;
@@ -147,6 +165,9 @@ static void warn_unreachable(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	bool ethernet = path->port->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
 	const char *why = tp_ib_gid_unreachable(path->gid.raw, path->gid.type, path->remote.gid, path->remote.gid_type, ethernet, text, sizeof(text));
 
+	/* Once for two ports, however many ways lead over them. */
+	for (const struct tp_ib_path *other = comm->paths; other < path; other++)
+		if (other->port == path->port && memcmp(other->remote.gid, path->remote.gid, sizeof(path->remote.gid)) == 0) return;
 	if (why)
 		TP_WARN("NET/IB : %s : the two addresses can't reach each other: %s. Set NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY or NCCL_IB_ADDR_RANGE, or choose devices of one "
 			"network by NCCL_IB_HCA", tp_ib_name(comm, path, 0, names, sizeof(names)), why);
@@ -211,10 +232,17 @@ static void find_home(struct tp_ib_comm *comm)
 	}
 }
 
+static const char *ece_text(const struct tp_ib_path *path, char *text, size_t bytes)
+{
+	text[0] = 0;
+	if (path->ece.vendor_id) snprintf(text, bytes, ", ECE vendor 0x%x options 0x%x", path->ece.vendor_id, path->ece.options);
+	return text;
+}
+
 ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
 {
 	int live = 0, worth;
-	char names[512];
+	char names[512], ece[64];
 
 	comm->remote_block = peer->block;
 	snprintf(comm->peer_host, sizeof(comm->peer_host), "%s", peer->host);
@@ -241,7 +269,8 @@ ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_m
 	tp_ib_use(comm, tp_ib_best_way(comm, tp_ib_live_mask(comm), &worth), tp_ib_live_mask(comm));
 	for (int p = 0; p < comm->npaths; p++)
 		if (comm->paths[p].state == TP_IB_PATH_LIVE)
-			TP_INFO(TP_NET, "NET/IB : %s connected%s", tp_ib_name(comm, &comm->paths[p], 0, names, sizeof(names)), comm->paths[p].at < 0 ? ", stands by" : "");
+			TP_INFO(TP_NET, "NET/IB : %s%s connected%s", tp_ib_name(comm, &comm->paths[p], 0, names, sizeof(names)), ece_text(&comm->paths[p], ece, sizeof(ece)),
+				comm->paths[p].at < 0 ? ", stands by" : "");
 	if (live > 0) return ncclSuccess;
 	for (int p = 0; p < comm->npaths; p++)
 		if (comm->paths[p].port)

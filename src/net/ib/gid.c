@@ -157,11 +157,31 @@ static enum tp_ib_gid_type type_from_verbs(uint32_t type)
 	return TP_IB_GID_UNKNOWN;
 }
 
+/* All that a device has in one call, where the library has it. -1: it hasn't. */
+static int read_whole(struct tp_ib_port *port, struct tp_ib_gid *out)
+{
+	const struct tp_verbs *v = port->context->verbs;
+	size_t room = (size_t)GIDS_MAX * TP_MAX(port->context->attr.phys_port_cnt, 1);
+	struct ibv_gid_entry *entries = v->query_gid_table ? calloc(room, sizeof(*entries)) : NULL;
+	ssize_t n = entries ? v->query_gid_table(port->context->ibv, entries, room, 0, sizeof(*entries)) : -1;
+	int count = 0;
+
+	for (ssize_t i = 0; i < n && count < GIDS_MAX; i++) {
+		if (entries[i].port_num != port->number || entries[i].gid_index >= GIDS_MAX || is_zero(entries[i].gid.raw)) continue;
+		out[count] = (struct tp_ib_gid){ .index = (int)entries[i].gid_index, .type = type_from_verbs(entries[i].gid_type) };
+		memcpy(out[count++].raw, entries[i].gid.raw, sizeof(out->raw));
+	}
+	free(entries);
+	return n < 0 ? -1 : count;
+}
+
 static int read_table(struct tp_ib_port *port, struct tp_ib_gid *out)
 {
 	const struct tp_verbs *v = port->context->verbs;
-	int table = TP_MIN(port->attr.gid_tbl_len, GIDS_MAX), count = 0;
+	int table = TP_MIN(port->attr.gid_tbl_len, GIDS_MAX), count = read_whole(port, out);
 
+	if (count >= 0) return count;
+	count = 0;
 	for (int i = 0; i < table; i++) {
 		struct ibv_gid_entry entry = { 0 };
 		union ibv_gid gid;

@@ -213,7 +213,6 @@ struct tp_ib_path {
 	int key;                                /* its card's place in comm->contexts */
 	int at;                                 /* its place in comm->used; -1: it isn't in use */
 	struct tp_ib_gid_choice gid;
-	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
 	struct ibv_mr *mr;                      /* of the connection's block */
 	struct tp_ib_qp *qps;                   /* [nqps] */
@@ -221,6 +220,7 @@ struct tp_ib_path {
 	int mtu;
 	uint32_t generation;                    /* completions of older ones are no longer ours */
 	uint32_t attempt, peer_attempt;         /* of reviving */
+	struct ibv_ece ece;                     /* offered, then agreed; vendor_id 0: none */
 	uint32_t psn, peer_psn;                 /* of the queue pairs as they are now, or will be */
 	bool peer_connected, peer_proven;
 	bool open;                              /* its queue pairs aren't in ERROR, or not all that they had was taken */
@@ -272,6 +272,7 @@ struct tp_ib_comm {
 	uint32_t max_bytes;                     /* of a message: what all ports in use take */
 	struct tp_ib_path *used[TP_IB_MAX_MERGED];              /* those of it that live */
 	struct tp_ib_context *contexts[TP_IB_MAX_KEYS];         /* cards of its paths */
+	struct ibv_comp_channel *channels[TP_IB_MAX_KEYS];      /* by card: for all its paths */
 	uint32_t home;                          /* ways over the connector's own device, by bit */
 	uint32_t next_request;
 	bool split, any_order;                  /* any_order: of tp_net_hello */
@@ -313,6 +314,8 @@ void tp_ib_comm_destroy(struct tp_ib_comm *comm);
 bool tp_ib_comm_has_room(const struct tp_ib_comm *comm, const struct tp_ib_port *port);
 /* Adds a path over this port to a way; its queue pairs are in INIT with their receives posted. port NULL: one that isn't there. */
 ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, int way, struct tp_ib_port *port, const struct tp_ib_gid_choice *gid);
+/* The names of all ports of this side, for messages about two sides that differ. */
+void tp_ib_describe_set(char *out, size_t bytes);
 void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out);
 /* What the peer says of itself; checked already (tp_ib_wire_check_meta). Connects all paths; at least one, or an error. */
 ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer);
@@ -413,6 +416,8 @@ ncclResult_t tp_ib_connect(int dev, const void *handle, const struct tp_net_hell
 void tp_ib_cancel_connect(void *state);
 ncclResult_t tp_ib_accept(void *listener, const struct tp_net_hello *expect, struct tp_net_hello *who, void **recv_comm);
 ncclResult_t tp_ib_close_listen(void *listener);
+/* Paths of a connection between two ends that are as this one is, over this device. */
+int tp_ib_count_paths(const struct tp_ib_params *params, int dev);
 int tp_ib_poll_connect_fds(void *state, int *fds, uint32_t *events, int max);
 int tp_ib_poll_listen_fds(void *listener, int *fds, uint32_t *events, int max);
 

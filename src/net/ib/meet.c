@@ -90,6 +90,15 @@ static ncclResult_t own_paths(struct tp_ib_comm *comm, int dev, int least)
 	return comm->npaths > 0 ? ncclSuccess : tp_ib_port_gid(tp_ib_device(dev)->ports[0], &gid);
 }
 
+int tp_ib_count_paths(const struct tp_ib_params *params, int dev)
+{
+	int count = tp_ib_device_count(), ways = TP_MIN(params->max_paths, count), paths = 0;
+
+	for (int i = 0; i < ways; i++) paths += TP_MAX(tp_ib_device((dev + i) % count)->nports, tp_ib_device(dev)->nports);
+	if (ways == 1 && paths > 1 && params->max_paths > 1 && params->failover) paths *= 2;
+	return TP_MIN(paths, TP_IB_MAX_PATHS);
+}
+
 /* What a path of the peer's is to lead to: a port of the same network; of these one that no other path of this way has, then one that
  * none has at all; as near as leading bits tell; at the same place in both hosts' lists (rails). */
 struct seek {
@@ -159,16 +168,15 @@ static ncclResult_t matching_paths(struct tp_ib_comm *comm, const struct tp_ib_w
 	return ncclSuccess;
 }
 
-static void warn_of_other_set(const struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
+static void warn_of_other_set(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
 {
 	static _Atomic uint32_t warned;
-	char own[128] = "";
-	size_t used = 0;
+	struct tp_ib_wire_meta own;
 
-	if ((int)peer->ports == tp_ib_port_count() || atomic_exchange_explicit(&warned, 1, memory_order_relaxed)) return;
-	for (int i = 0; i < tp_ib_port_count() && used < sizeof(own); i++) used += (size_t)snprintf(own + used, sizeof(own) - used, "%s%s", i ? "," : "", tp_ib_port(i)->text);
+	tp_ib_comm_describe(comm, &own);
+	if ((peer->ports == own.ports && peer->kinds == own.kinds) || atomic_exchange_explicit(&warned, 1, memory_order_relaxed)) return;
 	TP_WARN("NET/IB : rank %d (%s) has %d ports (%s), rank %d (%s) has %u (%s): what both have is used. Make all hosts the same, or name the common set by NCCL_IB_HCA",
-		comm->sending ? comm->from : comm->to, tp_host_name(), tp_ib_port_count(), own, peer->rank, peer->host, peer->ports, peer->set);
+		comm->sending ? comm->from : comm->to, own.host, tp_ib_port_count(), own.set, peer->rank, peer->host, peer->ports, peer->set);
 }
 
 /* ---- talking ---- */

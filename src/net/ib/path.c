@@ -46,9 +46,11 @@ static void close_dead(struct tp_ib_comm *comm)
 
 static bool usable(const struct tp_ib_path *path) { return path->state == TP_IB_PATH_LIVE; }
 
-/* Is there any to go on over, beside those in use? */
+/* Is there any to go on over, beside those in use? Of these one that is in good health can be set up afresh. */
 static bool has_other(const struct tp_ib_comm *comm)
 {
+	for (int i = 0; i < comm->nused; i++)
+		if (usable(comm->used[i])) return true;
 	for (int p = 0; p < comm->npaths; p++)
 		if (comm->paths[p].at < 0 && usable(&comm->paths[p])) return true;
 	return false;

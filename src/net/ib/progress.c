@@ -152,15 +152,18 @@ ncclResult_t tp_ib_test(void *handle, bool *done, size_t *sizes)
 	return ncclSuccess;
 }
 
-static void take_cq_events(struct tp_ib_path *path)
+static void take_cq_events(struct tp_ib_comm *comm, int card)
 {
+	const struct tp_verbs *v = comm->contexts[card]->verbs;
 	struct ibv_cq *cq;
-	void *unused;
+	void *whose;
 
-	while (path->port->context->verbs->get_cq_event(path->channel, &cq, &unused) == 0) path->unacked_events++;
-	if (path->unacked_events < 64) return;
-	path->port->context->verbs->ack_cq_events(path->cq, path->unacked_events);
-	path->unacked_events = 0;
+	while (v->get_cq_event(comm->channels[card], &cq, &whose) == 0) {
+		struct tp_ib_path *path = whose;
+		if (++path->unacked_events < 64) continue;
+		v->ack_cq_events(cq, path->unacked_events);
+		path->unacked_events = 0;
+	}
 }
 
 /* A FIFO entry makes no completion, so whoever waits for one is woken by nothing: but receives are posted ahead, and a sleep is a
@@ -168,22 +171,27 @@ static void take_cq_events(struct tp_ib_path *path)
 int tp_ib_poll_fds(void *handle, int *fds, uint32_t *events, int max)
 {
 	struct tp_ib_comm *comm = handle;
-	bool ready = comm->nused > max;
+	bool ready = comm->ncontexts > max;
+	int n = 0;
 
 	if (max < 1) return 0;
 	/* Whoever sleeps looks seldom: then with care. */
 	comm->looks = CARE_LOOKS - 1;
+	/* All events are taken before any queue is armed again: paths over one card share them. */
+	for (int c = 0; c < comm->ncontexts && !ready; c++) {
+		if (!comm->channels[c]) continue;
+		take_cq_events(comm, c);
+		fds[n] = comm->channels[c]->fd;
+		events[n++] = EPOLLIN;
+	}
 	for (int i = 0; i < comm->nused && !ready; i++) {
 		struct tp_ib_path *path = comm->used[i];
-		take_cq_events(path);
-		fds[i] = path->channel->fd;
-		events[i] = EPOLLIN;
 		/* What completes between the last look and now would ring no bell any more; it is found by this one. */
 		if (ibv_req_notify_cq(path->cq, 0) != 0 || tp_ib_poll_path(comm, path) == 0) continue;
 		path->moved_ms = 0;
 		ready = true;
 	}
-	if (!ready) return comm->nused;
+	if (!ready) return n;
 	fds[0] = tp_ib_ready_fd();
 	events[0] = EPOLLIN;
 	return 1;

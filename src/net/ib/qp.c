@@ -38,6 +38,39 @@ static ncclResult_t create_one(struct tp_ib_comm *comm, struct tp_ib_path *path,
 		strerror(error), error == ENOMEM ? "; the card may have no queue pairs left, or RLIMIT_MEMLOCK (ulimit -l) is too small for their memory" : "");
 }
 
+/* Enhanced connection establishment: the connector says what its card can beyond the standard, the acceptor's card takes of that
+ * what it can too, and both use it. Where a card or the library can't, nothing is agreed. */
+static bool may_use_ece(const struct tp_ib_comm *comm, const struct tp_ib_path *path)
+{
+	const struct tp_verbs *v = path->port->context->verbs;
+
+	return comm->params.ece && v->query_ece && v->set_ece;
+}
+
+static void query_ece(const struct tp_ib_comm *comm, struct tp_ib_path *path)
+{
+	struct ibv_ece ece = { 0 };
+
+	path->ece = (struct ibv_ece){ 0 };
+	if (may_use_ece(comm, path) && path->port->context->verbs->query_ece(path->qps[0].ibv, &ece) == 0 && ece.vendor_id)
+		path->ece = (struct ibv_ece){ .vendor_id = ece.vendor_id, .options = ece.options };
+}
+
+/* Before the queue pairs go to RTR. */
+static void set_ece(const struct tp_ib_comm *comm, struct tp_ib_path *path)
+{
+	path->ece = (struct ibv_ece){ .vendor_id = path->remote.ece_vendor, .options = path->remote.ece_options };
+	if (!may_use_ece(comm, path)) path->ece.vendor_id = 0;
+	for (int q = 0; q < comm->nqps && path->ece.vendor_id; q++) {
+		struct ibv_ece ece = path->ece;
+		int error = path->port->context->verbs->set_ece(path->qps[q].ibv, &ece);
+		if (!error) continue;
+		TP_INFO(TP_NET, "NET/IB : %s : ECE vendor 0x%x options 0x%x of %s can't be used here: %s", path->port->text, ece.vendor_id, ece.options, comm->peer_host, strerror(error));
+		path->ece.vendor_id = 0;
+	}
+	if (!path->ece.vendor_id) path->ece.options = 0;
+}
+
 ncclResult_t tp_ib_qps_create(struct tp_ib_comm *comm, struct tp_ib_path *path)
 {
 	const struct tp_verbs *v = path->port->context->verbs;
@@ -46,14 +79,17 @@ ncclResult_t tp_ib_qps_create(struct tp_ib_comm *comm, struct tp_ib_path *path)
 
 	path->qps = tp_alloc((size_t)comm->nqps, sizeof(*path->qps), "queue pairs");
 	if (!path->qps) return ncclSystemError;
-	path->channel = v->create_comp_channel(ibv);
-	if (!path->channel) return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_create_comp_channel failed: %s", path->port->text, strerror(errno));
-	TP_TRY(tp_socket_set_nonblocking(path->channel->fd, true));
-	path->cq = v->create_cq(ibv, TP_MIN(entries, path->port->context->attr.max_cqe), NULL, path->channel, 0);
+	if (!comm->channels[path->key]) {
+		comm->channels[path->key] = v->create_comp_channel(ibv);
+		if (!comm->channels[path->key]) return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_create_comp_channel failed: %s", path->port->text, strerror(errno));
+		TP_TRY(tp_socket_set_nonblocking(comm->channels[path->key]->fd, true));
+	}
+	path->cq = v->create_cq(ibv, TP_MIN(entries, path->port->context->attr.max_cqe), path, comm->channels[path->key], 0);
 	if (!path->cq) return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_create_cq of %d entries failed: %s", path->port->text, entries, strerror(errno));
 	path->mr = v->reg_mr(path->port->context->pd, comm->block, sizeof(*comm->block), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	if (!path->mr) return tp_ib_reg_failed(path->port->context, sizeof(*comm->block), "a connection's FIFO", errno ? errno : ENOMEM);
 	for (int q = 0; q < comm->nqps; q++) TP_TRY(create_one(comm, path, q));
+	if (comm->sending) query_ece(comm, path);
 	return tp_ib_qps_prepare(comm, path, false);
 }
 
@@ -66,7 +102,6 @@ void tp_ib_qps_destroy(struct tp_ib_comm *comm, struct tp_ib_path *path)
 		if (path->qps[q].ibv) v->destroy_qp(path->qps[q].ibv);
 	if (path->cq && path->unacked_events) v->ack_cq_events(path->cq, path->unacked_events);
 	if (path->cq) v->destroy_cq(path->cq);
-	if (path->channel) v->destroy_comp_channel(path->channel);
 	if (path->mr) v->dereg_mr(path->mr);
 	free(path->qps);
 	*path = (struct tp_ib_path){ .way = path->way, .at = -1 };
@@ -158,6 +193,7 @@ static ncclResult_t connect_failed(struct tp_ib_comm *comm, struct tp_ib_path *p
 ncclResult_t tp_ib_qps_connect(struct tp_ib_comm *comm, struct tp_ib_path *path, bool quiet)
 {
 	path->mtu = TP_MIN((int)path->port->attr.active_mtu, (int)path->remote.mtu);
+	set_ece(comm, path);
 	for (int q = 0; q < comm->nqps; q++) {
 		struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = (enum ibv_mtu)path->mtu, .dest_qp_num = path->remote.qpns[q],
 			.rq_psn = (path->remote.psn + (uint32_t)q) & 0xffffff, .max_dest_rd_atomic = 1, .min_rnr_timer = RNR_TIMER };
@@ -172,6 +208,8 @@ ncclResult_t tp_ib_qps_connect(struct tp_ib_comm *comm, struct tp_ib_path *path,
 		error = modify(comm, path, path->qps[q].ibv, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC, quiet);
 		if (error) return connect_failed(comm, path, q, "RTS", error, quiet);
 	}
+	/* What is left of it. */
+	if (!comm->sending && path->ece.vendor_id) query_ece(comm, path);
 	return ncclSuccess;
 }
 

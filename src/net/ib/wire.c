@@ -50,11 +50,11 @@ long tp_ib_record_check(const void *data, size_t have, const char **why)
 static const char *check_path(struct tp_ib_wire_path *path)
 {
 	path->device[sizeof(path->device) - 1] = 0;
+	if (path->way >= TP_IB_MAX_PATHS) return "a way that there isn't";
 	if (path->port == 0) return NULL;
 	if (path->mtu < 1 || path->mtu > 5) return "an MTU that verbs.h has no code for";
 	if (path->link_layer != 1 && path->link_layer != 2) return "a link layer that is neither InfiniBand nor Ethernet";
 	if (path->gid_type > 3) return "a GID of a type that there isn't";
-	if (path->way >= TP_IB_MAX_PATHS) return "a way that there isn't";
 	if (path->key >= TP_IB_MAX_KEYS) return "a key that FIFO entries don't have";
 	return NULL;
 }

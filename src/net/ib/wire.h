@@ -46,6 +46,7 @@ struct tp_ib_wire_path {
 	uint16_t lid, flid;                     /* flid: of the routable GID; 0: none */
 	uint32_t rkey;                          /* of the block */
 	uint32_t psn;                           /* of queue pair 0; the next has the next */
+	uint32_t ece_vendor, ece_options;       /* connector: what its card can beyond the standard; acceptor: what both use; vendor 0: nothing */
 	uint32_t qpns[TP_IB_MAX_QPS];
 	char device[32];
 } __attribute__((packed));
@@ -55,9 +56,10 @@ struct tp_ib_wire_meta {
 	uint32_t nqps, npaths;
 	uint32_t split;
 	uint32_t ports;                         /* that this side could use in all, merged or not */
+	uint64_t kinds;                         /* equal where these are of the same kinds and speeds */
 	int32_t rank;
 	char host[64];
-	char set[128];                          /* names of these ports, for messages */
+	char set[256];                          /* these ports in words, for messages */
 	struct tp_ib_wire_path paths[TP_IB_MAX_PATHS];
 } __attribute__((packed));
 
