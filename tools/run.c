@@ -317,6 +317,12 @@ static char **copy_words(const char *const *words)
 	return copy;
 }
 
+static void free_words(char **words)
+{
+	for (char **word = words; word && *word; word++) free(*word);
+	free(words);
+}
+
 /* The ranks add to it, so an earlier job's must not be there. */
 static int begin_paths(const char *path)
 {
@@ -370,7 +376,10 @@ int tool_run(int argc, char **argv)
 {
 	struct job job = { .nranks = 1, .nhosts = 1, .grace_s = 5 };
 	int bad = parse(&job, argc, argv);
-	if (bad) return bad;
+	if (bad) {
+		free_words(job.command);
+		return bad;
+	}
 	if (job.timeout_s > 0) job.stop_at_ms = tp_clock_ms() + (uint64_t)(job.timeout_s * 1000);
 	name_job(&job);
 	raise_file_limit(&job);
@@ -381,8 +390,7 @@ int tool_run(int argc, char **argv)
 	if (started == job.nranks) watch(&job, signals);
 	else job.result = 1;
 	bury(&job);
-	for (char **word = job.command; *word; word++) free(*word);
-	free(job.command);
+	free_words(job.command);
 	close(signals);
 	if ((ferror(stdout) || fflush(stdout)) && !job.result) {
 		say("the ranks' output could not be written");

@@ -66,6 +66,7 @@ struct tp_gpu_rank {
 	_Atomic int graphs;                 /* that hold operations of ours; the rank lives as long as they */
 	bool captured;                      /* there was one */
 	struct tp_gpu_call calls[TP_GPU_CALLS];
+	struct tp_gpu_pace *pace;           /* NULL: not watched */
 	struct tp_gpu_stream checked;       /* the last stream that was found fit (strict) */
 	_Atomic unsigned long long stream_used; /* its number, for the other ranks of this process */
 
@@ -148,6 +149,17 @@ struct tp_gpu_place {                   /* where a launch goes */
 ncclResult_t tp_gpu_order_check(struct ncclComm *comm, const cudaStream_t *streams, int count);
 ncclResult_t tp_gpu_order_before(struct ncclComm *comm, struct tp_gpu_place *place);
 ncclResult_t tp_gpu_order_after(struct ncclComm *comm, struct tp_gpu_place *place, uint64_t kernels);
+
+/* gpu_pace.c: watches how long collectives take. Open is collective, and before the last exchange of init: who is through with that may launch,
+ * and fail, while others still wait. wanted: as that of pace.c; the least of all ranks' is what they agree on. */
+struct tp_gpu_pace;
+ncclResult_t tp_gpu_pace_open(struct ncclComm *comm);
+int tp_gpu_pace_wanted(const struct ncclComm *comm);
+void tp_gpu_pace_agree(struct ncclComm *comm, int wanted);
+void tp_gpu_pace_free(struct tp_gpu_rank *rank);        /* the GPU's context current */
+/* Around the launch of an announced call that isn't captured; begin true: this one is timed, and end belongs behind it. Launch lock held. */
+bool tp_gpu_pace_begin(struct ncclComm *comm, CUstream stream, const struct tp_exec_call *call);
+void tp_gpu_pace_end(struct ncclComm *comm, CUstream stream);
 
 /* gpu_memory.c */
 ncclResult_t tp_gpu_memory_alloc(size_t bytes, void **out);

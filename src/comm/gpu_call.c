@@ -35,7 +35,9 @@ static ncclResult_t launch_entered(struct ncclComm *comm, struct tp_gpu_place *p
 	struct tp_cuda_exec *exec = atomic_load_explicit(&rank->exec, memory_order_relaxed);
 	struct tp_cuda_status before, after;
 	if (rank->counts) tp_cuda_exec_status(exec, &before);
+	bool timed = rank->pace && ncalls == 1 && !place->capture && tp_gpu_pace_begin(comm, place->stream, &calls[0]);
 	TP_TRY(tp_cuda_exec_launch(exec, place->stream, calls, ncalls));
+	if (tp_unlikely(timed)) tp_gpu_pace_end(comm, place->stream);
 	uint64_t kernels = 0;
 	if (rank->counts) {
 		tp_cuda_exec_status(exec, &after);

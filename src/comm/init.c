@@ -79,6 +79,7 @@ static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args,
 	TP_TRY(tp_comm_topo_open(comm));
 	times[3] = tp_clock_ns();
 	TP_TRY(tp_report_check(comm));
+	if (comm->gpu) TP_TRY(tp_gpu_pace_open(comm));
 	TP_TRY(tp_agree_model(comm));
 	if (comm->gpu) {
 		tp_gpu_watch_init_runnable(comm);

@@ -17,7 +17,7 @@
 
 static struct tp_param params[] = {
 	{ .name = "TELPHER_WATCH", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
-		.doc = "0: collectives of host ranks aren't watched for taking more than twice as long as predicted, and nobody says why" },
+		.doc = "0: nobody looks whether large collectives keep taking more than twice as long as predicted, and why" },
 };
 TP_PARAM_TABLE("watch", params)
 

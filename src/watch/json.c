@@ -61,7 +61,7 @@ static void text_or_null(FILE *out, const char *key, const char *text)
 static void known_or_null(FILE *out, const char *key, double value)
 {
 	fprintf(out, ",\"%s\":", key);
-	tp_watch_json_number(out, value > 0 ? value : NAN);
+	tp_watch_json_number(out, value > 0 ? value : (double)NAN);
 }
 
 void tp_watch_json_path(FILE *out, const struct tp_watch_path *path, const struct tp_watch_refusal *refusals, int nrefusals,
