@@ -11,6 +11,13 @@
 #define YIELDS 64
 #define SPINS 200
 
+/* Asked before one looks whether what one waits for is there: a rank may end as soon as it has come through a gather, which isn't lost by that. */
+static bool is_over(const struct tp_boot_inside *b)
+{
+	struct tp_event event;
+	return atomic_load_explicit(b->boot.abort, memory_order_relaxed) || tp_event_get(b->site->seg, &event);
+}
+
 /* Looks at word until it differs from old: for a moment by yielding, then asleep; `sleepers` tells who changes it to wake us. */
 static ncclResult_t wait_change(struct tp_boot_inside *b, _Atomic uint32_t *word, uint32_t old, _Atomic uint32_t *sleepers, const char *what)
 {
@@ -25,14 +32,15 @@ static ncclResult_t wait_change(struct tp_boot_inside *b, _Atomic uint32_t *word
 	}
 	/* Many sleepers look less often: they are woken anyway. */
 	uint64_t slice_us = TP_BOOT_SLICE_MS * 1000 + (uint64_t)b->boot.nlocal * 500;
-	while (atomic_load_explicit(word, memory_order_acquire) == old) {
-		TP_TRY(tp_event_check(&b->boot, what));
+	for (;;) {
+		bool over = is_over(b);
+		if (atomic_load_explicit(word, memory_order_acquire) != old) return ncclSuccess;
+		if (over) return tp_event_check(&b->boot, what);
 		atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
 		/* Sequentially consistent with move_word: either it sees the sleeper or this sees its change. */
 		if (atomic_load_explicit(word, memory_order_seq_cst) == old) tp_futex_wait(word, old, slice_us);
 		atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
 	}
-	return ncclSuccess;
 }
 
 static void move_word(_Atomic uint32_t *word, _Atomic uint32_t *sleepers)
@@ -92,8 +100,9 @@ static ncclResult_t wait_round(struct tp_boot_inside *b, uint32_t turn, int roun
 	struct tp_site *site = b->site;
 	for (;;) {
 		uint32_t seen = atomic_load_explicit(&site->rounds_word, memory_order_acquire);
+		bool over = is_over(b);
 		if (atomic_load_explicit(&site->rounds[turn & 1], memory_order_acquire) & (1u << round)) return ncclSuccess;
-		TP_TRY(tp_event_check(&b->boot, what));
+		if (over) return tp_event_check(&b->boot, what);
 		tp_futex_wait(&site->rounds_word, seen, TP_BOOT_SLICE_MS * 1000);
 	}
 }
