@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "verbs/internal.h"
 #include "verbs/path_meet.h"
 
@@ -255,15 +256,12 @@ static void fork_child(void)
 	tp_path_map_forget();
 	tp_path_bell_forget();
 }
-
-static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 static bool make_yard_locked(void)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	void *memory;
 	size_t key_bytes;
-	pthread_once(&once, watch_fork);
 	if (tp_path_own_yard)
 		return true;
 	/* Without keys that others can see there is nothing to do there. */

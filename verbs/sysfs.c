@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "verbs/internal.h"
 #include "verbs/sysfs.h"
 
@@ -23,6 +24,14 @@
 static pthread_mutex_t tree_lock = PTHREAD_MUTEX_INITIALIZER;
 static char tree_root[MAX_ROOT];
 static uint64_t tree_hash;
+
+/* Files are written under the lock, which may take a while: a forked child looks for its parent's tree anew. */
+static void fork_child(void)
+{
+	pthread_mutex_init(&tree_lock, NULL);
+	tree_root[0] = 0;
+}
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 /* ---- writing ---- */
 
