@@ -155,6 +155,28 @@ static void what_is_acknowledged_is_not_under_way(void **state)
 	halves_close();
 }
 
+/* Packets that a switch has marked: the receiver says so, and the sender takes half of its window. */
+static void a_congested_network_halves_the_window(void **state)
+{
+	(void)state;
+	enum { MARKED = 3 };
+	halves_open(&(struct halves_options){ 0 });
+	struct tp_qp *qp = half_qp(&a);
+	uint64_t handled = atomic_load(&qp->port->counters[TP_CNT_RP_CNP_HANDLED]), sent = atomic_load(&qp->port->counters[TP_CNT_NP_CNP_SENT]);
+	pthread_mutex_lock(&qp->lock);
+	uint32_t window = half_rc(&a)->window;
+	half_rc(&a)->route.tos |= MARKED;
+	pthread_mutex_unlock(&qp->lock);
+	half_request(&a, &b, IBV_WR_RDMA_WRITE, 64, 1);
+	half_complete(&a, 1);
+	/* The word comes before the acknowledgement, which lets it grow by at most one. */
+	pthread_mutex_lock(&qp->lock);
+	assert_in_range(half_rc(&a)->window, window / 2, window / 2 + 1);
+	pthread_mutex_unlock(&qp->lock);
+	assert_true(atomic_load(&qp->port->counters[TP_CNT_RP_CNP_HANDLED]) > handled && atomic_load(&qp->port->counters[TP_CNT_NP_CNP_SENT]) > sent);
+	halves_close();
+}
+
 /* Nor what an unreliable connection sent long ago: nobody was asked about its last packets. */
 static void what_was_sent_unreliably_is_not_under_way_for_long(void **state)
 {
@@ -307,6 +329,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(who_never_says_what_arrived_is_waited_for_once),
 		cmocka_unit_test(many_connections_do_not_overrun_the_socket_of_a_peer_that_does_not_read),
 		cmocka_unit_test(what_is_acknowledged_is_not_under_way),
+		cmocka_unit_test(a_congested_network_halves_the_window),
 		cmocka_unit_test(what_was_sent_unreliably_is_not_under_way_for_long),
 		cmocka_unit_test(a_repeat_is_answered_when_its_queue_pair_is_gone),
 		cmocka_unit_test(a_repeat_is_answered_after_reset),
