@@ -345,7 +345,7 @@ static void run(struct tp_qp *qp)
 	struct tp_rc *rc = tp_rc_of(qp);
 	if (!rc->started) {
 		rc->started = true;
-		rc->una = rc->next = rc->top = rc->recover = rc->acked = qp->send_psn;
+		rc->una = rc->next = rc->top = rc->recover = rc->acked = rc->seen = qp->send_psn;
 		rc->current = qp->sq.exec;
 		rc->paced_psn = rc->next;
 		rc->paced_held = false;
