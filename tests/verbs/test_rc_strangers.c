@@ -1,6 +1,5 @@
 /* What somebody may send who isn't a connection's peer, or says its peer's address without knowing what is under way. The QPs are connected
  * by the wire, within this process, and packets are handed in as if they had come. */
-#include <arpa/inet.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,26 +10,6 @@
 #include "verbs/wire_fault.h"
 
 static const char *const stranger = "127.99.1.7";
-
-/* To half, from its peer's address or another; damaged: its ICRC is wrong. */
-static void arrives(struct half *half, const char *from, const struct tp_packet *packet, bool damaged)
-{
-	uint8_t data[256];
-	struct tp_icrc icrc;
-	struct tp_rc *rc = half_rc(half);
-	struct tp_ingress in = { .endpoint = rc->endpoint, .from = rc->route.to, .to = rc->endpoint->addr, .data = data };
-	if (from)
-		assert_int_equal(inet_pton(AF_INET, from, &in.from.v4.sin_addr), 1);
-	in.from.v4.sin_port = htons(50123);
-	size_t bytes = tp_wire_build(packet, data);
-	if (packet->bytes)
-		memcpy(data + bytes, packet->payload, packet->bytes);
-	bytes += packet->bytes;
-	tp_icrc_prepare(&in.from, &in.to, &icrc);
-	tp_icrc_store(data + bytes, tp_icrc_of(&icrc, 0, data, bytes) ^ (damaged ? 0x00800001u : 0));
-	in.bytes = (uint32_t)bytes + TP_WIRE_ICRC_BYTES;
-	tp_wire_take(&in);
-}
 
 static const uint8_t forged[8] = { 0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66 };
 static struct tp_packet write_to_b(uint32_t psn)
@@ -68,12 +47,12 @@ static void a_packet_that_does_not_come_from_the_peer_changes_nothing(void **sta
 		skip();
 	uint32_t psn = half_qp(&b)->recv_psn;
 	struct tp_packet packet = write_to_b(psn);
-	arrives(&b, stranger, &packet, false);
-	arrives(&b, NULL, &packet, true);
+	half_arrives(&b, stranger, &packet, false);
+	half_arrives(&b, NULL, &packet, true);
 	assert_int_equal(b.data[0], 0);
 	assert_int_equal(half_qp(&b)->recv_psn, psn);
 	/* The same from the peer would have been taken. */
-	arrives(&b, NULL, &packet, false);
+	half_arrives(&b, NULL, &packet, false);
 	assert_memory_equal(b.data, forged, sizeof(forged));
 	assert_int_equal(half_qp(&b)->recv_psn, tp_psn_add(psn, 1));
 	halves_close();
@@ -90,10 +69,10 @@ static void a_refusal_counts_only_from_the_peer_and_for_what_is_under_way(void *
 	uint32_t una = half_rc(&a)->una;
 	struct tp_packet right = refusal_for_a(una), early = refusal_for_a(tp_psn_add(una, 1)), far = refusal_for_a(tp_psn_add(una, 0x400000)),
 		late = refusal_for_a(tp_psn_add(una, TP_WIRE_PSN_MASK - 1));
-	arrives(&a, stranger, &right, false);
-	arrives(&a, NULL, &early, false);
-	arrives(&a, NULL, &far, false);
-	arrives(&a, NULL, &late, false);
+	half_arrives(&a, stranger, &right, false);
+	half_arrives(&a, NULL, &early, false);
+	half_arrives(&a, NULL, &far, false);
+	half_arrives(&a, NULL, &late, false);
 	assert_int_equal(tp_cq_poll(a.cq, 1, &wc), 0);
 	assert_int_equal(tp_fault_wire_set("none"), 0);
 	half_complete(&a, 1);
@@ -102,7 +81,7 @@ static void a_refusal_counts_only_from_the_peer_and_for_what_is_under_way(void *
 	assert_int_equal(tp_fault_wire_set("dead"), 0);
 	half_request(&a, &b, IBV_WR_RDMA_WRITE, 8, 1);
 	right = refusal_for_a(half_rc(&a)->una);
-	arrives(&a, NULL, &right, false);
+	half_arrives(&a, NULL, &right, false);
 	assert_int_equal(half_status(&a), IBV_WC_REM_ACCESS_ERR);
 	assert_int_equal(tp_fault_wire_set("none"), 0);
 	halves_close();
@@ -118,7 +97,7 @@ static void what_is_far_from_its_turn_is_not_kept(void **state)
 	static const uint32_t distances[] = { 2000, 0x10000, 0x7fffff, 0x800000, 0xffff00 };
 	for (size_t i = 0; i < TP_ARRAY_LEN(distances); i++) {
 		struct tp_packet packet = write_to_b(tp_psn_add(psn, distances[i]));
-		arrives(&b, NULL, &packet, false);
+		half_arrives(&b, NULL, &packet, false);
 		assert_false(tp_early_any(half_rc(&b)->early));
 	}
 	assert_int_equal(b.data[0], 0);
