@@ -174,21 +174,13 @@ static int arrived_locked(struct tp_flow *flow, const struct tp_flow_mark *mark,
 	return count;
 }
 
-static bool is_at(const struct tp_flow *flow, const union tp_addr *from)
-{
-	if (flow->to.sa.sa_family != from->sa.sa_family)
-		return false;
-	return from->sa.sa_family == AF_INET6 ? !memcmp(&flow->to.v6.sin6_addr, &from->v6.sin6_addr, 16) :
-		flow->to.v4.sin_addr.s_addr == from->v4.sin_addr.s_addr;
-}
-
 void tp_flow_arrived(const union tp_addr *from, uint32_t slot, uint32_t qpn, uint32_t psn, uint32_t told)
 {
 	uint32_t waiting[TP_FLOW_WAITERS];
 	int count = 0;
 	pthread_mutex_lock(&flows_lock);
 	struct tp_flow *flow = flows;
-	while (flow && (flow->slot != slot || !is_at(flow, from)))
+	while (flow && (flow->slot != slot || !tp_wire_same_host(&flow->to, from)))
 		flow = flow->next;
 	pthread_mutex_unlock(&flows_lock);
 	if (!flow)
