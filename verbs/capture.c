@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "verbs/capture.h"
 #include "verbs/engine.h"
 #include "verbs/path.h"
@@ -40,6 +41,7 @@ static void fork_child(void)
 	file = NULL;
 	pthread_mutex_init(&lock, NULL);
 }
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 /* path with %p replaced. */
 static void expand(const char *path, char *out, size_t bytes)
@@ -58,7 +60,7 @@ static void expand(const char *path, char *out, size_t bytes)
 
 int tp_capture_start(const char *path)
 {
-	static bool fork_watched;
+	static bool end_watched;
 	char name[4096];
 	tp_capture_stop();
 	expand(path, name, sizeof(name));
@@ -67,11 +69,9 @@ int tp_capture_start(const char *path)
 		return TP_CARD_FAIL(errno, "can't capture to %s: %s", name, strerror(errno));
 	write_header(out);
 	pthread_mutex_lock(&lock);
-	if (!fork_watched) {
-		fork_watched = true;
-		pthread_atfork(NULL, NULL, fork_child);
+	if (!end_watched)
 		atexit(tp_capture_stop);
-	}
+	end_watched = true;
 	file = out;
 	pthread_mutex_unlock(&lock);
 	atomic_store_explicit(&tp_capture_running, true, memory_order_relaxed);

@@ -54,18 +54,11 @@ static void finish(struct arrivals *arrivals)
 	tp_qp_put(qp);
 }
 
-static bool same_host(const union tp_addr *a, const union tp_addr *b)
-{
-	if (a->sa.sa_family != b->sa.sa_family)
-		return false;
-	return a->sa.sa_family == AF_INET6 ? !memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, 16) : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
-}
-
 static bool admits(struct tp_qp *qp, const struct tp_ingress *in, const struct tp_packet *packet)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
 	uint8_t transport = tp_wire_transport(packet->opcode);
-	if (!same_host(&in->from, &rc->route.to) || rc->endpoint != in->endpoint)
+	if (!tp_wire_same_host(&in->from, &rc->route.to) || rc->endpoint != in->endpoint)
 		return false;
 	if (packet->opcode != TP_WIRE_CNP_OPCODE && transport != rc->transport)
 		return false;
@@ -220,15 +213,16 @@ bool tp_wire_catch_up(void)
 
 int tp_wire_watch(struct tp_endpoint *endpoint) { return tp_progress_watch(endpoint->receive_fd, ready, endpoint); }
 
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+
 int tp_wire_open(const union tp_addr *addr, struct tp_endpoint **out)
 {
-	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	struct tp_endpoint *endpoint;
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&open_lock);
 	int error = tp_endpoint_open(addr, &endpoint);
 	if (!error && !endpoint->watched && !(error = tp_wire_watch(endpoint)))
 		endpoint->watched = true;
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&open_lock);
 	if (!error)
 		*out = endpoint;
 	return error;
@@ -268,7 +262,7 @@ static int prepare(struct tp_qp *qp, struct tp_rc *rc)
 	if (error)
 		return error;
 	rc->route = (struct tp_route){ .to = qp->av.to, .tos = qp->av.traffic_class, .ttl = qp->av.hop_limit, .mute = qp->av.type == IBV_GID_TYPE_ROCE_V1 };
-	rc->same_host = same_host(&rc->endpoint->addr, &rc->route.to);
+	rc->same_host = tp_wire_same_host(&rc->endpoint->addr, &rc->route.to);
 	rc->transport = transport_of(qp->ibv.qp_type);
 	rc->mtu = tp_mtu_bytes(qp->attr.path_mtu);
 	tp_icrc_prepare(&from, &rc->route.to, &rc->out);
@@ -305,6 +299,7 @@ static void delist(struct tp_rc *rc)
 
 void tp_wire_forget(void)
 {
+	pthread_mutex_init(&open_lock, NULL);
 	pthread_mutex_init(&connections.lock, NULL);
 	connections.newest = NULL;
 	atomic_store_explicit(&receiving, 0, memory_order_relaxed);
@@ -350,7 +345,7 @@ static void run(struct tp_qp *qp)
 	struct tp_rc *rc = tp_rc_of(qp);
 	if (!rc->started) {
 		rc->started = true;
-		rc->una = rc->next = rc->top = rc->recover = rc->acked = qp->send_psn;
+		rc->una = rc->next = rc->top = rc->recover = rc->acked = rc->seen = qp->send_psn;
 		rc->current = qp->sq.exec;
 		rc->paced_psn = rc->next;
 		rc->paced_held = false;

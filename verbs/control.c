@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "verbs/capture.h"
 #include "verbs/control.h"
 #include "verbs/engine.h"
@@ -133,16 +134,13 @@ static void fork_child(void)
 	client_count = 0;
 	atomic_store_explicit(&started, false, memory_order_relaxed);
 }
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 static void start_locked(void)
 {
-	static bool fork_watched;
 	char name[64];
 	pthread_t thread;
 	sigset_t all, before;
-	if (!fork_watched)
-		pthread_atfork(NULL, NULL, fork_child);
-	fork_watched = true;
 	tp_control_name(geteuid(), getpid(), name, sizeof(name));
 	if (tp_unix_listen(name, CLIENTS, &listener) != ncclSuccess) {
 		listener = -1;

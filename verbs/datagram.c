@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+#include "base/fork.h"
 #include "verbs/gsi.h"
 #include "verbs/internal.h"
 #include "verbs/rc.h"
@@ -28,6 +30,17 @@ struct batch {
 	uint32_t slot;
 };
 static _Thread_local struct batch batch;
+
+/* Its parent's memberships aren't a forked child's, nor may it keep them alive. */
+static void fork_child(void)
+{
+	pthread_rwlock_init(&groups_lock, NULL);
+	for (struct group *g = groups; g; g = g->next)
+		close(g->endpoint->receive_fd);
+	groups = NULL;
+	batch.open = false;
+}
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 static void flush(void)
 {

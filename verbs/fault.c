@@ -2,11 +2,13 @@
 #include "verbs/fault.h"
 #include <pthread.h>
 #include <string.h>
+#include "base/fork.h"
 
 _Atomic uint32_t tp_fault_any;
 
 static struct { struct tp_fault_rule rule; uint64_t chance; } rules[TP_FAULT_PLACES];
 static pthread_mutex_t rules_lock = PTHREAD_MUTEX_INITIALIZER;
+TP_FORK_HOLD(TP_FORK_BASE, rules_lock)
 
 void tp_fault_set(enum tp_fault_place place, const struct tp_fault_rule *rule, uint64_t seed)
 {

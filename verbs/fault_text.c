@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/fork.h"
 #include "verbs/fault.h"
 #include "verbs/internal.h"
 #include "verbs/path.h"
@@ -16,6 +17,7 @@ struct parsed { struct tp_fault_rule rules[TP_FAULT_PLACES]; uint64_t seed; char
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char current[TEXT_BYTES];
+TP_FORK_HOLD(TP_FORK_BASE, lock)
 
 /* ---- reading ---- */
 

@@ -6,8 +6,9 @@
  * waits when it is full, and shrinks it when no word comes. That paces, it promises nothing: a datagram that finds no receive is
  * lost, and so is one whose socket was full all the same, by what others sent.
  *
- * Who never answers isn't one of ours and isn't waited for, after three short waits. Who has fallen silent (stopped, or gone) holds nobody up
- * for long: after three waits what exceeds the least window is lost at once, until a word comes. */
+ * Who never answers isn't one of ours and isn't waited for any more, after five waits (0.6 s in all: one of ours may get no processor for a
+ * while, and what it can't take meanwhile would be lost). Who has fallen silent (stopped, or gone) holds nobody up for longer than that
+ * either: then what exceeds the least window is lost at once, until a word comes. */
 #include <stdlib.h>
 #include <string.h>
 #include "verbs/flow.h"
@@ -15,7 +16,7 @@
 #include "verbs/wire.h"
 
 enum { WINDOW_FIRST = 256 << 10, WINDOW_MAX = 1 << 20, WINDOW_MIN = 64 << 10, ASKS = 8, GROWTH = 8 };
-enum { SILENT_MOST = 3, STRANGER_NS = 5000000, PEER_NS = 20000000, LOOK_NS = 1000000 };
+enum { SILENT_MOST = 5, WORD_NS = 20000000, LOOK_NS = 1000000 };
 
 static struct tp_flow *flows;
 static pthread_mutex_t flows_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -65,7 +66,7 @@ int64_t tp_flow_bytes(struct tp_flow *flow)
 static void show_locked(struct tp_flow *flow, uint64_t now)
 {
 	atomic_store_explicit(&flow->datagrams, (int64_t)(flow->sent - flow->known), memory_order_relaxed);
-	atomic_store_explicit(&flow->datagrams_until_ns, now + PEER_NS, memory_order_relaxed);
+	atomic_store_explicit(&flow->datagrams_until_ns, now + WORD_NS, memory_order_relaxed);
 }
 
 /* Bytes that may be under way. */
@@ -78,7 +79,7 @@ static uint64_t limit_of(const struct tp_flow *flow, uint32_t budget)
 
 static uint64_t deadline_of(const struct tp_flow *flow)
 {
-	return flow->word_ns + (flow->speaks ? (uint64_t)PEER_NS << TP_MIN(flow->silent, (uint32_t)SILENT_MOST) : (uint64_t)STRANGER_NS);
+	return flow->word_ns + ((uint64_t)WORD_NS << TP_MIN(flow->silent, (uint32_t)SILENT_MOST));
 }
 
 static void wait_locked(struct tp_flow *flow, uint32_t qpn)
@@ -173,21 +174,13 @@ static int arrived_locked(struct tp_flow *flow, const struct tp_flow_mark *mark,
 	return count;
 }
 
-static bool is_at(const struct tp_flow *flow, const union tp_addr *from)
-{
-	if (flow->to.sa.sa_family != from->sa.sa_family)
-		return false;
-	return from->sa.sa_family == AF_INET6 ? !memcmp(&flow->to.v6.sin6_addr, &from->v6.sin6_addr, 16) :
-		flow->to.v4.sin_addr.s_addr == from->v4.sin_addr.s_addr;
-}
-
 void tp_flow_arrived(const union tp_addr *from, uint32_t slot, uint32_t qpn, uint32_t psn, uint32_t told)
 {
 	uint32_t waiting[TP_FLOW_WAITERS];
 	int count = 0;
 	pthread_mutex_lock(&flows_lock);
 	struct tp_flow *flow = flows;
-	while (flow && (flow->slot != slot || !is_at(flow, from)))
+	while (flow && (flow->slot != slot || !tp_wire_same_host(&flow->to, from)))
 		flow = flow->next;
 	pthread_mutex_unlock(&flows_lock);
 	if (!flow)

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include "base/base.h"
 
-#define TP_FLOW_MARKS 32u
+#define TP_FLOW_MARKS 64u            /* as many as are asked in all the waits for one that is silent */
 #define TP_FLOW_WAITERS 32
 #define TP_FLOW_UNIT 64u            /* bytes: how a word counts */
 /* What a datagram costs a socket: its bytes above UDP, and what the kernel keeps beside a packet. */

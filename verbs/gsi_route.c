@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "verbs/card.h"
 #include "verbs/cm_name.h"
 #include "verbs/gsi.h"
@@ -119,18 +120,12 @@ struct asked { union tp_addr from; uint32_t id; struct tp_cm_name port; };
 static struct asked asked[ASKED];   /* the newest ones */
 static uint32_t asked_count;        /* ever; some entry is the oldest's */
 static pthread_mutex_t asked_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static bool same_host(const union tp_addr *a, const union tp_addr *b)
-{
-	if (a->sa.sa_family != b->sa.sa_family)
-		return false;
-	return a->sa.sa_family == AF_INET6 ? !memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, 16) : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
-}
+TP_FORK_HOLD(TP_FORK_BASE, asked_lock)
 
 static struct asked *find_asked_locked(const union tp_addr *from, uint32_t id)
 {
 	for (uint32_t i = 0; i < TP_MIN(asked_count, (uint32_t)ASKED); i++)
-		if (asked[i].id == id && same_host(&asked[i].from, from))
+		if (asked[i].id == id && tp_wire_same_host(&asked[i].from, from))
 			return &asked[i];
 	return NULL;
 }

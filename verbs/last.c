@@ -11,13 +11,6 @@ static struct {
 	uint32_t count;                 /* ever */
 } lasts = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-static bool same_host(const union tp_addr *a, const union tp_addr *b)
-{
-	if (a->sa.sa_family != b->sa.sa_family)
-		return false;
-	return a->sa.sa_family == AF_INET6 ? !memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, 16) : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
-}
-
 static bool is_data(uint8_t operation)
 {
 	return operation <= TP_OP_WRITE_ONLY_IMM || operation == TP_OP_SEND_LAST_INV || operation == TP_OP_SEND_ONLY_INV;
@@ -27,8 +20,8 @@ bool tp_last_answers(const struct tp_last *last, const struct tp_ingress *in, co
 {
 	struct tp_icrc icrc;
 	bool refused = last->last_word && packet->psn == last->last_psn, served = tp_psn_diff(packet->psn, last->recv_psn) < 0;
-	if (packet->qpn != last->qpn || tp_wire_transport(packet->opcode) != last->transport || !same_host(&in->from, &last->peer) ||
-		!same_host(&in->to, &last->own))
+	if (packet->qpn != last->qpn || tp_wire_transport(packet->opcode) != last->transport || !tp_wire_same_host(&in->from, &last->peer) ||
+		!tp_wire_same_host(&in->to, &last->own))
 		return false;
 	if (!refused && (!served || !packet->ack_request || !is_data(tp_wire_operation(packet->opcode))))
 		return false;

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "verbs/internal.h"
 #include "verbs/path_meet.h"
 
@@ -171,9 +172,17 @@ void tp_path_sweep(void)
 	}
 }
 
+/* The lock isn't held. Once the last user has gone the thread may free the link, unless the lock keeps it from looking. */
 void tp_path_release(struct tp_path_link *link)
 {
-	if (atomic_fetch_sub_explicit(&link->users, 1, memory_order_release) == 1 && atomic_load_explicit(&link->dead, memory_order_relaxed))
+	int users = atomic_load_explicit(&link->users, memory_order_relaxed);
+	while (users > 1)
+		if (atomic_compare_exchange_weak_explicit(&link->users, &users, users - 1, memory_order_release, memory_order_relaxed))
+			return;
+	pthread_mutex_lock(&tp_path_state.lock);
+	bool last = atomic_fetch_sub_explicit(&link->users, 1, memory_order_release) == 1 && atomic_load_explicit(&link->dead, memory_order_relaxed);
+	pthread_mutex_unlock(&tp_path_state.lock);
+	if (last)
 		tp_path_kick();
 }
 
@@ -255,15 +264,12 @@ static void fork_child(void)
 	tp_path_map_forget();
 	tp_path_bell_forget();
 }
-
-static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 static bool make_yard_locked(void)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	void *memory;
 	size_t key_bytes;
-	pthread_once(&once, watch_fork);
 	if (tp_path_own_yard)
 		return true;
 	/* Without keys that others can see there is nothing to do there. */

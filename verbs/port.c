@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "verbs/engine.h"
 #include "verbs/last.h"
 #include "verbs/port.h"
@@ -37,7 +38,6 @@ struct tp_receiver {
 
 static struct tp_endpoint *_Atomic endpoints;
 static pthread_mutex_t endpoints_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 struct tp_endpoint *tp_endpoint_first(void) { return atomic_load_explicit(&endpoints, memory_order_acquire); }
 
@@ -64,7 +64,7 @@ static void fork_child(void)
 	tp_last_forget();
 	tp_flow_forget();
 }
-static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 static void set_int(int fd, int level, int option, int value) { setsockopt(fd, level, option, &value, sizeof(value)); }
 
@@ -150,20 +150,12 @@ static void set_budget(struct tp_endpoint *e)
 		e->budget = (uint32_t)TP_MIN(bytes / 2, (int)BUDGET_MAX);
 }
 
-static bool same_host(const union tp_addr *a, const union tp_addr *b)
-{
-	if (a->sa.sa_family != b->sa.sa_family)
-		return false;
-	return a->sa.sa_family == AF_INET6 ? memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, 16) == 0 : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
-}
-
 int tp_endpoint_open(const union tp_addr *addr, struct tp_endpoint **out)
 {
-	pthread_once(&fork_once, watch_fork);
 	pthread_mutex_lock(&endpoints_lock);
 	int error = 0;
 	struct tp_endpoint *e = tp_endpoint_first();
-	while (e && (e->multicast || !same_host(&e->addr, addr)))
+	while (e && (e->multicast || !tp_wire_same_host(&e->addr, addr)))
 		e = e->next;
 	if (!e) {
 		e = new_endpoint(addr);
@@ -290,7 +282,7 @@ int tp_endpoint_sender(struct tp_endpoint *endpoint, uint32_t n, union tp_addr *
 bool tp_endpoint_is_sender(const union tp_addr *addr)
 {
 	for (struct tp_endpoint *e = tp_endpoint_first(); e; e = e->next)
-		for (int i = 0; same_host(&e->addr, addr) && i < TP_PORT_SENDERS; i++)
+		for (int i = 0; tp_wire_same_host(&e->addr, addr) && i < TP_PORT_SENDERS; i++)
 			if (atomic_load_explicit(&e->senders[i], memory_order_acquire) >= 0 && e->sender_ports[i] == addr->v4.sin_port)
 				return true;
 	return false;

@@ -70,6 +70,7 @@ struct tp_rc {
 	uint32_t repeated;              /* packets sent since the last word from there and taken for lost: they may lie there all the same */
 	uint32_t unasked;               /* packets since one asked for an acknowledgement */
 	uint32_t read_ends[TP_CARD_RD_ATOMIC], reads_first, reads_count;   /* ends (PSN) of READs and atomics under way */
+	uint32_t seen;                  /* what they fetched has come up to here, but for what was lost; never before una */
 	uint64_t progress_ns;           /* when una moved, or the first packet went out: the timeout's start */
 	uint64_t probe_ns;              /* when to ask again */
 	uint32_t probes;                /* in a row */

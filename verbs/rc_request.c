@@ -11,6 +11,7 @@ enum { PROBES_MIN = 4, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7, FIR
 enum { GAP_DOUBLINGS = 3, WANT_MOST_NS = 64000000 };
 enum { PUT_OFF_MOST = 64, LATE_FACTOR = 16 };
 #define LATE_MOST_NS 4000000000u
+#define LATE_FROM_NS 1000000u       /* less is what timers are late by where nobody else wants a processor */
 
 /* Packets, as good as we know. */
 uint32_t tp_rc_under_way(const struct tp_rc *rc)
@@ -187,12 +188,23 @@ static uint32_t piece_of(const struct tp_rc *rc, const struct tp_wqe *wqe, uint3
 	return TP_MIN(tp_wqe_packets(wqe), (index / size + 1) * size) - index;
 }
 
+/* READs and atomics that the other side has yet to carry out. Those before one whose answer has come it has done, though a part
+ * of their answers was lost: another of our cards reads that again for whoever asks, and a loss needn't hold up what comes after it. */
+static uint32_t reads_outstanding(const struct tp_rc *rc)
+{
+	uint32_t done = 0;
+	while (rc->peer_keeps && done < rc->reads_count &&
+		tp_psn_diff(rc->read_ends[(rc->reads_first + done) % TP_CARD_RD_ATOMIC], rc->seen) <= 0)
+		done++;
+	return rc->reads_count - done;
+}
+
 /* A READ's next piece, or an atomic; false: the other side has as many of them as it takes, the window has no room for it, or the
- * burst failed. */
-static bool send_fetch(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *wqe, uint32_t allowed)
+ * burst failed. again: it is among those under way already. */
+static bool send_fetch(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *wqe, uint32_t allowed, bool again)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
-	if (rc->reads_count >= qp->attr.max_rd_atomic)
+	if (!again && (reads_outstanding(rc) >= qp->attr.max_rd_atomic || rc->reads_count == TP_CARD_RD_ATOMIC))
 		return false;
 	uint32_t index = (uint32_t)tp_psn_diff(rc->next, tp_wqe_psn(wqe)), packets = 1;
 	struct tp_packet packet = packet_for(qp, wqe, TP_OP_READ_REQUEST);
@@ -217,7 +229,8 @@ static bool send_fetch(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *
 		return false;
 	tp_burst_commit(burst, &packet);
 	rc->next = tp_psn_add(rc->next, packets);
-	rc->read_ends[(rc->reads_first + rc->reads_count++) % TP_CARD_RD_ATOMIC] = rc->next;
+	if (!again)
+		rc->read_ends[(rc->reads_first + rc->reads_count++) % TP_CARD_RD_ATOMIC] = rc->next;
 	return true;
 }
 
@@ -232,7 +245,7 @@ static bool step(struct tp_qp *qp, struct tp_burst *burst)
 	struct tp_wqe *wqe = tp_sq_at(&qp->sq, rc->current);
 	if (tp_psn_diff(rc->next, tp_wqe_psn(wqe)) < (int32_t)tp_wqe_packets(wqe)) {
 		uint32_t allowed = rc->transport == TP_WIRE_UC && !rc->paced ? UINT32_MAX : rc->paced_held ? 0 : room(rc);
-		bool more = allowed > 0 && (tp_wqe_fetches(wqe) ? send_fetch(qp, burst, wqe, allowed) : send_data(qp, burst, wqe, allowed));
+		bool more = allowed > 0 && (tp_wqe_fetches(wqe) ? send_fetch(qp, burst, wqe, allowed, false) : send_data(qp, burst, wqe, allowed));
 		if (tp_psn_diff(rc->next, rc->top) > 0)
 			rc->top = rc->next;
 		tp_rc_set_flow(rc);
@@ -367,21 +380,19 @@ static uint32_t request_at(struct tp_qp *qp, uint32_t psn)
 bool tp_rc_send_again(struct tp_qp *qp, uint32_t psn)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
-	uint32_t count = request_at(qp, psn), next = rc->next, current = rc->current, reads = rc->reads_count;
+	uint32_t count = request_at(qp, psn), next = rc->next, current = rc->current;
 	if (rc->rnr_until_ns || rc->blocked_until_ns || count == qp->sq.exec || tp_psn_diff(psn, rc->una) < 0 || tp_psn_diff(psn, next) >= 0)
 		return false;
 	struct tp_wqe *wqe = tp_sq_at(&qp->sq, count);
 	struct tp_burst *burst = tp_burst_start(qp->port, rc->endpoint, rc->sender, &rc->route, &rc->out);
-	if (!burst || (tp_wqe_fetches(wqe) && reads == 0))
+	if (!burst)
 		return false;
 	rc->next = psn;
 	rc->current = count;
-	rc->reads_count -= tp_wqe_fetches(wqe);     /* it is among those under way already */
-	bool sent = tp_wqe_fetches(wqe) ? send_fetch(qp, burst, wqe, UINT32_MAX) : send_data(qp, burst, wqe, 1);
+	bool sent = tp_wqe_fetches(wqe) ? send_fetch(qp, burst, wqe, UINT32_MAX, true) : send_data(qp, burst, wqe, 1);
 	sent = tp_burst_flush(burst) && sent;
 	rc->next = next;
 	rc->current = current;
-	rc->reads_count = reads;
 	rc->timing = false;
 	rc->repeated += sent;
 	tp_rc_set_flow(rc);
@@ -513,7 +524,8 @@ void tp_rc_fire(struct tp_qp *qp)
 		} else if (rc->transport == TP_WIRE_UC && tp_uc_waits_until(qp) && now >= tp_uc_waits_until(qp)) {
 			tp_uc_unanswered(qp, now);
 		} else if (rc->una != rc->next && rc->probe_ns && now >= rc->probe_ns) {
-			rc->late_ns += now - rc->probe_ns;
+			if (now - rc->probe_ns >= LATE_FROM_NS)
+				rc->late_ns += now - rc->probe_ns;
 			if (given_up(qp, now) && !all && rc->put_off++ < PUT_OFF_MOST) {
 				/* Another thread may have read the answer, and not have looked at it yet. */
 				rc->probe_ns = now + TP_RC_PROBE_MIN_NS;

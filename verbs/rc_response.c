@@ -31,6 +31,13 @@ static void measure(struct tp_rc *rc, uint32_t acknowledged, uint64_t now)
 	rc->timing = false;
 }
 
+/* Numbers that nothing moves for long (acked, where all are READs) must not come to lie ahead as they wrap. */
+static void keep_up(uint32_t *psn, uint32_t una)
+{
+	if (tp_psn_diff(*psn, una) < 0)
+		*psn = una;
+}
+
 /* All before psn arrived, as far as fetched data allows; returns false where data is missing before psn. */
 static bool advance(struct tp_qp *qp, uint32_t psn)
 {
@@ -53,6 +60,9 @@ static bool advance(struct tp_qp *qp, uint32_t psn)
 	uint64_t now = tp_clock_ns();
 	measure(rc, psn, now);
 	rc->una = psn;
+	keep_up(&rc->acked, psn);
+	keep_up(&rc->recover, psn);
+	keep_up(&rc->seen, psn);
 	if (tp_psn_diff(rc->next, psn) < 0) {       /* it had arrived already, and was about to be sent again */
 		rc->next = psn;
 		while (rc->current != qp->sq.exec) {
@@ -191,6 +201,8 @@ static void fetched(struct tp_qp *qp, const struct tp_packet *packet)
 	bool before = advance(qp, packet->psn);
 	if (!before || index > tp_wqe_received(wqe)) {
 		tp_early_keep(&rc->early_answers, packet, rc->una);
+		if (tp_psn_diff(packet->psn, rc->seen) >= 0)
+			rc->seen = tp_psn_add(packet->psn, 1);
 		data_missing(qp);
 		return;
 	}
@@ -220,7 +232,7 @@ static void fetched(struct tp_qp *qp, const struct tp_packet *packet)
 	advance(qp, tp_psn_add(packet->psn, 1));
 }
 
-/* And what was kept that follows; then acknowledgements count that were ahead of the data. */
+/* And what was kept that follows; then acknowledgements count that were ahead of the data. What is kept still lies behind the next loss. */
 static void fetched_in_turn(struct tp_qp *qp, const struct tp_packet *packet)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
@@ -231,7 +243,10 @@ static void fetched_in_turn(struct tp_qp *qp, const struct tp_packet *packet)
 		tp_early_pass(rc->early_answers, before, rc->una);
 		packet = tp_early_at(rc->early_answers, rc->una);
 	} while (packet && before != rc->una);
-	if (tp_psn_diff(rc->acked, rc->una) > 0 && !advance(qp, rc->acked) && before != rc->una)
+	bool missing = tp_early_any(rc->early_answers);
+	if (tp_psn_diff(rc->acked, rc->una) > 0)
+		missing |= !advance(qp, rc->acked);
+	if (missing && before != rc->una)
 		data_missing(qp);
 }
 

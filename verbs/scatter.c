@@ -1,6 +1,7 @@
 /* Packets of WRITEs that are kept until their message is whole, then written in an order that the seed decides (scatter.h). */
 #include <stdlib.h>
 #include <string.h>
+#include "base/fork.h"
 #include "verbs/internal.h"
 #include "verbs/scatter.h"
 
@@ -11,6 +12,14 @@ struct pile { struct pile *next; uint32_t qpn; uint32_t count; struct piece *pie
 
 static struct pile *piles;      /* one a QP that has a message under way */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* A forked child has none of its parent's QPs. */
+static void fork_child(void)
+{
+	pthread_mutex_init(&lock, NULL);
+	piles = NULL;
+}
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 static void throw_away(struct pile *pile)
 {

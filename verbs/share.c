@@ -15,6 +15,7 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "verbs/internal.h"
 #include "verbs/last.h"
 #include "verbs/port.h"
@@ -36,7 +37,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int keeper_fd = -1, box = -1;
 static _Atomic int my_slot = -1;        /* -1: not asked yet */
 static bool alone;
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 static void fork_child(void)
 {
@@ -49,7 +49,7 @@ static void fork_child(void)
 	alone = false;
 	atomic_store_explicit(&my_slot, -1, memory_order_relaxed);
 }
-static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 /* ---- starting the keeper ---- */
 
@@ -225,7 +225,6 @@ int tp_share_slot(void)
 	if (slot >= 0)
 		return slot;
 	char path[PATH_MAX];
-	pthread_once(&fork_once, watch_fork);
 	pthread_mutex_lock(&lock);
 	slot = atomic_load_explicit(&my_slot, memory_order_relaxed);
 	int error = 0;

@@ -14,15 +14,25 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "verbs/internal.h"
 #include "verbs/sysfs.h"
 
 #define MAX_ROOT 200
+#define TREE_NAME "/telpher-verbs-"        /* of the tree's folder, before the user's number and the hash */
 #define FORMAT_VERSION 2u           /* of the tree: another one never shares a folder with it */
 
 static pthread_mutex_t tree_lock = PTHREAD_MUTEX_INITIALIZER;
 static char tree_root[MAX_ROOT];
 static uint64_t tree_hash;
+
+/* Files are written under the lock, which may take a while: a forked child looks for its parent's tree anew. */
+static void fork_child(void)
+{
+	pthread_mutex_init(&tree_lock, NULL);
+	tree_root[0] = 0;
+}
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 /* ---- writing ---- */
 
@@ -356,7 +366,7 @@ static bool is_ours(const char *path)
 static bool make_in(const char *base, uint64_t hash, struct tp_device *devices, int count, char *root)
 {
 	char aside[MAX_ROOT];
-	if (!base || base[0] != '/' || snprintf(root, MAX_ROOT, "%s/telpher-verbs-%u-%016llx", base, geteuid(), (unsigned long long)hash) >= MAX_ROOT)
+	if (!base || base[0] != '/' || snprintf(root, MAX_ROOT, "%s" TREE_NAME "%u-%016llx", base, geteuid(), (unsigned long long)hash) >= MAX_ROOT)
 		return false;
 	if (is_ours(root))
 		return true;
@@ -504,7 +514,13 @@ bool tp_sysfs_redirect(const char *path, char *out, size_t bytes)
 
 void tp_sysfs_restore(char *path)
 {
+	/* Nearly every path that is asked about is none of ours. */
+	if (!strstr(path, TREE_NAME))
+		return;
 	pthread_mutex_lock(&tree_lock);
+	/* Its working directory may be all that a process has of the tree. */
+	if (!tree_root[0])
+		update_tree_locked();
 	size_t length = strlen(tree_root);
 	if (length && !strncmp(path, tree_root, length) && path[length] == '/')
 		memmove(path, path + length, strlen(path + length) + 1);

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include "base/base.h"
 
 #define TP_WIRE_UDP_PORT 4791
@@ -110,6 +111,14 @@ static inline void tp_icrc_store(uint8_t *at, uint32_t icrc)
 static inline uint32_t tp_icrc_load(const uint8_t *at)
 {
 	return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+/* One address, whatever the ports. */
+static inline bool tp_wire_same_host(const union tp_addr *a, const union tp_addr *b)
+{
+	if (a->sa.sa_family != b->sa.sa_family)
+		return false;
+	return a->sa.sa_family == AF_INET6 ? !memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, 16) : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
 }
 
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "verbs/engine.h"
 #include "verbs/path.h"
 #include "verbs/wire_fault.h"
@@ -137,14 +138,18 @@ static int ring(int fd, void *arg)
 	return 1;
 }
 
-/* In a forked child the parent's timer isn't ours. */
-static void forget(void)
+/* A forked child keeps the rules: neither its parent's timer nor the packets that wait for it. */
+static void fork_child(void)
 {
+	pthread_mutex_init(&lock, NULL);
 	if (kept_fd >= 0)
 		close(kept_fd);
 	kept_fd = -1;
-	pthread_mutex_init(&lock, NULL);
+	kept = NULL;
+	kept_end = &kept;
+	kept_count = 0;
 }
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 static int start_alarm(void)
 {
@@ -153,7 +158,6 @@ static int start_alarm(void)
 	int fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
 	if (fd < 0)
 		return TP_CARD_FAIL(errno, "no timer for packets that are to be late: %s", strerror(errno));
-	pthread_atfork(NULL, NULL, forget);
 	kept_fd = fd;
 	return tp_progress_watch(fd, ring, NULL);
 }
@@ -204,24 +208,23 @@ static uint64_t draw(void)
 }
 static bool happens(double rate) { return rate > 0 && (double)(draw() >> 11) * 0x1p-53 < rate; }
 
-static bool same_address(const union tp_addr *a, const union tp_addr *b)
+static bool is_unrouted(const union tp_addr *from, const union tp_addr *to)
 {
-	if (a->sa.sa_family != b->sa.sa_family)
-		return false;
-	return a->sa.sa_family == AF_INET6 ? !memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, 16) : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
+	return rules.unroute && (tp_wire_same_host(&rules.unroute_to, to) || tp_wire_same_host(&rules.unroute_to, from));
 }
 
 static bool is_lost(const struct tp_fault_packet *packet)
 {
 	uint32_t ip_bytes = packet->bytes + 8 + (packet->to->sa.sa_family == AF_INET6 ? 40 : 20);
-	return rules.dead || (rules.unroute && (same_address(&rules.unroute_to, packet->to) || same_address(&rules.unroute_to, packet->from))) ||
+	return rules.dead || is_unrouted(packet->from, packet->to) ||
 		(rules.mtu && ip_bytes > rules.mtu) || (rules.dscp >= 0 && packet->tos >> 2 == rules.dscp && happens(rules.dscp_rate)) ||
 		happens(rules.drop);
 }
 
 static bool keep(const struct tp_fault_packet *packet, struct tp_endpoint *endpoint, uint32_t sender, const struct tp_route *route, uint64_t delay_ns)
 {
-	struct kept *k = kept_count < KEPT_MAX ? malloc(sizeof(*k) + packet->bytes) : NULL;
+	/* In a forked child the rules are older than the timer. */
+	struct kept *k = kept_count < KEPT_MAX && start_alarm() == 0 ? malloc(sizeof(*k) + packet->bytes) : NULL;
 	if (!k)
 		return false;
 	*k = (struct kept){ .when_ns = tp_clock_ns() + delay_ns, .endpoint = endpoint, .sender = sender, .route = *route, .bytes = packet->bytes };
@@ -265,8 +268,7 @@ struct tp_fault_toll tp_fault_stream(const struct tp_fault_stream *stream)
 	if (rules.sides & (stream->out ? SIDE_OUT : SIDE_IN)) {
 		const struct tp_fault_packet packet = { .from = stream->from, .to = stream->to, .tos = stream->tos, .bytes = stream->bytes, .out = stream->out };
 		uint32_t ip_bytes = stream->bytes + 8 + (stream->to->sa.sa_family == AF_INET6 ? 40 : 20);
-		toll.never = rules.dead || (rules.unroute && (same_address(&rules.unroute_to, stream->to) || same_address(&rules.unroute_to, stream->from))) ||
-			(rules.mtu && ip_bytes > rules.mtu);
+		toll.never = rules.dead || is_unrouted(stream->from, stream->to) || (rules.mtu && ip_bytes > rules.mtu);
 		for (uint32_t i = 0; i < draws && !toll.never; i++) {
 			toll.last_lost = is_lost(&packet) || happens(rules.corrupt);
 			toll.lost += toll.last_lost;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include "base/fork.h"
 #include "net/net.h"
 #include "net/plugin/plugin.h"
 
@@ -23,6 +24,7 @@ static const struct tp_net_ops *const networks[] = {
 static char reasons[TP_ARRAY_LEN(networks)][WHY_BYTES];
 static bool failed[TP_ARRAY_LEN(networks)];
 static pthread_mutex_t reasons_lock = PTHREAD_MUTEX_INITIALIZER;
+TP_FORK_HOLD(TP_FORK_BASE, reasons_lock)
 
 const char *tp_net_why_not(const struct tp_net_ops *ops)
 {

@@ -10,6 +10,7 @@
 #include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "net/socket.h"
 
 enum { P_NTHREADS, P_NSOCKS, P_CONNECT_TIMEOUT, P_HELLO_TIMEOUT };
@@ -31,6 +32,7 @@ static struct {
 	int count;
 	struct tp_interface devices[TP_SOCK_MAX_DEVICES];
 } sock = { .lock = PTHREAD_MUTEX_INITIALIZER };
+TP_FORK_RENEW(sock.lock)               /* what asks the kernel for its interfaces runs under it; ready is set last */
 
 static ncclResult_t sock_init(void)
 {

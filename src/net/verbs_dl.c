@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/fork.h"
 #include "net/verbs_dl.h"
 
 static struct tp_param verbs_dl_params[] = {
@@ -37,6 +38,7 @@ static const struct { const char *name, *version; size_t place; bool optional; }
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+TP_FORK_RENEW(lock)                    /* the loader runs under it, and what it loads */
 static struct tp_verbs opened[2];       /* by enum tp_verbs_which; file is empty: not yet */
 
 /* The table of an open library. false: it lacks what every one has; which symbol is in why. */

@@ -38,6 +38,9 @@ int to_rtr(struct ibv_qp *qp, uint32_t dest_qpn, uint32_t psn, const struct pair
 		.max_dest_rd_atomic = options->no_atomics ? 0 : 4, .min_rnr_timer = options->rnr_timer ? options->rnr_timer : 1,
 		.ah_attr = own_address(qp->context) };
 	int mask = IBV_QP_STATE;
+	attr.ah_attr.grh.traffic_class = options->traffic_class;
+	attr.ah_attr.grh.sgid_index = options->gid_index;
+	assert_int_equal(ibv_query_gid(qp->context, 1, options->gid_index, &attr.ah_attr.grh.dgid), 0);
 	if (qp->qp_type != IBV_QPT_UD)
 		mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 	if (qp->qp_type == IBV_QPT_RC || qp->qp_type == IBV_QPT_XRC_RECV)

@@ -34,6 +34,7 @@ struct pair_options {
 	bool unconnected;                   /* stays in RESET */
 	bool no_atomics;                    /* max_dest_rd_atomic 0 at b */
 	unsigned access;                    /* of the QPs; 0: all */
+	uint8_t traffic_class, gid_index;
 };
 struct ibv_context *open_first(void);
 void pair_open(struct pair *pair, const struct pair_options *options);

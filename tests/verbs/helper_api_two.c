@@ -100,9 +100,17 @@ static int connect_qp(struct end *end, const struct end_options *options)
 	return 0;
 }
 
+static int init_qp(struct end *end)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
+	return ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+}
+
+static const struct end_options plain;
+
 int end_open(struct end *end, const struct end_options *given)
 {
-	static const struct end_options plain;
 	const struct end_options *options = given ? given : &plain;
 	int count;
 	struct ibv_device **list = ibv_get_device_list(&count);
@@ -125,9 +133,7 @@ int end_open(struct end *end, const struct end_options *given)
 	memset(end->data, end->is_a ? 0xaa : 0xbb, END_BYTES);
 	end->mr = ibv_reg_mr(end->pd, end->data, END_BYTES, SIDE_ACCESS);
 	CHECK(end->mr);
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
-		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
-	CHECK(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	CHECK(init_qp(end) == 0);
 	end->own = (struct end_info){ .qpn = end->qp->qp_num, .psn = end->is_a ? 0xfffff0 : 77, .rkey = end->mr->rkey, .addr = (uintptr_t)end->data,
 		.pid = getpid() };
 	CHECK(ibv_query_gid(end->context, 1, 0, &end->own.gid) == 0);
@@ -148,6 +154,16 @@ int end_close(struct end *end)
 	if (own)
 		free(end->data);
 	return 0;
+}
+
+int end_reconnect(struct end *end)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	CHECK(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(init_qp(end) == 0);
+	CHECK(end_meet(end) == 0);
+	CHECK(connect_qp(end, &plain) == 0);
+	return end_meet(end);
 }
 
 int end_recv(struct end *end, uint64_t id, uint32_t offset, uint32_t bytes)

@@ -36,6 +36,7 @@ void run_two_killed(struct outcome *outcome, int (*a)(struct end *end), int (*b)
 int failed_at(const char *file, int line, const char *what);
 int end_open(struct end *end, const struct end_options *options);      /* and connects */
 int end_close(struct end *end);
+int end_reconnect(struct end *end);         /* from whatever state, as end_open did without options; own is told anew */
 int end_meet(struct end *end);              /* both have come here; own and peer are exchanged */
 int end_recv(struct end *end, uint64_t id, uint32_t offset, uint32_t bytes);
 /* request->remote is ignored: the peer's memory at remote_offset. */

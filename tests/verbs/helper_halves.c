@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <arpa/inet.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,4 +126,24 @@ void half_complete(struct half *half, int count)
 {
 	while (count--)
 		assert_int_equal(half_status(half), IBV_WC_SUCCESS);
+}
+
+void half_arrives(struct half *half, const char *from, const struct tp_packet *packet, bool damaged)
+{
+	uint8_t data[2048];
+	struct tp_icrc icrc;
+	struct tp_rc *rc = half_rc(half);
+	struct tp_ingress in = { .endpoint = rc->endpoint, .from = rc->route.to, .to = rc->endpoint->addr, .data = data };
+	if (from)
+		assert_int_equal(inet_pton(AF_INET, from, &in.from.v4.sin_addr), 1);
+	in.from.v4.sin_port = htons(50123);
+	size_t bytes = tp_wire_build(packet, data);
+	assert_true(bytes + packet->bytes + TP_WIRE_ICRC_BYTES <= sizeof(data) && packet->bytes % 4 == 0);
+	if (packet->bytes)
+		memcpy(data + bytes, packet->payload, packet->bytes);
+	bytes += packet->bytes;
+	tp_icrc_prepare(&in.from, &in.to, &icrc);
+	tp_icrc_store(data + bytes, tp_icrc_of(&icrc, 0, data, bytes) ^ (damaged ? 0x00800001u : 0));
+	in.bytes = (uint32_t)bytes + TP_WIRE_ICRC_BYTES;
+	tp_wire_take(&in);
 }

@@ -28,6 +28,8 @@ void half_request(struct half *from, struct half *to, enum ibv_wr_opcode opcode,
 void half_complete(struct half *half, int count);
 /* The next completion's status, waited for (30 s). */
 enum ibv_wc_status half_status(struct half *half);
+/* A packet comes to it as if by the wire, from its peer (NULL) or another IPv4 address; damaged: its ICRC is wrong. */
+void half_arrives(struct half *half, const char *from, const struct tp_packet *packet, bool damaged);
 static inline struct tp_qp *half_qp(struct half *half) { return (struct tp_qp *)half->qp; }
 static inline struct tp_rc *half_rc(struct half *half) { return tp_rc_of(half_qp(half)); }
 

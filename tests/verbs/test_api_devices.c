@@ -1,6 +1,9 @@
 /* What the card shows: as many devices and ports as asked for, with the names, rates and GIDs asked for. */
+#include <dirent.h>
 #include <errno.h>
 #include <net/if.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -122,6 +125,65 @@ static void the_roce_table_has_both_versions_of_each_address(void **state)
 		both_versions_of_each_address));
 }
 
+/* As on a network that carries only one of the versions. */
+static bool only_version_2_arrives(void)
+{
+	struct pair p;
+	for (uint8_t index = 0; index < 2; index++) {
+		pair_open(&p, &(struct pair_options){ .timeout = index ? 20 : 1, .retry_cnt = 7, .gid_index = index });
+		if (post(&p.a, &(struct request){ .opcode = IBV_WR_RDMA_WRITE, .bytes = 64, .remote = &p.b }) ||
+			next_wc(p.a.cq).status != (index ? IBV_WC_SUCCESS : IBV_WC_RETRY_EXC_ERR))
+			return false;
+		pair_close(&p);
+	}
+	return true;
+}
+static void the_wrong_gid_of_the_roce_table_reaches_nobody(void **state)
+{
+	(void)state;
+	assert_true(in_child((const char *const[][2]){ { "TELPHER_VERBS_GIDS", "roce" }, { "TELPHER_VERBS_IFNAME", "lo" },
+		{ "TELPHER_VERBS_CARRIER", "wire" }, { NULL, NULL } }, only_version_2_arrives));
+}
+
+/* Every thread but this one: a program's signals are its own. */
+static bool our_threads_block_signals(void)
+{
+	struct pair p;
+	char path[300], line[200];
+	int threads = 0;
+	pair_open(&p, &(struct pair_options){ .timeout = 20 });
+	if (post(&p.a, &(struct request){ .opcode = IBV_WR_RDMA_WRITE, .bytes = 64, .remote = &p.b }) || next_wc(p.a.cq).status)
+		return false;
+	DIR *dir = opendir("/proc/self/task");
+	for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+		unsigned long long blocked = 0;
+		if (entry->d_name[0] == '.' || atoi(entry->d_name) == getpid())
+			continue;
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status", entry->d_name);
+		FILE *file = fopen(path, "re");
+		while (file && fgets(line, sizeof(line), file))
+			if (sscanf(line, "SigBlk: %llx", &blocked) == 1)
+				break;
+		if (file)
+			fclose(file);
+		for (int sig = 1; sig <= SIGRTMAX; sig++)
+			if (sig != SIGKILL && sig != SIGSTOP && (sig < 32 || sig >= SIGRTMIN) && !(blocked >> (sig - 1) & 1))
+				return false;
+		threads++;
+	}
+	closedir(dir);
+	pair_close(&p);
+	return threads > 0;
+}
+static void a_programs_signals_never_come_to_our_threads(void **state)
+{
+	(void)state;
+	/* It has a thread of its own. */
+	if (SANITIZED_THREAD)
+		skip();
+	assert_true(in_child((const char *const[][2]){ { "TELPHER_VERBS_CARRIER", "wire" }, { NULL, NULL } }, our_threads_block_signals));
+}
+
 static bool mtu_is_512(void)
 {
 	struct ibv_context *context = open_named("telpher0");
@@ -202,6 +264,8 @@ int main(void)
 		cmocka_unit_test(there_can_be_no_device),
 		cmocka_unit_test(a_port_can_be_down),
 		cmocka_unit_test(the_roce_table_has_both_versions_of_each_address),
+		cmocka_unit_test(the_wrong_gid_of_the_roce_table_reaches_nobody),
+		cmocka_unit_test(a_programs_signals_never_come_to_our_threads),
 		cmocka_unit_test(the_mtu_can_be_set),
 		cmocka_unit_test(a_setting_that_means_nothing_is_left_out),
 		cmocka_unit_test(there_is_one_pkey),

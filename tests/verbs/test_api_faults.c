@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 #include "verbs/control.h"
 #include "verbs/helper_api.h"
@@ -197,6 +198,60 @@ static void packets_are_lost_until_the_order_to_lose_none(void **state)
 	pair_close(&pair);
 }
 
+/* How a WRITE of so many bytes ends while such packets are struck. */
+static enum ibv_wc_status write_while(const char *faults, uint8_t traffic_class, uint32_t bytes, uint8_t timeout)
+{
+	struct pair pair;
+	pair_open(&pair, &(struct pair_options){ .timeout = timeout, .retry_cnt = 7, .traffic_class = traffic_class });
+	assert_int_equal(order(faults), 0);
+	post(&pair.a, &(struct request){ .opcode = IBV_WR_RDMA_WRITE, .bytes = bytes, .remote = &pair.b });
+	enum ibv_wc_status status = next_wc(pair.a.cq).status;
+	assert_int_equal(order("none"), 0);
+	pair_close(&pair);
+	return status;
+}
+enum { IMPATIENT = 1, PATIENT = 20 };
+
+static void a_traffic_class_that_was_forgotten_is_seen_by_the_loss(void **state)
+{
+	(void)state;
+	assert_int_equal(write_while("dscp=0:1", 0, 8, IMPATIENT), IBV_WC_RETRY_EXC_ERR);
+	assert_int_equal(write_while("dscp=0:1", 26 << 2, 8, PATIENT), IBV_WC_SUCCESS);
+}
+
+static void nothing_goes_where_there_is_no_route(void **state)
+{
+	(void)state;
+	char faults[64];
+	union ibv_gid gid;
+	struct ibv_context *context = open_first();
+	assert_int_equal(ibv_query_gid(context, 1, 0, &gid), 0);
+	assert_int_equal(ibv_close_device(context), 0);
+	if (gid.raw[10] != 0xff)
+		skip();
+	snprintf(faults, sizeof(faults), "unroute=%u.%u.%u.%u", gid.raw[12], gid.raw[13], gid.raw[14], gid.raw[15]);
+	assert_int_equal(write_while(faults, 0, 8, IMPATIENT), IBV_WC_RETRY_EXC_ERR);
+	assert_int_equal(write_while("unroute=203.0.113.9", 0, 8, PATIENT), IBV_WC_SUCCESS);
+}
+
+static void an_mtu_on_the_way_eats_what_is_larger(void **state)
+{
+	(void)state;
+	assert_int_equal(write_while("mtu=600", 0, 400, PATIENT), IBV_WC_SUCCESS);
+	assert_int_equal(write_while("mtu=600", 0, 1000, IMPATIENT), IBV_WC_RETRY_EXC_ERR);
+}
+
+static void a_slow_receiver_takes_its_time(void **state)
+{
+	(void)state;
+	struct timespec begin, end;
+	clock_gettime(CLOCK_MONOTONIC, &begin);
+	assert_int_equal(write_while("slow=30ms", 0, 8, PATIENT), IBV_WC_SUCCESS);
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	/* Less can't be, however fast the machine. */
+	assert_true((end.tv_sec - begin.tv_sec) * 1000000000 + end.tv_nsec - begin.tv_nsec >= 30000000);
+}
+
 static void a_write_that_lands_out_of_order_is_whole_when_its_immediate_comes(void **state)
 {
 	(void)state;
@@ -257,6 +312,10 @@ int main(void)
 		cmocka_unit_test(a_request_fails_with_a_local_protection_error),
 		cmocka_unit_test(a_port_goes_down_and_comes_back_with_its_events),
 		cmocka_unit_test(packets_are_lost_until_the_order_to_lose_none),
+		cmocka_unit_test(a_traffic_class_that_was_forgotten_is_seen_by_the_loss),
+		cmocka_unit_test(nothing_goes_where_there_is_no_route),
+		cmocka_unit_test(an_mtu_on_the_way_eats_what_is_larger),
+		cmocka_unit_test(a_slow_receiver_takes_its_time),
 		cmocka_unit_test(a_write_that_lands_out_of_order_is_whole_when_its_immediate_comes),
 		cmocka_unit_test(packets_are_captured_for_as_long_as_the_connection_lasts),
 	};

@@ -152,6 +152,23 @@ static void expect_failure(struct pair *p, const struct request *request, enum i
 	assert_int_equal(wc.wr_id, 77);
 }
 
+static void a_fenced_request_takes_along_what_was_fetched_before_it(void **state)
+{
+	(void)state;
+	struct pair p;
+	pair_open(&p, &(struct pair_options){ .timeout = 20, .retry_cnt = 7 });
+	for (int round = 0; round < 20; round++) {
+		memset(p.b.data, round + 1, 8192);
+		assert_int_equal(post(&p.a, &(struct request){ .opcode = IBV_WR_RDMA_READ, .bytes = 8192, .remote = &p.b }), 0);
+		assert_int_equal(post(&p.a, &(struct request){ .opcode = IBV_WR_RDMA_WRITE, .bytes = 8192, .remote = &p.b, .remote_offset = 32768,
+			.flags = IBV_SEND_FENCE }), 0);
+		assert_int_equal(next_wc(p.a.cq).opcode, IBV_WC_RDMA_READ);
+		assert_int_equal(next_wc(p.a.cq).status, IBV_WC_SUCCESS);
+		assert_memory_equal(p.b.data + 32768, p.b.data, 8192);
+	}
+	pair_close(&p);
+}
+
 static void a_wrong_rkey_is_a_remote_access_error_and_ends_the_target_too(void **state)
 {
 	(void)state;
@@ -367,6 +384,7 @@ int main(void)
 		cmocka_unit_test(a_write_with_immediate_also_takes_a_receive),
 		cmocka_unit_test(a_read_fetches),
 		cmocka_unit_test(atomics_change_the_target_and_bring_the_old_value),
+		cmocka_unit_test(a_fenced_request_takes_along_what_was_fetched_before_it),
 		cmocka_unit_test(a_wrong_rkey_is_a_remote_access_error_and_ends_the_target_too),
 		cmocka_unit_test(a_write_past_the_end_of_the_region_is_a_remote_access_error),
 		cmocka_unit_test(a_region_of_another_domain_is_a_remote_access_error),

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <rdma/rdma_cma.h>
 #include "verbs/helper_api.h"
@@ -497,6 +498,39 @@ static void a_full_backlog_makes_requests_wait(void **state)
 	close_ends(&ends[0]);
 }
 
+/* The child's ids are copies: putting them away parts nobody, and what it opens itself works. */
+static void a_forked_child_parts_nobody_and_connects_by_itself(void **state)
+{
+	(void)state;
+	struct ends ends, own;
+	int status;
+	if (SANITIZED)
+		skip();
+	connect_ends(&ends, PORT + 13);
+	pid_t pid = fork();
+	if (pid == 0) {
+		alarm(20);
+		cm.destroy_id(ends.server);
+		close_ends(&ends);
+		connect_ends(&own, PORT + 14);
+		assert_int_equal(cm.disconnect(own.client), 0);
+		pass(own.server_channel, RDMA_CM_EVENT_DISCONNECTED);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	/* Had it parted them, that would be the next event. */
+	assert_int_equal(cm.write_event(ends.server, (enum rdma_cm_event_type)EVENT_USER, 1, 0), 0);
+	pass(ends.server_channel, EVENT_USER);
+	assert_int_equal(cm.disconnect(ends.client), 0);
+	pass(ends.client_channel, RDMA_CM_EVENT_DISCONNECTED);
+	pass(ends.server_channel, RDMA_CM_EVENT_DISCONNECTED);
+	cm.destroy_qp(ends.client);
+	cm.destroy_qp(ends.server);
+	assert_int_equal(cm.destroy_id(ends.server), 0);
+	close_ends(&ends);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -508,7 +542,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_request_that_was_given_up_is_over_for_the_listener),
 		cmocka_unit_test(a_refusal_without_numbers_ends_the_request_of_its_transaction),
 		cmocka_unit_test(an_answer_to_a_request_that_was_given_up_is_refused),
-		cmocka_unit_test(a_full_backlog_makes_requests_wait),
+		cmocka_unit_test(a_full_backlog_makes_requests_wait), cmocka_unit_test(a_forked_child_parts_nobody_and_connects_by_itself),
 	};
 	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
 	if (argc > 1)

@@ -124,6 +124,28 @@ static void a_receive_without_room_for_the_40_bytes_is_a_length_error(void **sta
 	pair_close(&p);
 }
 
+static void the_traffic_class_is_the_packets(void **state)
+{
+	(void)state;
+	struct pair p;
+	pair_open(&p, &datagrams);
+	struct ibv_ah_attr attr = own_address(p.context);
+	attr.grh.traffic_class = 26 << 2;
+	struct ibv_ah *ah = ibv_create_ah(p.a.pd, &attr);
+	assert_non_null(ah);
+	post_recv(&p.b, 1, 0, 4096);
+	send_to(&p.a, ah, p.b.qp->qp_num, 0x1111, 8);
+	assert_int_equal(next_wc(p.b.cq).status, IBV_WC_SUCCESS);
+	/* IPv4's header is in the second half of the space for the GRH, and begins with 4; IPv6's fills it. */
+	if (p.b.data[20] >> 4 == 4)
+		assert_int_equal(p.b.data[21], 26 << 2);
+	else
+		assert_int_equal((p.b.data[0] << 4 | p.b.data[1] >> 4) & 0xff, 26 << 2);
+	next_wc(p.a.cq);
+	ibv_destroy_ah(ah);
+	pair_close(&p);
+}
+
 static void a_group_reaches_all_that_joined_until_they_leave(void **state)
 {
 	(void)state;
@@ -176,6 +198,7 @@ int main(void)
 		cmocka_unit_test(nobody_there_and_no_receive_are_a_success_of_the_sender),
 		cmocka_unit_test(a_datagram_larger_than_the_mtu_is_a_length_error_and_sqe),
 		cmocka_unit_test(a_receive_without_room_for_the_40_bytes_is_a_length_error),
+		cmocka_unit_test(the_traffic_class_is_the_packets),
 		cmocka_unit_test(a_group_reaches_all_that_joined_until_they_leave),
 		cmocka_unit_test(an_address_without_grh_or_gid_is_refused),
 	};

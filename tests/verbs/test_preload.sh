@@ -21,6 +21,14 @@ shown stat -c %F /dev/infiniband/uverbs0 | grep -q 'character special' || fail "
 shown test -r /dev/infiniband/uverbs0 -a -w /dev/infiniband/uverbs0 || fail "uverbs0 can't be read and written"
 shown cat $dir/nothing 2>&1 | grep -q 'No such file' || fail "a missing file gives no ENOENT"
 shown sh -c "echo 1 >$dir/node_guid" 2>&1 | grep -qi 'denied' || fail "a file can be written"
+[ "$(TELPHER_VERBS_NUMA=1 shown cat /sys/devices/pci0000:d7/0000:d7:00.0/numa_node)" = 1 ] || fail "the NUMA node asked for isn't shown"
+# Scripts go there; and ibstatus looks around from there.
+[ "$(shown sh -c "cd $dir/ports && /bin/pwd && echo *")" = "$(printf '%s\n1' "$(shown realpath $dir/ports)")" ] || fail "one can't go there: $(shown sh -c "cd $dir/ports && /bin/pwd")"
+if command -v ibstat >/dev/null; then
+	shown ibstat mlx5_7 2>/dev/null | grep -q 'State: Active' || fail "ibstat shows no active port"
+	[ "$(shown ibstat -l 2>/dev/null)" = mlx5_7 ] || fail "ibstat doesn't list the device"
+	shown ibstatus 2>/dev/null | grep -q '4: ACTIVE' || fail "ibstatus shows no active port"
+fi
 # Nothing else changes.
 [ "$(shown ls /sys/class/net)" = "$(ls /sys/class/net)" ] || fail "/sys/class/net changed"
 [ "$(shown cat /proc/self/comm)" = cat ] || fail "other files changed"

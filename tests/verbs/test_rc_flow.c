@@ -155,6 +155,61 @@ static void what_is_acknowledged_is_not_under_way(void **state)
 	halves_close();
 }
 
+/* As if so many packets had come and gone since. */
+static void skip_numbers(uint32_t count)
+{
+	pthread_mutex_lock(&half_qp(&a)->lock);
+	struct tp_rc *rc = half_rc(&a);
+	uint32_t *const numbers[] = { &rc->una, &rc->next, &rc->top, &rc->seen, &half_qp(&a)->send_psn };
+	for (size_t i = 0; i < TP_ARRAY_LEN(numbers); i++)
+		*numbers[i] = tp_psn_add(*numbers[i], count);
+	pthread_mutex_unlock(&half_qp(&a)->lock);
+	pthread_mutex_lock(&half_qp(&b)->lock);
+	half_qp(&b)->recv_psn = tp_psn_add(half_qp(&b)->recv_psn, count);
+	pthread_mutex_unlock(&half_qp(&b)->lock);
+}
+
+/* READs bring no acknowledgements: the last one may be as old as numbers can tell, and older. */
+static void an_acknowledgement_from_long_ago_acknowledges_nothing(void **state)
+{
+	(void)state;
+	halves_open(&(struct halves_options){ 0 });
+	for (int i = 1; i < 6; i++) {
+		b.data[0] = (uint8_t)i;
+		half_request(&a, &b, IBV_WR_RDMA_READ, 8, 1);
+		half_complete(&a, 1);
+		assert_int_equal(a.data[0], i);
+		skip_numbers(0x600000);
+	}
+	a.data[0] = 77;
+	half_request(&a, &b, IBV_WR_RDMA_WRITE, 8, 1);
+	half_complete(&a, 1);
+	assert_int_equal(b.data[0], 77);
+	halves_close();
+}
+
+/* Packets that a switch has marked: the receiver says so, and the sender takes half of its window. */
+static void a_congested_network_halves_the_window(void **state)
+{
+	(void)state;
+	enum { MARKED = 3 };
+	halves_open(&(struct halves_options){ 0 });
+	struct tp_qp *qp = half_qp(&a);
+	uint64_t handled = atomic_load(&qp->port->counters[TP_CNT_RP_CNP_HANDLED]), sent = atomic_load(&qp->port->counters[TP_CNT_NP_CNP_SENT]);
+	pthread_mutex_lock(&qp->lock);
+	uint32_t window = half_rc(&a)->window;
+	half_rc(&a)->route.tos |= MARKED;
+	pthread_mutex_unlock(&qp->lock);
+	half_request(&a, &b, IBV_WR_RDMA_WRITE, 64, 1);
+	half_complete(&a, 1);
+	/* The word comes before the acknowledgement, which lets it grow by at most one. */
+	pthread_mutex_lock(&qp->lock);
+	assert_in_range(half_rc(&a)->window, window / 2, window / 2 + 1);
+	pthread_mutex_unlock(&qp->lock);
+	assert_true(atomic_load(&qp->port->counters[TP_CNT_RP_CNP_HANDLED]) > handled && atomic_load(&qp->port->counters[TP_CNT_NP_CNP_SENT]) > sent);
+	halves_close();
+}
+
 /* Nor what an unreliable connection sent long ago: nobody was asked about its last packets. */
 static void what_was_sent_unreliably_is_not_under_way_for_long(void **state)
 {
@@ -284,6 +339,24 @@ static void a_read_that_was_taken_in_is_answered_when_its_queue_pair_is_destroye
 
 /* Whose READ is done may write where it read, though a request that came twice is still being answered: what that reads is dropped. (The thread
  * sanitizer looks on.) */
+/* Who got no processor in time gives its peer, on a busy machine too, more time than the queue pair says. */
+static void who_was_late_to_ask_waits_longer_for_the_answer(void **state)
+{
+	(void)state;
+	enum { LATE_MS = 20, FACTOR = 16 };
+	halves_open(&(struct halves_options){ .timeout = 1 });
+	assert_int_equal(tp_fault_wire_set("dead"), 0);
+	pthread_mutex_lock(&half_qp(&a)->lock);
+	half_rc(&a)->late_ns = LATE_MS * 1000000ull;
+	pthread_mutex_unlock(&half_qp(&a)->lock);
+	uint64_t began_ms = tp_clock_ms();
+	half_request(&a, &b, IBV_WR_RDMA_WRITE, 8, 1);
+	assert_int_equal(half_status(&a), IBV_WC_RETRY_EXC_ERR);
+	assert_true(tp_clock_ms() - began_ms >= LATE_MS * FACTOR);
+	assert_int_equal(tp_fault_wire_set("none"), 0);
+	halves_close();
+}
+
 static void who_has_what_it_read_may_write_there(void **state)
 {
 	(void)state;
@@ -307,12 +380,15 @@ int main(int argc, char **argv)
 		cmocka_unit_test(who_never_says_what_arrived_is_waited_for_once),
 		cmocka_unit_test(many_connections_do_not_overrun_the_socket_of_a_peer_that_does_not_read),
 		cmocka_unit_test(what_is_acknowledged_is_not_under_way),
+		cmocka_unit_test(an_acknowledgement_from_long_ago_acknowledges_nothing),
+		cmocka_unit_test(a_congested_network_halves_the_window),
 		cmocka_unit_test(what_was_sent_unreliably_is_not_under_way_for_long),
 		cmocka_unit_test(a_repeat_is_answered_when_its_queue_pair_is_gone),
 		cmocka_unit_test(a_repeat_is_answered_after_reset),
 		cmocka_unit_test(a_repeat_is_answered_in_the_error_state),
 		cmocka_unit_test(a_refusal_is_repeated_when_its_queue_pair_is_gone),
 		cmocka_unit_test(who_has_what_it_read_may_write_there),
+		cmocka_unit_test(who_was_late_to_ask_waits_longer_for_the_answer),
 		cmocka_unit_test(a_read_that_was_taken_in_is_answered_when_its_queue_pair_is_destroyed),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

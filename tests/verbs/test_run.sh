@@ -24,8 +24,18 @@ refused damaged "$work/short"
 printf '#!%s\n' "$work/foreign" >"$work/script"; chmod +x "$work/script"
 refused 'another processor' "$work/script"
 if [ "$(id -u)" = 0 ]; then
-	cp "$work/plain" "$work/setuid" && chown 65534 "$work/setuid" && chmod 4755 "$work/setuid"
-	refused setuid "$work/setuid"
+	for bits in 4755 2755; do
+		cp "$work/plain" "$work/setuid" && chown 65534:65534 "$work/setuid" && chmod $bits "$work/setuid"
+		refused setuid "$work/setuid"
+	done
+	# Root gains nothing by a file's capabilities: it is nobody who is refused.
+	cp "$work/plain" "$work/capable"
+	if command -v setcap >/dev/null && command -v setpriv >/dev/null && setcap cap_net_raw+ep "$work/capable" 2>/dev/null; then
+		chmod 755 "$work" && cp "$telpher" "$work/telpher"
+		run "$work/capable" 2>/dev/null || fail "root can't run a program with capabilities"
+		setpriv --reuid 65534 --regid 65534 --clear-groups env LD_LIBRARY_PATH="$BUILD_DIR/lib/telpher" "$work/telpher" verbs run "$work/capable" >"$work/out" 2>&1
+		[ $? = 126 ] && grep -q 'has capabilities' "$work/out" || fail "a program with capabilities isn't refused: $(cat "$work/out")"
+	fi
 fi
 run "$work/nothing" 2>/dev/null; [ $? = 127 ] || fail "a missing program doesn't give 127"
 
@@ -34,6 +44,19 @@ run "$work/plain" 2>&1 | grep -q 'had opened the software card' || fail "not ope
 run sh -c 'exit 7' 2>/dev/null; [ $? = 7 ] || fail "the exit status is lost"
 run sh -c 'kill -9 $$' 2>/dev/null; [ $? = 137 ] || fail "the signal is lost"
 TELPHER_VERBS_DEVICES=mlx5_3 run sh -c 'cat /sys/class/infiniband/mlx5_3/node_type' 2>/dev/null | grep -q CA || fail "/sys isn't shown"
+
+# Where there is a real device nobody is moved off it unasked.
+beside_real() { unshare -m sh -c 'mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/hca7_0 && unset TELPHER_VERBS_HIDE_REAL && exec "$@"' sh "$@"; }
+if beside_real true 2>/dev/null; then
+	beside_real "$telpher" verbs run "$work/plain" >"$work/out" 2>&1
+	[ $? = 126 ] && grep -q 'hca7_0' "$work/out" && grep -q -- '--hide-real' "$work/out" || fail "a real device is hidden unasked: $(cat "$work/out")"
+	beside_real "$telpher" verbs run --hide-real sh -c 'ls /sys/class/infiniband' >"$work/out" 2>&1 || fail "--hide-real is refused: $(cat "$work/out")"
+	grep -q telpher0 "$work/out" && ! grep -q hca7_0 "$work/out" || fail "the real device isn't hidden: $(cat "$work/out")"
+	if command -v ibv_devices >/dev/null; then
+		LD_LIBRARY_PATH=$CARD beside_real ibv_devices >"$work/out" 2>&1 || fail "the library alone refuses"
+		grep -q 'real RDMA devices (hca7_0 ' "$work/out" || fail "the library takes a real device's place without a word: $(cat "$work/out")"
+	fi
+fi
 
 # The card, shown.
 export TELPHER_VERBS_DEVICES=mlx5_4,mlx5_5

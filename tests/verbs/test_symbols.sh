@@ -21,6 +21,12 @@ if [ -n "$real" ]; then
 	missing=$(versions "$real" | comm -23 - "${TMPDIR:-/tmp}/ours.$$")
 	[ -z "$missing" ] || fail "exported by $real but not by ours: $missing"
 fi
+real=$(ls /usr/lib/*/librdmacm.so.1 /usr/lib64/librdmacm.so.1 2>/dev/null | head -1)
+if [ -n "$real" ] && [ -e "$CARD/librdmacm.so.1" ]; then
+	connections() { objdump -T "$1" | awk '$4 != "*UND*" && /RDMACM/ { v = $(NF - 1); gsub(/[()]/, "", v); if ($NF !~ /^RDMACM/) print $NF "@" v }' | sort -u; }
+	missing=$(comm -23 <(connections "$real") <(connections "$CARD/librdmacm.so.1"))
+	[ -z "$missing" ] || fail "exported by $real but not by ours: $missing"
+fi
 objdump -p "$CARD/libibverbs.so.1" | grep -q 'SONAME *libibverbs.so.1' || fail "the SONAME isn't libibverbs.so.1"
 [ -e "$CARD/libibverbs.so" ] || fail "there is no libibverbs.so (NCCL opens that name first)"
 # Nothing of ours leaks: a program's own tp_something must not meet it.

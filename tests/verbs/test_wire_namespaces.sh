@@ -40,9 +40,17 @@ pair 10.99.7.1 ib_read_bw -x 0 -s 65536 -n 100
 export TELPHER_VERBS_FAULT=drop=0.05,seed=11
 pair 10.99.7.1 ib_write_bw -x 0 -s 65536 -n 50 -u 17
 unset TELPHER_VERBS_FAULT
+# The kernel itself loses, by netem or by a filter, whatever of the two it has.
 if tc -n $b qdisc add dev v$b root netem loss 2% 2>/dev/null; then
 	pair 10.99.7.1 ib_read_bw -x 0 -s 65536 -n 50 -u 17
 	tc -n $b qdisc del dev v$b root
+elif refusal=$(ip netns exec $b iptables -A INPUT -p udp --dport 4791 -m statistic --mode random --probability 0.02 -j DROP 2>&1); then
+	for program in read write send; do pair 10.99.7.1 ib_${program}_bw -x 0 -s 65536 -n 50 -u 17; done
+	dropped=$(ip netns exec $b iptables -nvxL INPUT | awk '/statistic/ { print $1 }')
+	[ "$dropped" -gt 0 ] || fail "the filter dropped nothing: $(ip netns exec $b iptables -nvxL INPUT)"
+	ip netns exec $b iptables -F INPUT
+else
+	echo "no loss by the network: $refusal"
 fi
 # IPv6, where the ICRC covers no identification.
 export TELPHER_VERBS_GIDS=all

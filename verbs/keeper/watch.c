@@ -17,17 +17,10 @@ struct seen {
 static struct seen seen[SEEN_MAX];
 static int count;
 
-static bool same_host(const union tp_addr *a, const union tp_addr *b)
-{
-	if (a->sa.sa_family != b->sa.sa_family)
-		return false;
-	return a->sa.sa_family == AF_INET6 ? !memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, 16) : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
-}
-
 static struct seen *find(const union tp_addr *peer, uint32_t peer_id)
 {
 	for (int i = 0; i < count; i++)
-		if (seen[i].peer_id == peer_id && same_host(&seen[i].peer, peer))
+		if (seen[i].peer_id == peer_id && tp_wire_same_host(&seen[i].peer, peer))
 			return &seen[i];
 	return NULL;
 }

@@ -78,7 +78,14 @@ bool tp_preload_unreadable(const char *real)
 	return is;
 }
 
-void tp_preload_restore(char *path) { tp_card_inner_sysfs_restore(path); }
+void tp_preload_restore(char *path)
+{
+	int error = errno;
+	inside = true;
+	tp_card_inner_sysfs_restore(path);
+	inside = false;
+	errno = error;
+}
 
 /* A path that stands for a device: the link to /dev/null is what we made of it. */
 bool tp_preload_is_device(const char *real)

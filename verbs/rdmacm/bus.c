@@ -175,7 +175,6 @@ static int start_thread(void)
 
 static int start_locked(void)
 {
-	watched_count = 0;              /* in a forked child: what is watched is its parent's */
 	struct epoll_event event = { .events = EPOLLIN };
 	epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -193,6 +192,20 @@ static int start_locked(void)
 	if (!error && getrandom(&next_number, sizeof(next_number), 0) != sizeof(next_number))
 		error = errno;
 	return error ? error : start_thread();
+}
+
+/* The parent's name must not outlive it because a child has its socket. */
+void cm_bus_forget(void)
+{
+	int *const fds[] = { &own_fd, &epoll_fd, &wake_fd };
+	for (int i = 0; i < watched_count; i++)
+		close(watched[i].fd);
+	watched_count = 0;
+	for (int i = 0; i < 3; i++) {
+		if (*fds[i] >= 0)
+			close(*fds[i]);
+		*fds[i] = -1;
+	}
 }
 
 int cm_bus_start(void)

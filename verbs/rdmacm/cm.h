@@ -88,6 +88,7 @@ void cm_bus_release(int fd);
 int cm_bus_send(const struct cm_target *target, const uint8_t mad[TP_MAD_BYTES]);
 void cm_bus_wake(void);             /* a timer was set */
 void cm_bus_watch_locked(pid_t pid);        /* cm_ended_locked is called when that process ends */
+void cm_bus_forget(void);
 uint64_t cm_now_ms(void);
 
 /* Milliseconds: a message is sent again after RESEND, then after twice that, … MAX_RESEND, for GIVE_UP in all; a parting one for PART. */
@@ -139,5 +140,6 @@ struct ibv_context *cm_device_any(union ibv_gid *gid, uint8_t *port, uint8_t *in
 struct ibv_context **cm_devices(int *count);
 void cm_gid_of(const struct sockaddr *addr, union ibv_gid *gid);
 struct ibv_pd *cm_device_pd(struct ibv_context *verbs);
+void cm_device_forget(void);        /* in a forked child, as cm_bus_forget */
 
 #endif

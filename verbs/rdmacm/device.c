@@ -9,6 +9,7 @@ static struct ibv_context *open_devices[64];
 static struct ibv_pd *pds[64];
 static int open_count;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t pd_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void open_all(void)
 {
@@ -21,6 +22,14 @@ static void open_all(void)
 		ibv_free_device_list(list);
 }
 
+void cm_device_forget(void)
+{
+	pthread_mutex_init(&pd_lock, NULL);
+	once = (pthread_once_t)PTHREAD_ONCE_INIT;
+	open_count = 0;
+	memset(pds, 0, sizeof(pds));
+}
+
 struct ibv_context **cm_devices(int *count)
 {
 	pthread_once(&once, open_all);
@@ -28,7 +37,6 @@ struct ibv_context **cm_devices(int *count)
 	return open_devices;
 }
 
-static pthread_mutex_t pd_lock = PTHREAD_MUTEX_INITIALIZER;
 struct ibv_pd *cm_device_pd(struct ibv_context *verbs)
 {
 	struct ibv_pd *pd = NULL;

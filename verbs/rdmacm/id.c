@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#include "base/fork.h"
 #include "verbs/rdmacm/cm.h"
 
 enum { MAX_BACKLOG = 1024, RETIRED = 64 };
@@ -16,6 +17,24 @@ enum { MAX_BACKLOG = 1024, RETIRED = 64 };
 pthread_mutex_t cm_lock = PTHREAD_MUTEX_INITIALIZER;
 struct cm_id *cm_ids;
 static pthread_cond_t acked_cond = PTHREAD_COND_INITIALIZER;
+
+/* A forked child can put away what it inherited, of which nobody hears: neither the peers, nor its parent, whose channels' bells are
+ * the same as its own. */
+static void fork_child(void)
+{
+	pthread_mutex_init(&cm_lock, NULL);
+	pthread_cond_init(&acked_cond, NULL);
+	for (struct cm_id *id = cm_ids; id; id = id->next) {
+		id->state = CM_DONE;
+		id->channel = NULL;
+		cm_bus_release(id->port_fd);
+		id->port_fd = -1;
+	}
+	cm_ids = NULL;
+	cm_bus_forget();
+	cm_device_forget();
+}
+TP_FORK_HOOK(TP_FORK_BASE, NULL, NULL, fork_child)
 
 /* ---- channels and events ---- */
 
