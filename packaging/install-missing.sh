@@ -26,12 +26,14 @@ if [ "${1:-build}" = check ]; then
 	need_command c++ g++            # the tests' GPU kernels, for machines without GPUs
 	need_command ip iproute2
 	need_command ethtool ethtool
+	need_command iptables iptables         # a network that loses packets by itself
 	need_command python3 python3
 	need_command pkg-config pkg-config
 	# Unmodified RDMA programs that the software card must run.
 	need_command ibv_devinfo ibverbs-utils
 	need_command ib_write_bw perftest
 	need_command rping rdmacm-utils
+	need_command ibstat infiniband-diags
 	need_command ucx_info ucx-utils
 	need_command fi_pingpong libfabric-bin
 	need_command ompi_info openmpi-bin
