@@ -1,6 +1,7 @@
 /* Collectives by the names that people type; see coll.h. */
 #include "coll.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 
@@ -44,4 +45,18 @@ ncclResult_t tool_layout(int nranks, int nhosts, struct tp_layout **out)
 	ncclResult_t result = tp_layout_create(nranks, hosts, out);
 	free(hosts);
 	return result;
+}
+
+const char *tool_size_text(size_t bytes, char text[32])
+{
+	static const char units[] = "KMG";
+	int unit = -1;
+	size_t whole = bytes;
+	while (unit < 2 && whole >= 1024 && whole % 1024 == 0) {
+		whole /= 1024;
+		unit++;
+	}
+	if (unit < 0) snprintf(text, 32, "%zu B", bytes);
+	else snprintf(text, 32, "%zu %ciB", whole, units[unit]);
+	return text;
 }

@@ -15,6 +15,7 @@ bool tool_is_rooted(enum tp_coll coll);
 bool tool_is_reduction(enum tp_coll coll);
 /* Its size is that of a buffer with a block a rank. */
 bool tool_has_blocks(enum tp_coll coll);
+const char *tool_size_text(size_t bytes, char text[32]);     /* "64 KiB" */
 /* Ranks dealt to hosts as `telpher run` does; freed by tp_layout_free. */
 ncclResult_t tool_layout(int nranks, int nhosts, struct tp_layout **out);
 

@@ -36,20 +36,6 @@ static bool is_staged(const struct request *q)
 	return tool_is_reduction(q->coll) && (tool_same_name(q->op_name, "mulsum") || (narrow && tool_same_name(q->op_name, "avg")));
 }
 
-static const char *size_text(size_t bytes, char *text, size_t room)
-{
-	static const char units[] = "KMG";
-	int unit = -1;
-	size_t whole = bytes;
-	while (unit < 2 && whole >= 1024 && whole % 1024 == 0) {
-		whole /= 1024;
-		unit++;
-	}
-	if (unit < 0) snprintf(text, room, "%zu B", bytes);
-	else snprintf(text, room, "%zu %ciB", whole, units[unit]);
-	return text;
-}
-
 static void print_layout(const struct request *q, const struct tp_layout *layout)
 {
 	printf("Layout: %d rank%s on %d host%s\n", q->nranks, q->nranks == 1 ? "" : "s", layout->ndomains, layout->ndomains == 1 ? "" : "s");
@@ -65,10 +51,10 @@ static void print_layout(const struct request *q, const struct tp_layout *layout
 static void print_message(const struct request *q)
 {
 	char whole[32], block[32];
-	printf("Message: %s of %s %s", tp_coll_name(q->coll), size_text(q->bytes, whole, sizeof(whole)), q->type_name);
+	printf("Message: %s of %s %s", tp_coll_name(q->coll), tool_size_text(q->bytes, whole), q->type_name);
 	if (tool_is_reduction(q->coll)) printf(", %s", q->op_name);
 	if (tool_is_rooted(q->coll)) printf(", root %d", q->root);
-	if (tool_has_blocks(q->coll)) printf(": a block of %s a rank", size_text(q->block_bytes, block, sizeof(block)));
+	if (tool_has_blocks(q->coll)) printf(": a block of %s a rank", tool_size_text(q->block_bytes, block));
 	printf("\n");
 }
 
@@ -112,7 +98,7 @@ static void print_candidates(const struct request *q, const struct tp_layout *la
 		}
 		usable++;
 		printf("%c %-18s %13.2f %13s  %s\n", c->algo == choice->algo ? '*' : ' ', tp_algo_name(c->algo), c->us,
-			run_text(q, layout, c, run, sizeof(run)), size_text(c->chunk_bytes, chunk, sizeof(chunk)));
+			run_text(q, layout, c, run, sizeof(run)), tool_size_text(c->chunk_bytes, chunk));
 	}
 	if (q->nranks <= LARGEST_TIMED) printf("  (predicted: by the formulas that choose; run: the programs of all ranks against the same constants)\n");
 	printf("\nChosen: %s, ", tp_algo_name(choice->algo));

@@ -6,20 +6,6 @@
 
 #include "coll.h"
 
-static const char *size_text(size_t bytes, char text[32])
-{
-	static const char units[] = "KMG";
-	int unit = -1;
-	size_t whole = bytes;
-	while (unit < 2 && whole >= 1024 && whole % 1024 == 0) {
-		whole /= 1024;
-		unit++;
-	}
-	if (unit < 0) snprintf(text, 32, "%zu B", bytes);
-	else snprintf(text, 32, "%zu %ciB", whole, units[unit]);
-	return text;
-}
-
 /* Three digits, whatever the size. */
 static const char *us_text(double us, char text[32])
 {
@@ -276,7 +262,7 @@ static int print_ranges(const struct explain_case *c, bool nccl, FILE *out)
 		char size[32];
 		const char *name = nccl ? tp_nccl_algo_name((enum tp_nccl_algo)list[i].algo) : tp_algo_name((enum tp_algo)list[i].algo);
 		fprintf(out, "%s%s%s%s", i ? ", " : "", name, nccl ? "/" : "", nccl ? tp_nccl_proto_name((enum tp_nccl_proto)list[i].proto) : "");
-		if (i + 1 < count) fprintf(out, " to %s", size_text(list[i].to, size));
+		if (i + 1 < count) fprintf(out, " to %s", tool_size_text(list[i].to, size));
 		else if (count > 1) fprintf(out, " from there on");
 	}
 	fprintf(out, "\n");
@@ -286,10 +272,10 @@ static int print_ranges(const struct explain_case *c, bool nccl, FILE *out)
 static void print_message(const struct explain_case *c, size_t bytes, FILE *out)
 {
 	char whole[32], block[32];
-	fprintf(out, "\nMessage: %s of %s %s", tp_coll_name(c->q->coll), size_text(bytes, whole), c->q->type_name);
+	fprintf(out, "\nMessage: %s of %s %s", tp_coll_name(c->q->coll), tool_size_text(bytes, whole), c->q->type_name);
 	if (tool_is_reduction(c->q->coll)) fprintf(out, ", %s", c->q->op_name);
 	if (tool_is_rooted(c->q->coll)) fprintf(out, ", root %d", c->q->root);
-	if (tool_has_blocks(c->q->coll)) fprintf(out, ": a block of %s a rank", size_text(explain_block(c, bytes), block));
+	if (tool_has_blocks(c->q->coll)) fprintf(out, ": a block of %s a rank", tool_size_text(explain_block(c, bytes), block));
 	fprintf(out, "\n");
 }
 

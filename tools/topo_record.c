@@ -44,18 +44,6 @@ int topo_record(const char *path, const char *from, const char *to, const char *
 	return status;
 }
 
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-	return x < y ? -1 : x > y;
-}
-
-static double median(double *values, int count)
-{
-	qsort(values, (size_t)count, sizeof(*values), by_value);
-	return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
-}
-
 struct samples { double *alpha, *bw; int nalpha, nbw; };
 
 static bool is_inside(const struct tp_topo *topo, int32_t a, int32_t b)
@@ -67,9 +55,9 @@ static bool is_inside(const struct tp_topo *topo, int32_t a, int32_t b)
 
 static void print_samples(const char *where, struct samples *s, FILE *out)
 {
-	if (s->nalpha) fprintf(out, "%s.latency_us        %.6g\n", where, median(s->alpha, s->nalpha));
+	if (s->nalpha) fprintf(out, "%s.latency_us        %.6g\n", where, tp_median(s->alpha, s->nalpha));
 	/* GB/s are thousands of bytes a microsecond. */
-	if (s->nbw) fprintf(out, "%s.us_per_byte       %.6g\n", where, 1 / (1000 * median(s->bw, s->nbw)));
+	if (s->nbw) fprintf(out, "%s.us_per_byte       %.6g\n", where, 1 / (1000 * tp_median(s->bw, s->nbw)));
 }
 
 static int count_measured(const struct tp_topo_doc *doc)

@@ -27,6 +27,7 @@ void tp_secret_mac(const uint8_t key[TP_SECRET_BYTES], const void *data, size_t 
 bool tp_secret_equal(const uint8_t a[TP_SECRET_BYTES], const uint8_t b[TP_SECRET_BYTES]);   /* constant time */
 /* 64-bit hash of bytes (not keyed, for signatures of calls and identities). */
 uint64_t tp_hash64(const void *data, size_t bytes, uint64_t seed);
+double tp_median(double *values, int count);      /* sorts them; 0 of none */
 
 /* Who this machine is: NCCL_HOSTID, else boot id and host name and namespaces. Equal on all processes of a host. */
 uint64_t tp_host_hash(void);

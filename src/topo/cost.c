@@ -47,18 +47,6 @@ static ncclResult_t plan_net(const struct tp_topo *topo, const struct tp_topo_po
 	return ncclSuccess;
 }
 
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-	return x < y ? -1 : x > y;
-}
-
-static double median(double *values, int count)
-{
-	qsort(values, (size_t)count, sizeof(*values), by_value);
-	return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
-}
-
 /* Samples of each alpha and each kind of wire, NET's alpha behind those of paths. */
 enum { NET_ALPHA = TP_PATH_TYPES, FIRST_WIRE, KEYS = FIRST_WIRE + TP_WIRE_KINDS };
 
@@ -112,7 +100,7 @@ static ncclResult_t take_measured(const struct tp_topo_doc *doc, const struct tp
 	}
 	for (int k = 0; k < KEYS && result == ncclSuccess; k++) {
 		if (!counts[k]) continue;
-		double value = median(values[k], counts[k]);
+		double value = tp_median(values[k], counts[k]);
 		if (k >= FIRST_WIRE) {
 			costs->yield[k - FIRST_WIRE] = value;
 			costs->yield_measured[k - FIRST_WIRE] = true;

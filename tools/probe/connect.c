@@ -76,7 +76,7 @@ static int measure(const struct probe_port *port, int repetitions, double median
 		status = connect_once(port, us);
 		for (int s = 0; s < STEPS; s++) all[s * repetitions + i] = us[s];
 	}
-	for (int s = 0; s < STEPS && !status; s++) median[s] = probe_median(all + s * repetitions, repetitions);
+	for (int s = 0; s < STEPS && !status; s++) median[s] = tp_median(all + s * repetitions, repetitions);
 	free(all);
 	return status;
 }

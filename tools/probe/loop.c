@@ -52,7 +52,7 @@ int probe_loop_latency(struct probe_loop *loop, uint64_t bytes, uint32_t count, 
 	double *all = malloc(count * sizeof(*all));
 	if (!all) return probe_fail("out of memory");
 	int status = run(loop, bytes, count, all);
-	if (!status) *us = probe_median(all, (int)count);
+	if (!status) *us = tp_median(all, (int)count);
 	free(all);
 	return status;
 }

@@ -68,7 +68,7 @@ static int measure_direct(const struct probe_port *port, const struct options *o
 	if (!status) status = probe_loop_open(port, &from, &to, &loop);
 	if (!status) status = probe_loop_latency(&loop, SMALL, LATENCIES, &out->us);
 	for (int i = 0; i < n && !status; i++) status = probe_loop_stream(&loop, o->bytes, 4, &gbs[i]);
-	if (!status) out->direct_gbs = probe_median(gbs, n);
+	if (!status) out->direct_gbs = tp_median(gbs, n);
 	out->direct_there = !status;
 	probe_loop_close(&loop);
 	if (from.ptr) probe_free(&from);
@@ -88,7 +88,7 @@ static int measure_staged(const struct probe_port *port, const struct options *o
 		gbs[i] = (double)o->bytes / (probe_now_us() - start) / 1000;
 	}
 	if (!status) status = probe_staged_check(&staged, o->bytes);
-	if (!status) out->staged_gbs = probe_median(gbs, n);
+	if (!status) out->staged_gbs = tp_median(gbs, n);
 	out->staged_there = !status;
 	probe_staged_close(&staged);
 	return status;

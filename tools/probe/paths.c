@@ -117,7 +117,7 @@ static double copy_rate(const struct probe_memory *from, const struct probe_memo
 		memcpy(to->ptr, from->ptr, bytes);
 		gbs[i] = (double)bytes / (probe_cpu_ns() - before);
 	}
-	return probe_median(gbs, 5);
+	return tp_median(gbs, 5);
 }
 
 static int measure_tcp(const struct options *o, const struct tp_gpu *gpu, struct answer *a)
@@ -159,7 +159,7 @@ static int measure_staged(const struct options *o, const struct probe_port *port
 	if (!status) status = probe_loop_latency(&staged.loop, 8, LATENCIES, &row->latency_us);
 	if (!status) {
 		row->measured = true;
-		row->gbs = probe_median(gbs, 3);
+		row->gbs = tp_median(gbs, 3);
 		row->cpu_ns_per_byte = cpu;
 		snprintf(row->note, sizeof(row->note), "%s with itself, nothing overlaps%s%s", port->ib->text, gpu ? "" : "; host memory stands for the GPU's",
 			port->verbs->software ? "; the software card's copying is CPU time too" : "");

@@ -43,7 +43,6 @@ double probe_now_us(void);
 /* Three digits, never an exponent: "5.61", "0.00124", "12300". */
 const char *probe_digits(double value, char text[32]);
 const char *probe_size_text(size_t bytes, char text[32]);     /* "64 KiB" */
-double probe_median(double *values, int count);        /* sorts them */
 /* Prints and frees; 1 where it can't. */
 int probe_print_json(cJSON *json);
 

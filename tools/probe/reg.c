@@ -55,9 +55,9 @@ static int measure(const struct probe_port *port, const struct options *o, const
 	}
 	if (!status) {
 		out->page = page_of(m->kind);
-		out->reg_us = probe_median(reg, o->repetitions);
-		out->dereg_us = probe_median(dereg, o->repetitions);
-		out->copy_us = probe_median(copy, o->repetitions);
+		out->reg_us = tp_median(reg, o->repetitions);
+		out->dereg_us = tp_median(dereg, o->repetitions);
+		out->copy_us = tp_median(copy, o->repetitions);
 		out->pays = probe_pays_after(out->reg_us, out->dereg_us, out->copy_us);
 	}
 	free(times);

@@ -73,7 +73,7 @@ static int measure(const struct probe_job *job, uint64_t bytes, int iterations, 
 	if (!status) {
 		double *counted = us + step.warmup;
 		out->bytes = bytes;
-		out->latency_us = probe_median(counted, (int)step.count);       /* sorts them */
+		out->latency_us = tp_median(counted, (int)step.count);       /* sorts them */
 		out->least_us = counted[0];
 		out->p99_us = counted[(size_t)(step.count - 1) * 99 / 100];
 	}

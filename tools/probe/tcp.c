@@ -67,7 +67,7 @@ static int send_all(struct probe_peer *peer, const struct tp_gpu *gpu, char *sta
 	}
 	double took = probe_now_us() - start, ours = probe_cpu_ns() - before, moved = (double)bytes * rounds;
 	if (tp_socket_recv(peer->fd, &theirs, sizeof(theirs), tp_clock_ms() + ROUND_MS, NULL) != ncclSuccess) return probe_fail("TCP over loopback: the other end has gone");
-	*out = (struct probe_tcp){ moved / took / 1000, probe_median(us, PINGS), (ours + theirs) / moved, moved / TP_MAX(ours, theirs) };
+	*out = (struct probe_tcp){ moved / took / 1000, tp_median(us, PINGS), (ours + theirs) / moved, moved / TP_MAX(ours, theirs) };
 	return 0;
 }
 
