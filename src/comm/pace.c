@@ -2,7 +2,8 @@
  *
  * What is watched costs two looks at the clock an operation, and only operations that move much are: small ones take a shorter way and never
  * come here. When it is time to compare (watch/pace.c), the ranks do so behind the operation that they have just done, with the same plan on the
- * same links: everybody is there, nothing is connected, and nobody waits for anything but what he waited for anyway. So only collectives in
+ * same links: everybody is there, nothing is connected, and nobody waits for anything but what he waited for anyway (measuring pairs, later,
+ * connects neighbours that may not have been). So only collectives in
  * which each rank needs something of every other are watched: any of them can carry the least of all ranks' values.
  *
  * A rank's time holds its wait for ranks that came late; the least of all ranks' times doesn't, since whoever came last waited for nobody.
@@ -16,8 +17,8 @@
 #define LEAST_BYTES ((size_t)256 << 10)         /* below it waiting for a turn is most of the time, of which the model knows little */
 
 static struct tp_param params[] = {
-	{ .name = "TELPHER_WATCH", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
-		.doc = "0: nobody looks whether large collectives keep taking more than twice as long as predicted, and why" },
+	{ .name = "TELPHER_WATCH", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1,
+		.doc = "1: ranks look whether large collectives keep taking more than twice as long as predicted, and measure why (one call waits for that)" },
 };
 TP_PARAM_TABLE("watch", params)
 
@@ -62,7 +63,8 @@ void tp_comm_pace_begin(const struct ncclComm *comm, struct tp_op *op)
 {
 	int coll = op->record.func;
 	bool known = coll == TP_ALL_REDUCE || coll == TP_REDUCE_SCATTER || gathers(coll);
-	if (known && total_bytes(comm, op) >= LEAST_BYTES) op->begun_ns = tp_clock_ns();
+	/* Smaller blocks may take the short way on some ranks, which isn't seen here: all ranks must count the same calls. */
+	if (known && op->call.block_bytes > TP_EXEC_FUSED_BYTES && total_bytes(comm, op) >= LEAST_BYTES) op->begun_ns = tp_clock_ns();
 }
 
 ncclResult_t tp_pace_ask(struct ncclComm *comm, struct tp_op *op, enum tp_pace_stage stage)

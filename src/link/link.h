@@ -27,7 +27,7 @@ struct tp_slot {
 struct tp_slot_ref { uint64_t addr; };
 /* Of a net link's sending end: the chunk is the first bytes, which lie here, and behind them memory that is sent from where it lies. It comes out
  * as INLINE at the other end. */
-struct tp_slot_lent { uint64_t addr; void *grant; uint32_t first_bytes, pad; unsigned char first[8]; };
+struct tp_slot_lent { unsigned char first[8]; uint64_t addr; void *grant; uint32_t first_bytes, pad; };
 
 enum tp_link_kind { TP_LINK_SHM, TP_LINK_NET, TP_LINK_SELF, TP_LINK_P2P_DEVICE };
 

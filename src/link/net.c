@@ -20,8 +20,8 @@ static struct tp_param params[] = {
 		.doc = "bytes that a slot of a network link holds, the same on all ranks; unset: 128K for GPU ranks" },
 	[PARAM_DEPTH] = { .name = "TELPHER_NET_DEPTH", .kind = TP_PARAM_INT, .fallback = "8", .min = 2, .max = TP_NET_MAX_REQUESTS,
 		.doc = "slots of a network link, rounded up to a power of two" },
-	[PARAM_LEND] = { .name = "TELPHER_NET_LEND", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
-		.doc = "0: large chunks are always copied into slots, also those that the network could send from where they lie" },
+	[PARAM_LEND] = { .name = "TELPHER_NET_LEND", .kind = TP_PARAM_ENUM, .fallback = "auto", .choices = "0|1|auto",
+		.doc = "1: large chunks are sent from where they lie, where plan and network can; 0: copied into slots; auto: 0 over the software card, which is faster from slots" },
 };
 TP_PARAM_TABLE("link", params)
 
@@ -90,6 +90,16 @@ static ncclResult_t choose_device(struct tp_net_links *nets)
 	return ncclSuccess;
 }
 
+static bool lends(const struct tp_net_links *nets)
+{
+	enum { LEND_NEVER, LEND_ALWAYS, LEND_AUTO };
+	int64_t wanted = tp_param_int(&params[PARAM_LEND]);
+	struct tp_net_properties p = { 0 };
+
+	if (!nets->ops->isendv || wanted == LEND_NEVER) return false;
+	return wanted == LEND_ALWAYS || (nets->ops->properties(nets->dev, &p) == ncclSuccess && !p.software);
+}
+
 /* A link's: channels take turns where all devices lead to all peers. */
 static int device_of(const struct tp_net_links *nets, const struct tp_link_net *end)
 {
@@ -117,9 +127,9 @@ ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links
 	result = tp_net_choose(options->net_name, &nets->ops);
 	if (result != ncclSuccess) goto destroy;
 	tp_net_log_using(nets->ops);
-	nets->lends = nets->ops->isendv && tp_param_int(&params[PARAM_LEND]);
 	result = choose_device(nets);
 	if (result != ncclSuccess) goto destroy;
+	nets->lends = lends(nets);
 	snprintf(nets->via, sizeof(nets->via), "NET/%s/%d", nets->ops->name, nets->dev);
 	result = nets->ops->listen(nets->dev, handle, &nets->listener);
 	if (result != ncclSuccess) goto destroy;

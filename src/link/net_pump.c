@@ -18,16 +18,9 @@ static ncclResult_t send_lent(struct tp_link_net *end, struct tp_slot *slot, voi
 {
 	const struct tp_slot_lent *lent = (const struct tp_slot_lent *)slot->data;
 	struct tp_net_grant *grant = lent->grant;
-	struct iovec parts[3] = { { &slot->bytes, sizeof(struct tp_net_chunk) }, { (void *)(uintptr_t)lent->first, lent->first_bytes },
-		{ (void *)(uintptr_t)lent->addr, slot->bytes - lent->first_bytes } };
-	void *mhandles[3] = { end->mhandle, end->mhandle, grant ? grant->mhandle : NULL };
-	int n = 3;
-
-	if (!lent->first_bytes) {
-		parts[1] = parts[2];
-		mhandles[1] = mhandles[2];
-		n = 2;
-	}
+	struct iovec parts[2] = { { &slot->bytes, sizeof(struct tp_net_chunk) + lent->first_bytes }, { (void *)(uintptr_t)lent->addr, slot->bytes - lent->first_bytes } };
+	void *mhandles[2] = { end->mhandle, grant ? grant->mhandle : NULL };
+	int n = 2;
 	slot->kind = TP_SLOT_INLINE;
 	TP_TRY(end->nets->ops->isendv(end->comm, parts, n, TP_NET_LINK_TAG, mhandles, request));
 	if (*request) end->lent[end->posted % TP_NET_MAX_REQUESTS] = grant;

@@ -203,6 +203,7 @@ static void one_rank_that_does_not_want_it_is_enough(void **state)
 
 int main(void)
 {
+	setenv("TELPHER_WATCH", "1", 1);
 	const struct CMUnitTest tests[] = {
 		WITH_FILES(results_stay_right_within_a_host), WITH_FILES(and_between_hosts), WITH_FILES(and_by_every_algorithm), WITH_FILES(and_on_streams_and_in_groups),
 		WITH_FILES(an_abort_ends_whatever_they_are_at), WITH_FILES(a_slow_communicator_is_told_of), WITH_FILES(one_rank_that_does_not_want_it_is_enough),

@@ -84,6 +84,7 @@ static void nobody_looks_where_it_is_not_wanted(void **state)
 
 int main(void)
 {
+	setenv("TELPHER_WATCH", "1", 1);
 	gpu_need();
 	const struct CMUnitTest tests[] = { WITH_FILES(a_slow_communicator_is_told_of_once), WITH_FILES(nobody_looks_where_it_is_not_wanted) };
 	return cmocka_run_group_tests(tests, NULL, NULL);

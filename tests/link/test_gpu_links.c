@@ -175,7 +175,7 @@ static void run_rank(struct tp_boot *boot, void *arg)
 	must(tp_boot_barrier(boot) == ncclSuccess);
 	if (boot->rank == 0) return;
 	for (int l = 0; l < boot->nlocal; l++)
-		if (world.regions) put(gpu, (uintptr_t)tp_links_region(links, boot->local_ranks[l]), 1);
+		if (world.regions) put(gpu, (uintptr_t)tp_links_region(links, boot->local_ranks[l]) + (uint64_t)(4 * boot->local), 1);
 	tp_links_destroy(links);
 }
 

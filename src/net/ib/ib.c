@@ -37,6 +37,7 @@ static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 	p.guid = first->context->guid;
 	p.port = first->number;
 	p.speed_mbps = device->mbps;
+	p.software = tp_ib_on_software();
 	p.max_bytes = first->attr.max_msg_sz;
 	for (int i = 0; i < device->nports; i++) {
 		p.max_bytes = TP_MIN(p.max_bytes, (size_t)device->ports[i]->attr.max_msg_sz);

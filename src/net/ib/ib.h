@@ -306,6 +306,9 @@ struct tp_ib_comm {
 	uint64_t resend;
 	struct tp_ib_wire_switch peer_switch;
 	uint32_t switches;                      /* for tests and the log */
+	/* sender: what fails on every path is no path's fault */
+	uint64_t switch_below;                  /* the oldest message at the last switch */
+	uint32_t fruitless;                     /* switches since it was another */
 };
 
 ncclResult_t tp_ib_comm_create(bool sending, const struct tp_net_hello *who, int nqps, struct tp_ib_comm **out);

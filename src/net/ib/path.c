@@ -14,6 +14,7 @@
 #define REVIVE_MS 500               /* first attempt to revive a path; doubled with each failure */
 #define REVIVE_MAX_MS 16000
 #define TOLD_MS 1000
+#define FRUITLESS_SWITCHES 16       /* without progress: what can't be sent on any path */
 #define SLOW_TIMES 4                /* what a write of no bytes took before, times this, is no sign of death */
 #define SLOW_MAX_MS 10000
 #define SLOWEST_BYTES_PER_MS 8000   /* what a path moves that isn't dead */
@@ -265,6 +266,15 @@ static struct tp_ib_path *left_for(const struct tp_ib_comm *comm)
 	return comm->used[0];
 }
 
+/* A receiver always has receives outstanding, so it can't tell. */
+static bool is_fruitless(struct tp_ib_comm *comm)
+{
+	if (!comm->sending || comm->willingly || comm->below >= comm->head) return false;
+	comm->fruitless = comm->below == comm->switch_below ? comm->fruitless + 1 : 0;
+	comm->switch_below = comm->below;
+	return comm->fruitless >= FRUITLESS_SWITCHES;
+}
+
 /* Both have left: the same next paths on both sides, from what both said. */
 static ncclResult_t arrive(struct tp_ib_comm *comm)
 {
@@ -283,6 +293,7 @@ static ncclResult_t arrive(struct tp_ib_comm *comm)
 		return ncclSuccess;
 	}
 	comm->switches++;
+	if (is_fruitless(comm)) return tp_ib_fail(comm, ncclSystemError, "message %llu fails on every path: %s", (unsigned long long)comm->below, old->why);
 	tp_ib_use(comm, next, ~dead);
 	comm->failing_ms = 0;
 	tell_of_switch(comm, old, from);

@@ -43,10 +43,13 @@ void tp_ib_expect(struct tp_ib_comm *comm)
 	}
 }
 
+/* A place in the FIFO always has the same queue pair, which keeps order: an older entry that is sent again lands before a newer one. */
+static int announcer(const struct tp_ib_comm *comm, uint64_t number) { return (int)(number % TP_IB_RING % (uint64_t)tp_ib_qps_in_use(comm)); }
+
 void tp_ib_announce(struct tp_ib_comm *comm, uint64_t number)
 {
 	int q;
-	struct tp_ib_path *path = tp_ib_path_at(comm, (int)(number % (uint64_t)tp_ib_qps_in_use(comm)), &q);
+	struct tp_ib_path *path = tp_ib_path_at(comm, announcer(comm, number), &q);
 	struct tp_ib_message *m = &comm->messages[number % TP_IB_RING];
 	uint64_t slot = number % TP_IB_RING;
 	struct ibv_sge sge = { .addr = (uint64_t)(uintptr_t)comm->block->fifo[slot], .length = (uint32_t)m->n * sizeof(struct tp_ib_fifo), .lkey = 0 };
@@ -68,7 +71,7 @@ void tp_ib_announce(struct tp_ib_comm *comm, uint64_t number)
 static bool may_announce(const struct tp_ib_comm *comm)
 {
 	int q;
-	const struct tp_ib_path *path = tp_ib_path_at(comm, (int)(comm->head % (uint64_t)tp_ib_qps_in_use(comm)), &q);
+	const struct tp_ib_path *path = tp_ib_path_at(comm, announcer(comm, comm->head), &q);
 
 	return comm->head - comm->below < TP_NET_MAX_REQUESTS && path->qps[q].posted - path->qps[q].freed + 2 <= comm->sq_depth;
 }

@@ -159,6 +159,9 @@ ncclResult_t tp_ib_isendv(void *handle, const struct iovec *parts, int n, int ta
 	for (int i = 0; i < n; i++) bytes += parts[i].iov_len;
 	if (bytes > comm->max_bytes)
 		return TP_FAIL(ncclInvalidArgument, "NET/IB : a message of %zu bytes; port %s takes %u at most", bytes, comm->used[0]->port->text, comm->max_bytes);
+	if (n > comm->used[0]->port->context->attr.max_sge)
+		return TP_FAIL(ncclInvalidUsage, "NET/IB : %s sends from %d places at a time, and a buffer that is sent from where it lies needs %d: TELPHER_NET_LEND=0 copies it instead",
+			comm->used[0]->port->text, comm->used[0]->port->context->attr.max_sge, n);
 	TP_TRY(comm->error);
 	if (!may_begin(comm) || (m->n == 0 && !take_entries(comm, m))) {
 		TP_TRY(tp_ib_progress(comm));

@@ -101,10 +101,10 @@ static bool sort(struct tp_ib_control *control, const struct tp_ib_record *recor
 	if (record->head.bytes > sizeof(control->inbox[0])) return false;
 	pthread_mutex_lock(&control->lock);
 	bool room = control->count < TP_IB_INBOX, known = false;
-	/* Attempts to revive a path go on while the owner is elsewhere: the last one is enough. */
-	for (uint32_t i = 0; i < control->count && record->head.type == TP_IB_REVIVE; i++) {
+	/* These are said again and again while the owner is elsewhere: the last one is enough. */
+	for (uint32_t i = 0; i < control->count && (record->head.type == TP_IB_REVIVE || record->head.type == TP_IB_WANT); i++) {
 		struct tp_ib_note *old = &control->inbox[(control->first + i) % TP_IB_INBOX];
-		if (old->head.type != TP_IB_REVIVE || old->as.revive.path != record->as.revive.path) continue;
+		if (old->head.type != record->head.type || (record->head.type == TP_IB_REVIVE && old->as.revive.path != record->as.revive.path)) continue;
 		old->as.revive = record->as.revive;
 		known = true;
 	}
