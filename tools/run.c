@@ -323,10 +323,10 @@ static void free_words(char **words)
 	free(words);
 }
 
-/* The ranks add to it, so an earlier job's must not be there. */
+/* The ranks add to it, so an earlier job's must not be there. A pipe nobody reads is an error, not a wait. */
 static int begin_paths(const char *path)
 {
-	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0666);
 	if (fd < 0) return tool_usage_error("run", "--paths: %s can't be written: %s", path, strerror(errno));
 	close(fd);
 	setenv("TELPHER_PATHS_FILE", path, 1);

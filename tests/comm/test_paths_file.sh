@@ -27,4 +27,7 @@ print(f"{len(paths)} pairs, {len(net)} by NET/Socket/0 on lo, {len(refused)} ref
 "$telpher" run --paths /nowhere/at/all true 2>"$where/err"
 expect "a file that can't be written: status" 2 $?
 expect "and message" 1 "$(grep -c -- "--paths: /nowhere/at/all can't be written" "$where/err")"
+mkfifo "$where/pipe"
+timeout 20 "$telpher" run --paths "$where/pipe" true 2>"$where/err"
+expect "a pipe that nobody reads is an error" "2 1" "$? $(grep -c -- "--paths: .*pipe can't be written" "$where/err")"
 exit $((fails > 0))
