@@ -67,8 +67,11 @@ static struct tp_net_grant *grant_for(struct tp_link_net *end, const void *memor
 {
 	struct tp_net_links *nets = end->nets;
 	if (end->grant && covers(end->grant->buffer, memory, bytes)) return end->grant;
+	bool refused = false;           /* that was told */
 	for (struct tp_net_buffer *b = nets->buffers; b; b = b->next) {
-		if (!covers(b, memory, bytes) || b->refused) continue;
+		if (!covers(b, memory, bytes)) continue;
+		refused |= b->refused;
+		if (b->refused) continue;
 		struct tp_net_grant *grant = find_grant(end, b);
 		if (!grant) {
 			uint64_t since = tp_clock_ns();
@@ -77,7 +80,7 @@ static struct tp_net_grant *grant_for(struct tp_link_net *end, const void *memor
 		}
 		if (grant) return end->grant = grant;
 	}
-	tell_copied(nets, memory, bytes);
+	if (!refused) tell_copied(nets, memory, bytes);
 	return NULL;
 }
 

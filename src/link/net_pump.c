@@ -20,9 +20,8 @@ static ncclResult_t send_lent(struct tp_link_net *end, struct tp_slot *slot, voi
 	struct tp_net_grant *grant = lent->grant;
 	struct iovec parts[2] = { { &slot->bytes, sizeof(struct tp_net_chunk) + lent->first_bytes }, { (void *)(uintptr_t)lent->addr, slot->bytes - lent->first_bytes } };
 	void *mhandles[2] = { end->mhandle, grant ? grant->mhandle : NULL };
-	int n = 2;
 	slot->kind = TP_SLOT_INLINE;
-	TP_TRY(end->nets->ops->isendv(end->comm, parts, n, TP_NET_LINK_TAG, mhandles, request));
+	TP_TRY(end->nets->ops->isendv(end->comm, parts, 2, TP_NET_LINK_TAG, mhandles, request));
 	if (*request) end->lent[end->posted % TP_NET_MAX_REQUESTS] = grant;
 	else slot->kind = TP_SLOT_LENT;
 	return ncclSuccess;

@@ -186,15 +186,16 @@ static void one_does_not_want_it(struct ranks *r)
 {
 	setenv("TELPHER_WATCH", r->rank == 1 ? "0" : "1", 1);
 	REQUIRE_OK(ncclCommInitRank(&r->comm, r->nranks, r->id, r->rank));
-	one_algorithm(r);
+	all_collectives(r);
 	REQUIRE_OK(ncclCommDestroy(r->comm));
 	r->comm = NULL;
 }
 
+/* What the test before this one is told of. */
 static void one_rank_that_does_not_want_it_is_enough(void **state)
 {
 	(void)state;
-	struct ranks_options options = { .nranks = 2, .no_comm = true, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO" } };
+	struct ranks_options options = { .nranks = 2, .nhosts = 2, .no_comm = true, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO", "NCCL_NET=Socket" } };
 	assert_true(ranks_run(&options, one_does_not_want_it, NULL));
 	assert_false(was_said("of its predicted speed"));
 }
