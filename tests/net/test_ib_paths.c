@@ -440,10 +440,37 @@ static void a_merged_device_without_any_port_is_named(void **state)
 	ib_pair_close(&pair);
 }
 
+static void what_fails_on_every_path_is_an_error(void **state)
+{
+	struct ib_pair pair;
+	struct tp_ib_memory *good, bad;
+	struct ibv_mr forged[TP_IB_MAX_KEYS];
+	void *receive, *send;
+
+	(void)state;
+	ib_pair_open(&pair, 4096);
+	good = pair.send_memory;
+	bad = *good;
+	for (int k = 0; k < TP_IB_MAX_KEYS; k++) {
+		if (!good->mrs[k]) continue;
+		forged[k] = *good->mrs[k];
+		forged[k].lkey ^= 0x5a5a5a;
+		bad.mrs[k] = &forged[k];
+	}
+	receive = ib_recv(&pair, 0, 1000, 1);
+	pair.send_memory = &bad;
+	send = ib_send(&pair, 0, 1000, 1);
+	if (send) assert_int_not_equal(ib_wait_both(send, receive, NULL), ncclSuccess);
+	assert_non_null(strstr(tp_log_last_error(), "fails on every path"));
+	pair.send_memory = good;
+	ib_pair_close(&pair);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(a_connection_has_a_path_over_each_port, two_ports),
+		cmocka_unit_test_setup(what_fails_on_every_path_is_an_error, two_ports),
 		cmocka_unit_test_setup(a_path_that_falls_silent_is_left_and_taken_back, two_ports),
 		cmocka_unit_test_setup(what_was_outstanding_arrives_once, two_ports),
 		cmocka_unit_test_setup(a_port_that_goes_down_is_left_and_taken_back, two_ports),

@@ -14,7 +14,7 @@
 #define REVIVE_MS 500               /* first attempt to revive a path; doubled with each failure */
 #define REVIVE_MAX_MS 16000
 #define TOLD_MS 1000
-#define FRUITLESS_SWITCHES 16       /* without progress: what can't be sent on any path */
+#define FRUITLESS_SWITCHES 8        /* without progress: what can't be sent on any path */
 #define SLOW_TIMES 4                /* what a write of no bytes took before, times this, is no sign of death */
 #define SLOW_MAX_MS 10000
 #define SLOWEST_BYTES_PER_MS 8000   /* what a path moves that isn't dead */
