@@ -11,6 +11,7 @@ static const struct { const char *name; int (*main)(int argc, char **argv); cons
 	{ "run", tool_run, "start ranks on this machine, as one or several virtual hosts" },
 	{ "perf", tool_perf, "measure and check every collective, with nccl-tests' flags and columns" },
 	{ "explain", tool_explain, "say which plan a collective would run, what each candidate would cost, and why" },
+	{ "tune", tool_tune, "measure every algorithm and make the cost model's constants for this machine of it" },
 	{ "topo", tool_topo, "the machine as tree, matrix or picture; why a path is as it is; what differs from a healthy one" },
 #ifdef TELPHER_VERBS
 	{ "verbs", tool_verbs, "run RDMA programs on the software card, and show the card" },

@@ -12,6 +12,7 @@ int tool_env(int argc, char **argv);
 int tool_explain(int argc, char **argv);
 int tool_topo(int argc, char **argv);
 int tool_calc(int argc, char **argv);
+int tool_tune(int argc, char **argv);
 int tool_verbs(int argc, char **argv);      /* only where the software card is built */
 int tool_probe(int argc, char **argv);      /* only where verbs.h was found */
 int tool_rdma_write(int argc, char **argv); /* the program of that name: `telpher probe write` */

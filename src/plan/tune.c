@@ -56,7 +56,7 @@ _Static_assert(TP_ARRAY_LEN(values) == TP_COST_VALUES, "a record holds every val
 
 static struct tp_param params[] = {
 	{ .name = "TELPHER_TUNE_FILE", .kind = TP_PARAM_STRING,
-		.doc = "file with a table of the cost model's constants; telpher explain --table prints the one in use" },
+		.doc = "file with a table of the cost model's constants; telpher tune makes one by measurement, telpher explain --table prints the one in use" },
 };
 TP_PARAM_TABLE("plan", params)
 

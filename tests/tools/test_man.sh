@@ -11,7 +11,7 @@ says() { # NAME PATTERN TEXT
 	if grep -Eq -- "$2" <<<"$3"; then echo "ok   $1"; else echo "FAIL $1: no '$2' in: $3"; fails=$((fails + 1)); fi
 }
 
-for tool in run perf explain topo calc; do
+for tool in run perf explain tune topo calc; do
 	help=$("$BUILD_DIR/bin/telpher" $tool --help)
 	says "--help of $tool says its name" "^Usage: telpher $tool " "$help"
 	page=$(sed -n '/^\.SH OPTIONS/,/^\.SH [^O]/p' "$SOURCE_DIR/docs/man/telpher-$tool.1" | grep -A2 -E '^\.T[PQ]' | sed 's/\\-/-/g')

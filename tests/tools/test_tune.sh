@@ -1,0 +1,57 @@
+#!/bin/bash
+# telpher tune: a table out of measurements that the library reads, and what it says to nonsense. Times are not judged.
+set -u
+telpher=$BUILD_DIR/bin/telpher
+fails=0
+unset NCCL_ALGO NCCL_PROTO TELPHER_TUNE_FILE
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+export TMPDIR=$dir
+expect() { # NAME WANTED GOT
+	if [ "$2" = "$3" ]; then echo "ok   $1"; else echo "FAIL $1: wanted '$2', got '$3'"; fails=$((fails + 1)); fi
+}
+says() { # NAME PATTERN TEXT
+	if grep -Eq -- "$2" <<<"$3"; then echo "ok   $1"; else echo "FAIL $1: no '$2' in: $3"; fails=$((fails + 1)); fi
+}
+small="-e 512 --rounds 1 --only all_reduce,alltoall"
+
+said=$("$telpher" tune -n 3 $small --no-check -o "$dir/table" 2>&1)
+expect "it tunes" 0 $?
+says "every algorithm is measured" "all_reduce .*RING TREE .*ONE_SHOT" "$said"
+says "choices before and after are shown" "^all_reduce +16 +[A-Z_]+ +[0-9.]+ +[A-Z_]+ +[A-Z_]+" "$said"
+says "and what they lose" "^with the table: +predictions off by a factor of [0-9.]+; choices take" "$said"
+says "the table says what it is of" "^# telpher tune, .*: 3 ranks on 1 hosts, 16 to 512 bytes" "$(cat "$dir/table")"
+TELPHER_TUNE_FILE=$dir/table "$telpher" explain all_reduce 4M -n 3 >/dev/null
+expect "the library reads it" 0 $?
+
+said=$("$telpher" tune -n 2 --hosts 2 $small --launch "$telpher run -n 2 --hosts 2 --no-prefix --" --no-check 2>"$dir/err")
+expect "a launcher of one's own" 0 $?
+says "the table goes to the output" "^across.latency_us" "$said"
+
+said=$("$telpher" tune -n 2 $small 2>&1)
+status=$?
+says "both are measured" "^all_reduce +8 +[0-9.]+ +[0-9.]+ +[0-9.]+" "$said"
+says "and compared" "With the table calls take 1/[0-9.]+ of the time" "$said"
+if [ $status = 0 ]; then says "then the table is printed" "^scale.RING" "$said"; else says "or it says why not" "slower than before, so no table is written" "$said"; fi
+expect "no file is left behind" "err table" "$(cd "$dir" && echo *)"
+
+refuses() { # NAME STATUS PATTERN ARGS
+	local name=$1 wanted=$2 pattern=$3 got status
+	shift 3
+	got=$("$telpher" tune "$@" 2>&1)
+	status=$?
+	expect "$name: status" "$wanted" $status
+	says "$name: message" "$pattern" "$got"
+}
+refuses "one rank" 2 "2 to 4096 ranks" -n 1
+refuses "more hosts than ranks" 2 "as many hosts as ranks" -n 2 --hosts 3
+refuses "no such collective" 2 "all_gather, reduce_scatter" --only allmix
+refuses "no size" 2 "takes a size" -e much
+refuses "less than an element a rank" 2 "an element a rank \(16\)" -n 4 -b 8
+refuses "no rounds" 2 "from 1 to" --rounds 0
+refuses "a word too many" 2 "a word too many" all_reduce
+refuses "no such launcher" 1 "no-such-launcher: No such file.*|the job failed" $small --launch no-such-launcher
+refuses "another number of ranks" 1 "the job had 2 ranks, not the 3" -n 3 $small --launch "$telpher run -n 2 --no-prefix --"
+refuses "a job that writes nothing here" 1 "rank 0 wrote no results here" $small --launch true
+refuses "GPUs with what is for hosts" 2 "goes with -n alone" --gpu --hosts 2
+exit $((fails > 0))
