@@ -35,6 +35,13 @@ says "and compared" "With the table calls take 1/[0-9.]+ of the time" "$said"
 if [ $status = 0 ]; then says "then the table is printed" "^scale.RING" "$said"; else says "or it says why not" "slower than before, so no table is written" "$said"; fi
 expect "no file is left behind" "err table" "$(cd "$dir" && echo *)"
 
+fake=$BUILD_DIR/tests/fake_cuda/libcuda.so.1
+if [ -e "$fake" ] && [ -e "$BUILD_DIR/bench/bench_gpu" ] && ! grep -q "TELPHER_SANITIZE.*thread" "$BUILD_DIR/CMakeCache.txt"; then
+	said=$(TELPHER_CUDA_LIBRARY=$fake TELPHER_CUDA_KERNELS=$fake TELPHER_DEVICE=cuda BENCH_GPU_TINY=1 "$telpher" tune --gpu -n 2 -b 8 -e 8 2>&1)
+	expect "GPUs, by the benchmark" 0 $?
+	says "the table of kernels" "one_shot=[0-9KMG]+:[0-9KMG]+" "$said"
+fi
+
 refuses() { # NAME STATUS PATTERN ARGS
 	local name=$1 wanted=$2 pattern=$3 got status
 	shift 3
@@ -53,5 +60,5 @@ refuses "a word too many" 2 "a word too many" all_reduce
 refuses "no such launcher" 1 "no-such-launcher: No such file.*|the job failed" $small --launch no-such-launcher
 refuses "another number of ranks" 1 "the job had 2 ranks, not the 3" -n 3 $small --launch "$telpher run -n 2 --no-prefix --"
 refuses "a job that writes nothing here" 1 "rank 0 wrote no results here" $small --launch true
-refuses "GPUs with what is for hosts" 2 "goes with -n alone" --gpu --hosts 2
+refuses "GPUs with what is for hosts" 2 "goes with -n, -b and -e alone" --gpu --hosts 2
 exit $((fails > 0))
