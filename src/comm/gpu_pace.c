@@ -6,7 +6,7 @@
  * that isn't one of these costs a comparison. What a graph replays isn't seen.
  *
  * Who is slow can't be measured beside the program's kernels: the topology's slowest pair is named. And what is predicted is a guess unless
- * somebody measured (TELPHER_TUNE_FILE), so only then it is a warning, and only then, or where TELPHER_WATCH is set, anybody looks. */
+ * somebody measured (TELPHER_TUNE_FILE), so only then it is a warning. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,12 +38,10 @@ int tp_gpu_pace_wanted(const struct ncclComm *comm)
 	/* Ranks that share a GPU take turns, or its parts. */
 	struct tp_gpu_pace *pace = comm->gpu->pace;
 	struct tp_cost_model guess;
-	bool asked;
-	int level = pace && !comm->gpu->shared && !comm->gpu->strict ? tp_comm_watch_level(&asked) : 0;
-	if (!level) return 0;
+	if (!pace || comm->gpu->shared || comm->gpu->strict) return 0;
 	tp_cost_gpu_defaults(&guess);
 	pace->measured = tp_cost_is_measured(&comm->model, &guess, false);
-	return asked || pace->measured;
+	return tp_comm_watch_level();
 }
 
 void tp_gpu_pace_agree(struct ncclComm *comm, int wanted)

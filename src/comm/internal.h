@@ -233,7 +233,7 @@ void tp_comm_seek_stall(struct ncclComm *comm, uint64_t waited_ms);
 
 /* pace.c: watches how long collectives of host ranks take, where all ranks want it (TELPHER_WATCH). Run lock held. */
 struct tp_comm_pace;
-int tp_comm_watch_level(bool *is_asked);        /* TELPHER_WATCH, and whether it is set */
+int tp_comm_watch_level(void);          /* TELPHER_WATCH */
 /* Before the ranks agree: what this rank wants and has the memory for; the least of all ranks is what they agree on. 0: nothing. */
 int tp_comm_pace_open(struct ncclComm *comm);
 void tp_comm_pace_agree(struct ncclComm *comm, int level);

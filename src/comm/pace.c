@@ -18,22 +18,17 @@
 #define LEAST_BYTES ((size_t)256 << 10)         /* below it waiting for a turn is most of the time, of which the model knows little */
 
 static struct tp_param params[] = {
-	{ .name = "TELPHER_WATCH", .kind = TP_PARAM_INT, .fallback = "1", .max = 2,
-		.doc = "Ranks look whether large collectives keep taking more than twice as long as predicted, and measure why: 1: by and by (a fiftieth of the "
+	{ .name = "TELPHER_WATCH", .kind = TP_PARAM_INT, .fallback = "0", .max = 2,
+		.doc = "Ranks look whether large collectives keep taking more than twice as long as predicted, and measure why: 1: by and by (a twenty-fifth of the "
 		"time); 2: at every call, to find a slow path soon; 0: nobody looks" },
 };
 TP_PARAM_TABLE("watch", params)
 
-int tp_comm_watch_level(bool *is_asked)
-{
-	*is_asked = tp_param_is_set(&params[0]);
-	return (int)tp_param_int(&params[0]);
-}
+int tp_comm_watch_level(void) { return (int)tp_param_int(&params[0]); }
 
 int tp_comm_pace_open(struct ncclComm *comm)
 {
-	bool asked;
-	int level = tp_comm_watch_level(&asked);
+	int level = tp_comm_watch_level();
 	size_t values = (size_t)comm->nranks * TP_PACE_VALUES;
 	struct tp_comm_pace *pace = level && comm->nranks > 1 ? calloc(1, sizeof(*pace)) : NULL;
 	if (!pace) return 0;

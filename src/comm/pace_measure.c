@@ -1,6 +1,6 @@
 /* Measuring pairs, a turn at a time. A turn goes behind a call that everybody has just done: the ranks meet, by its own plan on its own links, then
  * those that have a part move a short message and a long one behind it. So a call waits for one turn at most, and between turns so many calls go by
- * that they cost a fiftieth of the time (TELPHER_WATCH=2: none go by).
+ * that they cost a twenty-fifth of the time (TELPHER_WATCH=2: none go by).
  *
  * A pair's time is the taker's, from the short message to the end of the long one: when either of them came from the meeting is left out. That takes
  * nothing from the way back, which may have no link. Where the taker comes late, part of the long message has come already, and its time seems shorter
@@ -19,7 +19,7 @@
 #define LONG_US 50e3f                   /* … so long; … */
 #define FEWEST_TURNS 2                  /* (a process that was stopped for a while is slow in one) … */
 #define TOO_LONG_US 1e6f                /* … where it takes so long */
-#define SHARE 50                        /* of the time, one part for measuring */
+#define SHARE 25                        /* of the time, one part for measuring */
 #define FIRST_REST 16
 #define MOST_REST 1024
 

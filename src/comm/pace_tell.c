@@ -74,7 +74,7 @@ static const char *where_to_look(const struct tp_pace_found *f, enum tp_pace_ver
 	return "Look at what else runs on these two ranks' processors and memory, and where they are bound (telpher topo show)";
 }
 
-static void say(struct ncclComm *comm, const struct tp_op *op, enum tp_pace_verdict verdict)
+static void say(struct ncclComm *comm, const struct tp_op *op, enum tp_pace_verdict verdict, bool sure)
 {
 	const struct tp_comm_pace *pace = comm->pace;
 	const struct tp_pace_found *f = &pace->found;
@@ -88,11 +88,11 @@ static void say(struct ncclComm *comm, const struct tp_op *op, enum tp_pace_verd
 	else if (f->took_us > f->like_us) snprintf(beside, sizeof(beside), "while others like it make %.3g GB/s", gbps(f->like_us));
 	else snprintf(beside, sizeof(beside), "and the others are like it");
 	tp_log_set_device(comm->device);
-	if (verdict != TP_PACE_NOTHING)
+	if (sure)
 		TP_WARN("comm %p rank 0: this communicator of %d ranks keeps running at %d%% of its predicted speed: %s. The slowest pair is %s, %s. %s", (void *)comm,
 			comm->nranks, percent, what, pair, beside, where_to_look(f, verdict));
 	else
-		TP_INFO(TP_INIT | TP_TUNING, "comm %p rank 0: this communicator of %d ranks runs at %d%% of its predicted speed: %s. No pair stands out: the slowest is "
+		TP_INFO(TP_INIT | TP_TUNING, "comm %p rank 0: this communicator of %d ranks runs at %d%% of its predicted speed: %s. No pair keeps standing out: the slowest is "
 			"%s, %s. %s", (void *)comm, comm->nranks, percent, what, pair, beside, f->unrest >= RESTLESS ? "The machines are busy" :
 			"The prediction may be wrong here: a table of measured figures (TELPHER_TUNE_FILE) would tell");
 }
@@ -104,11 +104,11 @@ enum tp_pace_end tp_pace_tell(struct ncclComm *comm, const struct tp_op *op)
 	/* Across hosts and within them, whichever of both are there. */
 	bool measured = comm->boot->nhosts > 1 ? pace->across : pace->inside;
 	enum tp_pace_end end = tp_pace_weigh(pace, measured, &verdict);
-	bool speaks = end == TP_PACE_WARNED || (verdict == TP_PACE_NOTHING && !pace->told);
-	if (comm->rank == 0 && speaks && pace->found.from >= 0) say(comm, op, verdict);
+	bool sure = end == TP_PACE_WARNED, speaks = sure || (end == TP_PACE_CALM && !pace->told);
+	if (comm->rank == 0 && speaks && pace->found.from >= 0) say(comm, op, verdict, sure);
 	if (comm->rank == 0 && end == TP_PACE_ONCE_MORE)
 		TP_INFO(TP_TUNING, "comm %p rank 0: rank %d -> rank %d makes %.3g GB/s, others like it %.3g: the watch over the pace looks once more", (void *)comm,
 			pace->found.from, pace->found.to, gbps(pace->found.took_us), gbps(pace->found.like_us));
-	pace->told |= verdict == TP_PACE_NOTHING && pace->found.from >= 0;
+	pace->told |= end == TP_PACE_CALM && pace->found.from >= 0;
 	return end;
 }
