@@ -99,7 +99,7 @@ ncclResult_t tp_agree_model(struct ncclComm *comm)
 	struct found { uint64_t inside, across; int32_t by_ref, watch; struct tp_cores_place place; } *all = tp_alloc((size_t)comm->nranks, sizeof(*all), "the model");
 	if (!all) return ncclSystemError;
 	all[comm->rank] = (struct found){ tp_links_inline_capacity(comm->links, false), tp_links_inline_capacity(comm->links, true),
-		tp_links_by_ref(comm->links), comm->gpu ? tp_gpu_pace_wanted(comm) : comm->nranks > 1 ? tp_comm_pace_wanted() : 0, { 0 } };
+		tp_links_by_ref(comm->links), comm->gpu ? tp_gpu_pace_wanted(comm) : tp_comm_pace_open(comm), { 0 } };
 	tp_cores_fill(&all[comm->rank].place);
 	ncclResult_t result = tp_boot_all_gather(comm->boot, all, sizeof(*all));
 	if (result == ncclSuccess) {
@@ -117,7 +117,7 @@ ncclResult_t tp_agree_model(struct ncclComm *comm)
 		if (!comm->gpu) result = tp_cores_judge(comm, &all[0].place, sizeof(*all));
 		else if (comm->model.slot_bytes_inside) comm->model.slot_bytes_inside *= (size_t)comm->nchannels;
 		if (comm->gpu) tp_gpu_pace_agree(comm, least.watch);
-		else if (result == ncclSuccess && least.watch) result = tp_comm_pace_open(comm, least.watch);
+		else tp_comm_pace_agree(comm, least.watch);
 	}
 	free(all);
 	return result;

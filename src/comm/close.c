@@ -9,8 +9,8 @@
 void tp_comm_tear_down(struct ncclComm *comm)
 {
 	if (comm->runnable.run) tp_engine_forget(&comm->runnable);
-	tp_exec_destroy(comm->exec);
 	tp_comm_pace_close(comm);
+	tp_exec_destroy(comm->exec);
 	if (comm->gpu) tp_gpu_rank_close(comm);
 	tp_comm_topo_close(comm);
 	if (comm->links) tp_links_destroy(comm->links);

@@ -6,7 +6,7 @@
  * that isn't one of these costs a comparison. What a graph replays isn't seen.
  *
  * Who is slow can't be measured beside the program's kernels: the topology's slowest pair is named. And what is predicted is a guess unless
- * somebody measured, so only then it is a warning. */
+ * somebody measured (TELPHER_TUNE_FILE), so only then it is a warning. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,14 +36,18 @@ struct tp_gpu_pace {
 int tp_gpu_pace_wanted(const struct ncclComm *comm)
 {
 	/* Ranks that share a GPU take turns, or its parts. */
-	return comm->gpu->pace && !comm->gpu->shared && !comm->gpu->strict ? tp_comm_pace_wanted() : 0;
+	struct tp_gpu_pace *pace = comm->gpu->pace;
+	struct tp_cost_model guess;
+	if (!pace || comm->gpu->shared || comm->gpu->strict) return 0;
+	tp_cost_gpu_defaults(&guess);
+	pace->measured = tp_cost_is_measured(&comm->model, &guess, false);
+	return tp_comm_watch_level();
 }
 
 void tp_gpu_pace_agree(struct ncclComm *comm, int wanted)
 {
 	if (!comm->gpu->pace) return;
 	comm->gpu->pace->off = wanted == 0;
-	comm->gpu->pace->measured = wanted == 2;
 }
 
 ncclResult_t tp_gpu_pace_open(struct ncclComm *comm)

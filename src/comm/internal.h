@@ -233,9 +233,10 @@ void tp_comm_seek_stall(struct ncclComm *comm, uint64_t waited_ms);
 
 /* pace.c: watches how long collectives of host ranks take, where all ranks want it (TELPHER_WATCH). Run lock held. */
 struct tp_comm_pace;
-/* 0: no; 1: yes; 2: and the model's figures were measured. The least of all ranks is what they agree on. */
-int tp_comm_pace_wanted(void);
-ncclResult_t tp_comm_pace_open(struct ncclComm *comm, int wanted);
+int tp_comm_watch_level(void);          /* TELPHER_WATCH */
+/* Before the ranks agree: what this rank wants and has the memory for; the least of all ranks is what they agree on. 0: nothing. */
+int tp_comm_pace_open(struct ncclComm *comm);
+void tp_comm_pace_agree(struct ncclComm *comm, int level);
 void tp_comm_pace_close(struct ncclComm *comm);
 /* op is about to run: sets op->begun_ns where it is watched. */
 void tp_comm_pace_begin(const struct ncclComm *comm, struct tp_op *op);

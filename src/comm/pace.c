@@ -2,13 +2,14 @@
  *
  * What is watched costs two looks at the clock an operation, and only operations that move much are: small ones take a shorter way and never
  * come here. When it is time to compare (watch/pace.c), the ranks do so behind the operation that they have just done, with the same plan on the
- * same links: everybody is there, nothing is connected, and nobody waits for anything but what he waited for anyway (measuring pairs, later,
- * connects neighbours that may not have been). So only collectives in
- * which each rank needs something of every other are watched: any of them can carry the least of all ranks' values.
+ * same links: everybody is there, nothing is connected, and nobody waits for anything but what he waited for anyway. So only collectives in
+ * which each rank needs something of every other are watched: any of them can carry the least of all ranks' values. Where windows are slow, they
+ * measure pairs (pace_measure.c), by and by.
  *
  * A rank's time holds its wait for ranks that came late; the least of all ranks' times doesn't, since whoever came last waited for nobody.
  *
- * Every step is taken by all ranks or by none: what decides is counts of operations, which are equal, and answers, which are equal too. */
+ * Every step is taken by all ranks or by none: what decides is counts of operations, which are equal, and answers, which are equal too. Nothing of it
+ * fails where the operation itself would not have: memory is taken before ranks agree, and links are those in use. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,38 +18,62 @@
 #define LEAST_BYTES ((size_t)256 << 10)         /* below it waiting for a turn is most of the time, of which the model knows little */
 
 static struct tp_param params[] = {
-	{ .name = "TELPHER_WATCH", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1,
-		.doc = "1: ranks look whether large collectives keep taking more than twice as long as predicted, and measure why (one call waits for that)" },
+	{ .name = "TELPHER_WATCH", .kind = TP_PARAM_INT, .fallback = "0", .max = 2,
+		.doc = "Ranks look whether large collectives keep taking more than twice as long as predicted, and measure why: 1: by and by (a twenty-fifth of the "
+		"time); 2: at every call, to find a slow path soon; 0: nobody looks" },
 };
 TP_PARAM_TABLE("watch", params)
 
-int tp_comm_pace_wanted(void)
+int tp_comm_watch_level(void) { return (int)tp_param_int(&params[0]); }
+
+int tp_comm_pace_open(struct ncclComm *comm)
 {
-	struct tp_param *table = tp_param_find("TELPHER_TUNE_FILE");
-	if (!tp_param_int(&params[0])) return 0;
-	return table && tp_param_is_set(table) ? 2 : 1;
+	int level = tp_comm_watch_level();
+	size_t values = (size_t)comm->nranks * TP_PACE_VALUES;
+	struct tp_comm_pace *pace = level && comm->nranks > 1 ? calloc(1, sizeof(*pace)) : NULL;
+	if (!pace) return 0;
+	pace->in = calloc(values, sizeof(*pace->in));
+	pace->out = calloc(values, sizeof(*pace->out));
+	if (!pace->in || !pace->out) {
+		free(pace->in);
+		free(pace->out);
+		free(pace);
+		return 0;
+	}
+	tp_pace_begin(&pace->pace);
+	comm->pace = pace;
+	return level;
 }
 
-ncclResult_t tp_comm_pace_open(struct ncclComm *comm, int wanted)
+void tp_comm_pace_agree(struct ncclComm *comm, int level)
 {
-	struct tp_comm_pace *pace = tp_alloc(1, sizeof(*pace), "the watch over the pace");
-	if (!pace) return ncclSystemError;
-	comm->pace = pace;
-	pace->measured = wanted == 2;
-	tp_pace_begin(&pace->pace);
-	return ncclSuccess;
+	struct tp_comm_pace *pace = comm->pace;
+	struct tp_cost_model guess;
+	if (!level) tp_comm_pace_close(comm);
+	if (!level || !pace) return;
+	tp_cost_defaults(&guess);
+	pace->hurry = level > 1;
+	pace->across = tp_cost_is_measured(&comm->model, &guess, true);
+	pace->inside = tp_cost_is_measured(&comm->model, &guess, false);
 }
 
 void tp_comm_pace_close(struct ncclComm *comm)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	if (!pace) return;
-	tp_pace_release(pace);
-	tp_plan_free(pace->plan);
+	if (comm->rank == 0 && pace->watched)
+		TP_INFO(TP_INIT | TP_TUNING, "comm %p rank 0: the watch over the pace saw %llu large collectives, compared the ranks' times of them %u times, and "
+			"measured pairs %u times", (void *)comm, (unsigned long long)pace->watched, pace->compared, pace->looks);
+	tp_pace_release(comm);
 	free(pace->in);
 	free(pace->out);
 	free(pace);
 	comm->pace = NULL;
+}
+
+void tp_pace_clear(struct tp_comm_pace *pace, float value)
+{
+	for (int v = 0; v < TP_PACE_VALUES; v++) pace->in[v] = value;
 }
 
 static bool gathers(int coll) { return coll == TP_ALL_GATHER || coll == TP_ALL_TO_ALL; }
@@ -67,7 +92,7 @@ void tp_comm_pace_begin(const struct ncclComm *comm, struct tp_op *op)
 	if (known && op->call.block_bytes > TP_EXEC_FUSED_BYTES && total_bytes(comm, op) >= LEAST_BYTES) op->begun_ns = tp_clock_ns();
 }
 
-ncclResult_t tp_pace_ask(struct ncclComm *comm, struct tp_op *op, enum tp_pace_stage stage)
+ncclResult_t tp_pace_ask(struct ncclComm *comm, struct tp_op *op, enum tp_pace_stage stage, ncclRedOp_t what)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	int coll = op->record.func, blocks = takes_all(coll) ? comm->nranks : 1;
@@ -76,9 +101,10 @@ ncclResult_t tp_pace_ask(struct ncclComm *comm, struct tp_op *op, enum tp_pace_s
 	call.input = pace->in;
 	call.output = pace->out;
 	call.block_bytes = TP_PACE_VALUES * sizeof(*pace->in);
-	call.reduce = (struct tp_reduce){ .type = ncclFloat32, .op = ncclMin };
+	call.reduce = (struct tp_reduce){ .type = ncclFloat32, .op = what };
 	call.tag = op->call.tag ^ (0x9ace0000u + ++pace->turn % 0x10000u);
 	pace->stage = stage;
+	pace->asked = what;
 	return tp_exec_start(comm->exec, &call, &op->running);
 }
 
@@ -86,30 +112,43 @@ ncclResult_t tp_pace_ask(struct ncclComm *comm, struct tp_op *op, enum tp_pace_s
 static const float *answer_of(const struct ncclComm *comm, const struct tp_op *op)
 {
 	struct tp_comm_pace *pace = comm->pace;
-	for (int r = 1; r < comm->nranks && gathers(op->record.func); r++)
-		for (int v = 0; v < TP_PACE_VALUES; v++) pace->out[v] = TP_MIN(pace->out[v], pace->out[r * TP_PACE_VALUES + v]);
+	for (int r = 1; r < comm->nranks && gathers(op->record.func); r++) {
+		for (int v = 0; v < TP_PACE_VALUES; v++) {
+			float other = pace->out[r * TP_PACE_VALUES + v];
+			pace->out[v] = pace->asked == ncclSum ? pace->out[v] + other : TP_MIN(pace->out[v], other);
+		}
+	}
 	return pace->out;
 }
 
 static ncclResult_t compare(struct ncclComm *comm, struct tp_op *op)
 {
 	struct tp_comm_pace *pace = comm->pace;
-	size_t values = (size_t)comm->nranks * TP_PACE_VALUES;
-	if (!pace->in) pace->in = tp_alloc(values, sizeof(*pace->in), "comparing the ranks' times");
-	if (!pace->out) pace->out = tp_alloc(values, sizeof(*pace->out), "comparing the ranks' times");
-	if (!pace->in || !pace->out) return ncclSystemError;
+	tp_pace_clear(pace, 0);
 	tp_pace_window(&pace->pace, pace->in);
 	/* Whoever has no memory to measure with keeps the others from it. */
-	pace->in[TP_PACE_SAMPLES] = tp_pace_may_suspect(&pace->pace) && tp_pace_prepare(pace);
-	return tp_pace_ask(comm, op, TP_PACE_COMPARE);
+	pace->in[TP_PACE_SAMPLES] = tp_pace_may_suspect(&pace->pace) && tp_pace_prepare(comm, op->call.plan);
+	pace->compared++;
+	return tp_pace_ask(comm, op, TP_PACE_COMPARE, ncclMin);
 }
 
-/* Measured, and found. */
-static void end_watch(struct ncclComm *comm, const struct tp_op *op)
+/* Windows have been compared. *idle: that is all. */
+static ncclResult_t judge(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *idle)
 {
 	struct tp_comm_pace *pace = comm->pace;
+	bool suspect = tp_pace_judge(&pace->pace, answer, &pace->median);
+	*idle = !suspect || answer[TP_PACE_SAMPLES] < 1;
+	if (!*idle) return tp_pace_begin_look(comm, op);
 	pace->stage = TP_PACE_IDLE;
-	tp_pace_release(pace);
+	tp_pace_release(comm);
+	if (suspect) tp_pace_put_off(&pace->pace);
+	return ncclSuccess;
+}
+
+static void end_look(struct ncclComm *comm, const struct tp_op *op)
+{
+	struct tp_comm_pace *pace = comm->pace;
+	tp_pace_release(comm);
 	switch (tp_pace_tell(comm, op)) {
 	case TP_PACE_WARNED: tp_comm_pace_close(comm); break;       /* once is enough */
 	case TP_PACE_ONCE_MORE: tp_pace_begin_anew(&pace->pace); break;
@@ -120,25 +159,21 @@ static void end_watch(struct ncclComm *comm, const struct tp_op *op)
 ncclResult_t tp_comm_pace_go_on(struct ncclComm *comm, struct tp_op *op, bool *done)
 {
 	struct tp_comm_pace *pace = comm->pace;
-	bool over = false;
 	*done = true;
 	if (!pace) return ncclSuccess;
 	if (pace->stage == TP_PACE_IDLE) {
-		if (!tp_pace_add(&pace->pace, (double)(tp_clock_ns() - op->begun_ns) / 1e3, op->predicted_us)) return ncclSuccess;
-		*done = false;
-		return compare(comm, op);
+		pace->watched++;
+		if (pace->looking) {
+			pace->rested++;
+			*done = pace->rested <= pace->rest;
+			return *done ? ncclSuccess : tp_pace_take_turn(comm, op);
+		}
+		*done = !tp_pace_add(&pace->pace, (double)(tp_clock_ns() - op->begun_ns) / 1e3, op->predicted_us);
+		return *done ? ncclSuccess : compare(comm, op);
 	}
 	const float *answer = answer_of(comm, op);
-	if (pace->stage == TP_PACE_COMPARE) {
-		bool suspect = tp_pace_judge(&pace->pace, answer, &pace->median);
-		if (!suspect || answer[TP_PACE_SAMPLES] < 1) {
-			pace->stage = TP_PACE_IDLE;
-			tp_pace_release(pace);
-			return ncclSuccess;
-		}
-	}
-	TP_TRY(tp_pace_measure(comm, op, answer, &over));
-	if (over) end_watch(comm, op);
-	*done = over;
+	if (pace->stage == TP_PACE_COMPARE) return judge(comm, op, answer, done);
+	TP_TRY(tp_pace_measure(comm, op, answer, done));
+	if (*done && !pace->looking) end_look(comm, op);
 	return ncclSuccess;
 }

@@ -1,15 +1,15 @@
-/* Between the files that watch a communicator's pace: pace.c compares the ranks' times, pace_pairs.c measures pairs, pace_tell.c judges and
- * tells. */
+/* Between the files that watch a communicator's pace: pace.c compares the ranks' times, pace_pairs.c says who measures with whom, pace_measure.c
+ * measures, pace_sum.c finds the slowest pair, pace_tell.c judges and tells. */
 #ifndef TP_COMM_PACE_H
 #define TP_COMM_PACE_H
 
 #include "comm/internal.h"
 
-/* What ranks tell each other at a time: of each value the least of all ranks. */
-#define TP_PACE_VALUES 40
+/* What ranks tell each other at a time: of each value the least of all ranks, or the sum. */
+#define TP_PACE_VALUES 64
 #define TP_PACE_NONE 3e38f
 
-/* Pairs that should be alike. Values: they travel. */
+/* Pairs that should be alike, where their ranks are as far apart by number too. Values: they travel. */
 enum tp_pace_class {
 	TP_PACE_CORE, TP_PACE_CACHE, TP_PACE_NUMA, TP_PACE_APART,   /* of one host, by what their processors share */
 	TP_PACE_MACHINE,                                            /* hosts that are one machine */
@@ -20,70 +20,110 @@ enum tp_pace_class {
 enum tp_pace_stage {
 	TP_PACE_IDLE,
 	TP_PACE_COMPARE,            /* windows */
-	TP_PACE_MEET,               /* before each measurement: nobody is late */
-	TP_PACE_MOVE,               /* a measurement */
-	TP_PACE_SUM_UP,             /* the best and the worst of each class */
-	TP_PACE_CLAIM,              /* whose pair it is: the lowest rank with the worst */
-	TP_PACE_NAME                /* its other end */
+	TP_PACE_SHARE,              /* which rounds anybody has a part in */
+	TP_PACE_MEET,               /* before each turn: nobody is late */
+	TP_PACE_GREET,              /* a turn: a short message, … */
+	TP_PACE_MOVE,               /* … and a long one behind it */
+	TP_PACE_EXTREMES,           /* of the rounds of one distance the best and the worst of each class, … */
+	TP_PACE_SPREAD,             /* … how the pairs of one class lie between, … */
+	TP_PACE_CLAIM,              /* … whose the worst pair is: the lowest rank with it, … */
+	TP_PACE_NAME                /* … and its other end */
 };
 
-/* A measurement of one phase, in which no rank has two parts. */
+/* Turns of pairs that are as far apart, in which no rank has two parts. */
 struct tp_pace_round {
+	int distance;
+	int sharing;                        /* so many pairs use a host's network at once, at most */
+	bool used;                          /* some rank has a part: agreed */
 	int from, to;                       /* from -1: this rank has no part */
-	float took_us, typical_us;          /* the least of the turns, their median */
-	float spread_us;                    /* by how much more the turns took at the median: the surroundings' part */
+	struct tp_plan *plan;               /* of the part; owned */
+	float took_us, typical_us;          /* of the long messages: the least, the median; TP_PACE_NONE: there was none */
+	float spread_us;                    /* by how much more they took at the median: the surroundings' part */
 	float unrest;                       /* how many times as long a short message took at the median as at its least */
 };
-#define TP_PACE_ROUNDS 64
-#define TP_PACE_SHORT 5                 /* turns of a round, behind one that connects: short messages, … */
-#define TP_PACE_LONG 5                  /* … then long ones */
+#define TP_PACE_ROUNDS TP_PACE_VALUES
+#define TP_PACE_USED 24                 /* so many are measured */
+#define TP_PACE_TURNS 5                 /* of a round */
 
 struct tp_pace_found {                  /* the same on all ranks */
 	enum tp_pace_class kind;
-	int from, to;
-	float took_us, best_us;             /* of this pair the least; of the best of its like what is typical */
+	int from, to;                       /* from -1: none */
+	float took_us, like_us;             /* of this pair the least; what is typical of the better ones of its like, 0: it has none */
 	float expected_us;                  /* by figures that were measured; 0: there are none */
-	float spread_us;                    /* of this pair */
+	float spread_us;                    /* the most of its class */
 	float unrest;                       /* the most of all pairs */
+};
+
+enum tp_pace_verdict {
+	TP_PACE_NOTHING,
+	TP_PACE_BEHIND_LIKE,        /* a pair is far behind others like it */
+	TP_PACE_BEHIND_FIGURES,     /* or behind what was measured */
+	TP_PACE_ALL_SLOW            /* by measured figures the communicator is slow, and no pair more than others */
 };
 
 struct tp_comm_pace {
 	struct tp_pace pace;
 	enum tp_pace_stage stage;
-	bool measured;                      /* the model's figures were, as all ranks say */
+	bool hurry;                         /* measure at every call, whatever that costs */
+	bool across, inside;                /* the model's figures of this kind of link were measured */
 	uint32_t turn;                      /* calls of ours so far: part of their tags */
-	float median;                       /* of the window that is judged */
+	float median;                       /* of the window that was judged last */
 	float *in, *out;                    /* [nranks][TP_PACE_VALUES] */
+	ncclRedOp_t asked;                  /* what is taken of all ranks' values */
 	bool told;                          /* that nothing stands out */
-	bool accused;                       /* the last look found something: `was` */
+	enum tp_pace_verdict was_verdict;   /* of the last look, and what it found */
 	struct tp_pace_found was;
-	/* Measuring. */
-	unsigned char *data;                /* NULL: not now */
-	struct tp_plan *plan;
-	struct tp_exec_transfer transfer;
+	uint64_t watched;                   /* calls */
+	uint32_t compared, looks;
+	/* A look: a turn behind a call, then none behind `rest` calls. */
+	bool looking;
+	uint32_t rest, rested;
+	uint64_t turn_ns, rest_ns;          /* when the last turn began and ended */
+	float cost_us;                      /* of the last turn, here */
+	unsigned char *data;                /* NULL: not prepared */
 	struct tp_pace_round rounds[TP_PACE_ROUNDS];
 	int nrounds, round, turn_of_round;
-	uint64_t move_ns;                   /* when the transfer began */
-	float last_us;
-	float times_us[TP_PACE_SHORT + TP_PACE_LONG];       /* of the round */
-	struct tp_pace_found found;
+	uint64_t part_ns;                   /* when the short or the long message began */
+	float last_us;                      /* of the last turn's long message, here */
+	float short_us[TP_PACE_TURNS], long_us[TP_PACE_TURNS];      /* of the round */
+	struct tp_pace_found found, candidate;                      /* the worst so far; of the distance that is summed up */
+	float best_us;                      /* of the candidate's class, at the median */
 };
 
-/* Starts a call that gives all ranks the least of each value in pace->in, on op's own links. */
-ncclResult_t tp_pace_ask(struct ncclComm *comm, struct tp_op *op, enum tp_pace_stage stage);
-/* pace_pairs.c: memory for measuring; false: none. The next step after `stage`, whose answer is there; *done: it is over, pace->found is known. */
-bool tp_pace_prepare(struct tp_comm_pace *pace);
-void tp_pace_release(struct tp_comm_pace *pace);
-void tp_pace_pair_up(const struct ncclComm *comm, struct tp_comm_pace *pace);   /* this rank's part in each round; as many rounds on all ranks */
-ncclResult_t tp_pace_measure(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *done);
-size_t tp_pace_bytes(void);             /* of a measurement */
+/* Starts a call that gives all ranks the least of each value in pace->in, or the sum, on op's own links. */
+ncclResult_t tp_pace_ask(struct ncclComm *comm, struct tp_op *op, enum tp_pace_stage stage, ncclRedOp_t what);
+void tp_pace_clear(struct tp_comm_pace *pace, float value);     /* all values of `in` */
+
+/* pace_pairs.c. This rank's part in each round; as many rounds on all ranks. */
+void tp_pace_pair_up(const struct ncclComm *comm, struct tp_comm_pace *pace);
+enum tp_pace_class tp_pace_class_of(const struct ncclComm *comm, int a, int b);
+
+/* pace_measure.c. All that may fail, before ranks agree to measure: memory, and plans over the links that op's plan has open between two ranks.
+ * false: this rank can't. */
+bool tp_pace_prepare(struct ncclComm *comm, const struct tp_plan *plan);
+void tp_pace_release(struct ncclComm *comm);
+ncclResult_t tp_pace_begin_look(struct ncclComm *comm, struct tp_op *op);       /* they agreed */
+ncclResult_t tp_pace_take_turn(struct ncclComm *comm, struct tp_op *op);
+/* What follows pace->stage. *idle: nothing does, behind this call; then, if pace->looking isn't set, the look is over. */
+ncclResult_t tp_pace_measure(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *idle);
+size_t tp_pace_bytes(void);             /* of a long message */
+uint32_t tp_pace_rest(float cost_us, float elapsed_us, uint32_t calls); /* calls until the next turn, of which the last cost so much after so many calls */
+
+/* pace_sum.c: the rounds of one distance are over; *done: pace->found is the worst so far. */
+ncclResult_t tp_pace_sum_up(struct ncclComm *comm, struct tp_op *op);
+ncclResult_t tp_pace_go_on_summing(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *done);
+#define TP_PACE_BUCKETS TP_PACE_VALUES  /* of times between the best one and the worst, four for each doubling */
+int tp_pace_bucket(float us, float best_us);
+float tp_pace_like_us(const float counts[TP_PACE_BUCKETS], float best_us);      /* 0: there are no two pairs */
+
 /* pace_tell.c. Of what was found: */
 enum tp_pace_end {
-	TP_PACE_CALM,               /* nothing stands out */
+	TP_PACE_CALM,               /* nothing stands out, or each time something else */
 	TP_PACE_ONCE_MORE,          /* something does, for the first time */
 	TP_PACE_WARNED              /* again; rank 0 has said so */
 };
 enum tp_pace_end tp_pace_tell(struct ncclComm *comm, const struct tp_op *op);
+enum tp_pace_end tp_pace_weigh(struct tp_comm_pace *pace, bool measured, enum tp_pace_verdict *verdict);        /* the same, said to nobody */
 float tp_pace_expected_us(const struct ncclComm *comm, enum tp_pace_class kind, size_t bytes);
 
 #endif

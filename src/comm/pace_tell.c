@@ -1,6 +1,7 @@
 /* What is said of a communicator that is slow. A warning must be true, so it needs more than the cost model, whose figures are guesses mostly: a
- * pair that is far behind others like it, by much more than its turns differ among themselves; or figures that somebody measured here. And it needs
- * two looks that find the same. Otherwise it is an INFO line, once, and the watch goes on. All ranks judge alike; rank 0 speaks. */
+ * pair that is far behind others like it, by much more than turns of such pairs differ; or figures that somebody measured here. And it needs
+ * two looks, one after the other, that find the same. Otherwise it is an INFO line, once, and the watch goes on. All ranks judge alike; rank 0
+ * speaks. */
 #include <stdio.h>
 #include <string.h>
 
@@ -13,38 +14,46 @@
 /* Within a host the model's figures are of data in caches. */
 float tp_pace_expected_us(const struct ncclComm *comm, enum tp_pace_class kind, size_t bytes)
 {
-	if ((kind != TP_PACE_MACHINE && kind != TP_PACE_REMOTE) || !comm->pace->measured) return 0;
+	if ((kind != TP_PACE_MACHINE && kind != TP_PACE_REMOTE) || !comm->pace->across) return 0;
 	return (float)(comm->model.across.latency_us + (double)bytes * comm->model.across.us_per_byte);
 }
 
 static double gbps(float us) { return us > 0 ? (double)tp_pace_bytes() / (double)us / 1e3 : 0; }
 
-enum verdict { NOTHING, BEHIND_LIKE, BEHIND_FIGURES, ALL_SLOW };
-
-static enum verdict judge(const struct tp_comm_pace *pace)
+static enum tp_pace_verdict judge(const struct tp_pace_found *f, bool measured)
 {
-	const struct tp_pace_found *f = &pace->found;
 	float noise_us = SPREADS * f->spread_us;
-	if (f->from < 0 || f->to < 0) return NOTHING;
-	if (f->took_us >= FAR_BEHIND * f->best_us && f->took_us - f->best_us > noise_us) return BEHIND_LIKE;
-	if (f->expected_us > 0 && f->took_us > TP_PACE_SLOW_RATIO * f->expected_us && f->took_us - f->expected_us > noise_us) return BEHIND_FIGURES;
-	return pace->measured && f->unrest < RESTLESS ? ALL_SLOW : NOTHING;
+	if (f->from < 0 || f->to < 0) return TP_PACE_NOTHING;
+	if (f->like_us > 0 && f->took_us >= FAR_BEHIND * f->like_us && f->took_us - f->like_us > noise_us) return TP_PACE_BEHIND_LIKE;
+	if (f->expected_us > 0 && f->took_us > TP_PACE_SLOW_RATIO * f->expected_us && f->took_us - f->expected_us > noise_us) return TP_PACE_BEHIND_FIGURES;
+	return measured && f->unrest < RESTLESS ? TP_PACE_ALL_SLOW : TP_PACE_NOTHING;
 }
 
 /* One host or rank that is slow makes several pairs slow, of which now one and now another is the slowest. */
-static bool is_same(const struct tp_comm_pace *pace, enum verdict verdict)
+static bool is_same(const struct tp_comm_pace *pace, enum tp_pace_verdict verdict)
 {
 	const struct tp_pace_found *f = &pace->found, *was = &pace->was;
-	if (!pace->accused) return false;
-	return verdict == ALL_SLOW || f->from == was->from || f->to == was->to || f->from == was->to || f->to == was->from;
+	if (verdict != pace->was_verdict) return false;
+	if (verdict == TP_PACE_ALL_SLOW) return true;
+	return f->kind == was->kind && (f->from == was->from || f->to == was->to || f->from == was->to || f->to == was->from);
+}
+
+enum tp_pace_end tp_pace_weigh(struct tp_comm_pace *pace, bool measured, enum tp_pace_verdict *verdict)
+{
+	bool first = pace->was_verdict == TP_PACE_NOTHING;
+	*verdict = judge(&pace->found, measured);
+	if (*verdict != TP_PACE_NOTHING && is_same(pace, *verdict)) return TP_PACE_WARNED;
+	/* Each time something else is no slow pair: the watch begins again, later. */
+	pace->was_verdict = first ? *verdict : TP_PACE_NOTHING;
+	pace->was = pace->found;
+	return pace->was_verdict == TP_PACE_NOTHING ? TP_PACE_CALM : TP_PACE_ONCE_MORE;
 }
 
 static void describe_op(const struct ncclComm *comm, const struct tp_op *op, char *text, size_t bytes)
 {
-	const struct tp_comm_pace *pace = comm->pace;
-	double predicted = op->predicted_us, took = predicted * (double)pace->median;
-	snprintf(text, bytes, "%s of %zu bytes a block by %s takes %.3g ms where %.3g ms are predicted (median of the last operations; waiting for ranks that come "
-		"late is left out)", tp_coll_name((enum tp_coll)op->record.func), op->call.block_bytes, tp_algo_name(op->call.plan->spec.algo), took / 1e3, predicted / 1e3);
+	snprintf(text, bytes, "large collectives take %.3g times as long as predicted (the median of the last ones; waiting for ranks that come late is left out; "
+		"the prediction is %.3g ms for %s of %zu bytes a block by %s)", (double)comm->pace->median, op->predicted_us / 1e3, tp_coll_name((enum tp_coll)op->record.func),
+		op->call.block_bytes, tp_algo_name(op->call.plan->spec.algo));
 }
 
 static void describe_pair(struct ncclComm *comm, char *text, size_t bytes)
@@ -57,15 +66,15 @@ static void describe_pair(struct ncclComm *comm, char *text, size_t bytes)
 		to->host_name, (int)to->pid, path.via, path.device[0] ? " on " : "", path.device, gbps(f->took_us));
 }
 
-static const char *where_to_look(const struct tp_pace_found *f, enum verdict verdict)
+static const char *where_to_look(const struct tp_pace_found *f, enum tp_pace_verdict verdict)
 {
-	if (verdict == ALL_SLOW) return "Look at what all pairs share: load, clocks and power of the processors, the network as a whole";
+	if (verdict == TP_PACE_ALL_SLOW) return "Look at what all pairs share: load, clocks and power of the processors, the network as a whole";
 	if (f->kind == TP_PACE_MACHINE || f->kind == TP_PACE_REMOTE)
 		return "Look at its ports, cable and switch, at limits and queues on the way (ethtool -S, tc -s qdisc), and at who else uses it (telpher probe)";
 	return "Look at what else runs on these two ranks' processors and memory, and where they are bound (telpher topo show)";
 }
 
-static void say(struct ncclComm *comm, const struct tp_op *op, enum verdict verdict)
+static void say(struct ncclComm *comm, const struct tp_op *op, enum tp_pace_verdict verdict, bool sure)
 {
 	const struct tp_comm_pace *pace = comm->pace;
 	const struct tp_pace_found *f = &pace->found;
@@ -73,27 +82,33 @@ static void say(struct ncclComm *comm, const struct tp_op *op, enum verdict verd
 	int percent = (int)(100 / TP_MAX(pace->median, 1) + 0.5f);
 	describe_op(comm, op, what, sizeof(what));
 	describe_pair(comm, pair, sizeof(pair));
-	if (verdict == BEHIND_FIGURES) snprintf(beside, sizeof(beside), "by the measured figures (TELPHER_TUNE_FILE) it makes %.3g GB/s", gbps(f->expected_us));
-	else snprintf(beside, sizeof(beside), "the best of its like makes %.3g GB/s", gbps(f->best_us));
+	if (verdict == TP_PACE_BEHIND_FIGURES)
+		snprintf(beside, sizeof(beside), "while by the measured figures (TELPHER_TUNE_FILE) it makes %.3g GB/s", gbps(f->expected_us));
+	else if (f->like_us <= 0) snprintf(beside, sizeof(beside), "and it has no like");
+	else if (f->took_us > f->like_us) snprintf(beside, sizeof(beside), "while others like it make %.3g GB/s", gbps(f->like_us));
+	else snprintf(beside, sizeof(beside), "and the others are like it");
 	tp_log_set_device(comm->device);
-	if (verdict != NOTHING)
-		TP_WARN("comm %p rank 0: this communicator of %d ranks keeps running at %d%% of its predicted speed: %s. The slowest pair is %s, while %s. %s", (void *)comm,
+	if (sure)
+		TP_WARN("comm %p rank 0: this communicator of %d ranks keeps running at %d%% of its predicted speed: %s. The slowest pair is %s, %s. %s", (void *)comm,
 			comm->nranks, percent, what, pair, beside, where_to_look(f, verdict));
 	else
-		TP_INFO(TP_INIT | TP_TUNING, "comm %p rank 0: this communicator of %d ranks runs at %d%% of its predicted speed: %s. No pair stands out: the slowest is "
-			"%s, while %s. %s", (void *)comm, comm->nranks, percent, what, pair, beside, f->unrest >= RESTLESS ? "The machines are busy" :
+		TP_INFO(TP_INIT | TP_TUNING, "comm %p rank 0: this communicator of %d ranks runs at %d%% of its predicted speed: %s. No pair keeps standing out: the slowest is "
+			"%s, %s. %s", (void *)comm, comm->nranks, percent, what, pair, beside, f->unrest >= RESTLESS ? "The machines are busy" :
 			"The prediction may be wrong here: a table of measured figures (TELPHER_TUNE_FILE) would tell");
 }
 
 enum tp_pace_end tp_pace_tell(struct ncclComm *comm, const struct tp_op *op)
 {
 	struct tp_comm_pace *pace = comm->pace;
-	enum verdict verdict = judge(pace);
-	bool again = is_same(pace, verdict);
-	pace->accused = verdict != NOTHING;
-	pace->was = pace->found;
-	if (verdict != NOTHING && !again) return TP_PACE_ONCE_MORE;
-	if (comm->rank == 0 && pace->found.from >= 0 && (verdict != NOTHING || !pace->told)) say(comm, op, verdict);
-	pace->told = true;
-	return verdict == NOTHING ? TP_PACE_CALM : TP_PACE_WARNED;
+	enum tp_pace_verdict verdict;
+	/* Across hosts and within them, whichever of both are there. */
+	bool measured = comm->boot->nhosts > 1 ? pace->across : pace->inside;
+	enum tp_pace_end end = tp_pace_weigh(pace, measured, &verdict);
+	bool sure = end == TP_PACE_WARNED, speaks = sure || (end == TP_PACE_CALM && !pace->told);
+	if (comm->rank == 0 && speaks && pace->found.from >= 0) say(comm, op, verdict, sure);
+	if (comm->rank == 0 && end == TP_PACE_ONCE_MORE)
+		TP_INFO(TP_TUNING, "comm %p rank 0: rank %d -> rank %d makes %.3g GB/s, others like it %.3g: the watch over the pace looks once more", (void *)comm,
+			pace->found.from, pace->found.to, gbps(pace->found.took_us), gbps(pace->found.like_us));
+	pace->told |= end == TP_PACE_CALM && pace->found.from >= 0;
+	return end;
 }

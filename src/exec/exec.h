@@ -55,6 +55,8 @@ struct tp_exec_op;          /* one running operation */
 
 ncclResult_t tp_exec_create(struct tp_boot *boot, struct tp_links *links, struct tp_exec **out);
 void tp_exec_destroy(struct tp_exec *exec);
+/* What the first tp_exec_start of a plan (not of sends and receives) would do, and might fail in. */
+ncclResult_t tp_exec_prepare(struct tp_exec *exec, const struct tp_plan *plan);
 /* Gets links and lanes ready; allocation-free once a plan has been seen. */
 ncclResult_t tp_exec_start(struct tp_exec *exec, const struct tp_exec_call *call, struct tp_exec_op **out);
 /* Advances; *done once finished (op is recycled then). Operations are run one after the other, in the order of their start.

@@ -110,3 +110,30 @@ ncclResult_t tp_plan_p2p(int rank, int nranks, const struct tp_transfer *transfe
 	else *out = plan;
 	return result;
 }
+
+ncclResult_t tp_plan_pair(int rank, int from, int to, int lane_class, struct tp_plan **out)
+{
+	struct tp_plan *plan = tp_alloc(1, sizeof(*plan), "a plan");
+	if (!plan) return ncclSystemError;
+	plan->programs = tp_alloc(1, sizeof(*plan->programs), "a plan's programs");
+	ncclResult_t result = plan->programs ? ncclSuccess : ncclSystemError;
+	if (result == ncclSuccess) {
+		struct tp_builder b;
+		plan->spec = (struct tp_plan_spec){ .coll = TP_BROADCAST, .algo = TP_ALGO_DIRECT, .root = from, .nchannels = 1 };
+		plan->pieces = plan->input_blocks = plan->output_blocks = 1;
+		tp_build_begin(&b, rank, 0);
+		tp_build_step(&b, tp_build_lane(&b), 0);
+		if (rank == from) {
+			tp_build_read(&b, TP_INPUT, 0);
+			tp_build_give(&b, to, lane_class, true);
+		} else {
+			tp_build_take(&b, from, lane_class);
+			tp_build_write(&b, TP_OUTPUT, 0);
+		}
+		result = tp_build_end(&b, &plan->programs[0]);
+		plan->nprograms = result == ncclSuccess;
+	}
+	if (result != ncclSuccess) tp_plan_free(plan);
+	else *out = plan;
+	return result;
+}

@@ -148,6 +148,8 @@ char *tp_plan_text(const struct tp_plan *plan);
  * receiving lane joined by a local link, whose chunks travel by reference too: one copy. spec.layout is NULL. */
 struct tp_transfer { int peer; bool is_send; };
 ncclResult_t tp_plan_p2p(int rank, int nranks, const struct tp_transfer *transfers, int ntransfers, struct tp_plan **out);
+/* One block from INPUT of `from` to OUTPUT of `to`, over a link of channel 0 that collectives use: the program of rank, which is one of the two. */
+ncclResult_t tp_plan_pair(int rank, int from, int to, int lane_class, struct tp_plan **out);
 
 /* Fits a plan to a message. All ranks compute the same. */
 struct tp_geometry {
@@ -221,6 +223,9 @@ ncclResult_t tp_cost_load_gpu(struct tp_cost_model *model);     /* the same from
 /* A table: a line "name value" each, # begins a comment; names are the model's, "inside.latency_us", "scale.RING". Values
  * that aren't named stay. file: for messages. The model changes only on success. */
 ncclResult_t tp_cost_parse_table(const char *text, size_t bytes, const char *file, struct tp_cost_model *model);
+/* Did a table give the links' times, inside domains or across? (Figures that equal the defaults are nobody's measurement: the defaults print as a
+ * table, too.) */
+bool tp_cost_is_measured(const struct tp_cost_model *model, const struct tp_cost_model *defaults, bool across);
 char *tp_cost_table_text(const struct tp_cost_model *model);    /* the model as such a table; the caller frees it */
 /* The model as ranks compare it: no padding, the same bytes for the same model. */
 #define TP_COST_VALUES 26

@@ -170,6 +170,12 @@ ncclResult_t tp_cost_load_gpu(struct tp_cost_model *model)
 	return ncclSuccess;
 }
 
+bool tp_cost_is_measured(const struct tp_cost_model *model, const struct tp_cost_model *defaults, bool across)
+{
+	const struct tp_cost_link *link = across ? &model->across : &model->inside, *guess = across ? &defaults->across : &defaults->inside;
+	return link->latency_us != guess->latency_us && link->us_per_byte != guess->us_per_byte;
+}
+
 char *tp_cost_table_text(const struct tp_cost_model *model)
 {
 	char *text = NULL;

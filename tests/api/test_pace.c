@@ -1,13 +1,23 @@
 /* The watch over the pace inside a job: what ranks tell each other and measure behind their collectives changes no result, whatever the
  * collective, the algorithm and the ranks' places are, and ends with them. A table that predicts a thousandth of every time makes all of them
- * slow, so that the ranks measure again and again. */
+ * slow, so that the ranks measure again and again: behind every call, here. */
+#include <fcntl.h>
+#include <sys/resource.h>
 #include "api/helper_ranks.h"
 
 #define COUNT ((size_t)72 << 10)        /* floats of a block: enough to be watched */
-#define CALLS 36                        /* two windows and a look */
+#define CALLS 72                        /* two windows and a look of six rounds */
 
 static char table[64], log_file[64];
 static char table_setting[96], log_setting[96];
+
+static int write_table(const char *const *lines, size_t count)
+{
+	int fd = open(table, O_WRONLY | O_TRUNC | O_CLOEXEC);
+	if (fd < 0) return -1;
+	for (size_t i = 0; i < count; i++) dprintf(fd, "%s\n", lines[i]);
+	return close(fd);
+}
 
 static int make_files(void **state)
 {
@@ -33,15 +43,32 @@ static int remove_files(void **state)
 	return 0;
 }
 
-static bool was_said(const char *what)
+/* The last line that says so; "": none does. */
+static const char *line_with(const char *what)
 {
+	static char found[4096];
 	char line[4096];
-	bool found = false;
 	FILE *in = fopen(log_file, "r");
 	assert_non_null(in);
-	while (fgets(line, sizeof(line), in)) found |= strstr(line, what) != NULL;
+	*found = 0;
+	while (fgets(line, sizeof(line), in))
+		if (strstr(line, what)) strcpy(found, line);
 	fclose(in);
 	return found;
+}
+
+static bool was_said(const char *what) { return *line_with(what) != 0; }
+
+struct seen { int calls, compared, looks; };
+
+/* As the watch says at its end; zeros: it says nothing. */
+static struct seen what_it_saw(void)
+{
+	struct seen seen = { 0 };
+	const char *at = strstr(line_with("the watch over the pace saw "), "saw ");
+	if (at) assert_int_equal(sscanf(at, "saw %d large collectives, compared the ranks' times of them %d times, and measured pairs %d times", &seen.calls,
+		&seen.compared, &seen.looks), 3);
+	return seen;
 }
 
 struct buffers { float *in, *out; };
@@ -164,7 +191,7 @@ static void one_aborts(struct ranks *r)
 static void an_abort_ends_whatever_they_are_at(void **state)
 {
 	(void)state;
-	static int after[] = { 16, 32, 64 };
+	static int after[] = { 17, 33, 36, 52 };
 	for (size_t i = 0; i < sizeof(after) / sizeof(after[0]); i++) {
 		struct ranks_options options = { .nranks = 3, .env = { table_setting } };
 		assert_true(ranks_run(&options, one_aborts, &after[i]));
@@ -182,9 +209,128 @@ static void a_slow_communicator_is_told_of(void **state)
 	assert_true(was_said("by NET/Socket/0"));
 }
 
+/* Enough for two looks of three ranks. */
+static void many_calls(struct ranks *r)
+{
+	struct buffers b = make_buffers(r);
+	for (int i = 0; i < 150; i++) {
+		REQUIRE_OK(ncclAllReduce(b.in, b.out, COUNT, ncclFloat32, ncclSum, r->comm, NULL));
+		if (i % 16 == 0) check(r, b.out, COUNT, 0);
+	}
+	free(b.in);
+	free(b.out);
+}
+
+/* A table that corrects algorithms says nothing of links. */
+static void a_guess_is_no_measurement(void **state)
+{
+	(void)state;
+	struct ranks_options options = { .nranks = 2, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO" } };
+	assert_true(ranks_run(&options, many_calls, NULL));
+	assert_true(what_it_saw().looks >= 1);
+	assert_false(was_said("keeps running at"));
+}
+
+static double number_behind(const char *line, const char *what)
+{
+	const char *at = strstr(line, what);
+	return at ? strtod(at + strlen(what), NULL) : 0;
+}
+
+/* By figures that nothing reaches all pairs are slow: whatever is said of the slowest, the others aren't slower. */
+static void what_is_said_of_pairs_does_not_contradict_itself(void **state)
+{
+	(void)state;
+	static const char *const lines[] = { "scale.RING 0.001", "scale.ONE_SHOT 0.001", "scale.TWO_SHOT 0.001", "scale.HALVING_DOUBLING 0.001", "scale.TREE 0.001",
+		"scale.DIRECT 0.001", "inside.latency_us 0.001", "inside.us_per_byte 1e-9" };
+	struct ranks_options options = { .nranks = 3, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO" } };
+	assert_int_equal(write_table(lines, sizeof(lines) / sizeof(lines[0])), 0);
+	assert_true(ranks_run(&options, many_calls, NULL));
+	const char *line = line_with("of its predicted speed");
+	assert_true(*line);
+	double own = number_behind(strstr(line, " by SHM"), ": "), others = number_behind(line, "while others like it make ");
+	assert_true(own > 0);
+	assert_true(strstr(line, "and the others are like it") ? others == 0 : others >= own);
+}
+
+static void fill_descriptors(struct ranks *r, bool fill)
+{
+	static int taken[4096];
+	static int count;
+	struct rlimit limit = { 512, 512 };
+	if (!fill) {
+		while (count) close(taken[--count]);
+		return;
+	}
+	REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	for (int fd; count < 4096 && (fd = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) taken[count++] = fd;
+}
+
+/* A job in a ring has one link to and one from each rank, and no descriptor is left for more. */
+static void no_descriptor_is_left(struct ranks *r)
+{
+	struct buffers b = make_buffers(r);
+	for (int i = 0; i < 2 * CALLS; i++) {
+		if (r->rank == 3 && i == 10) fill_descriptors(r, true);
+		REQUIRE_OK(ncclAllReduce(b.in, b.out, COUNT, ncclFloat32, ncclSum, r->comm, NULL));
+		check(r, b.out, COUNT, 0);
+	}
+	fill_descriptors(r, false);
+	free(b.in);
+	free(b.out);
+}
+
+static void measuring_opens_nothing(void **state)
+{
+	(void)state;
+	struct ranks_options options = { .nranks = 4, .nhosts = 4, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO", "NCCL_NET=Socket", "NCCL_ALGO=RING" } };
+	assert_true(ranks_run(&options, no_descriptor_is_left, NULL));
+	struct seen seen = what_it_saw();
+	assert_true(seen.calls == 2 * CALLS && seen.looks >= 1);
+}
+
+static void no_memory_is_left(struct ranks *r)
+{
+	struct buffers b = make_buffers(r);
+	for (int i = 0; i < 2 * CALLS; i++) {
+		struct rlimit none = { 1 << 20, RLIM_INFINITY };
+		if (r->rank == 1 && i == 10) REQUIRE(setrlimit(RLIMIT_AS, &none) == 0);
+		REQUIRE_OK(ncclAllReduce(b.in, b.out, COUNT, ncclFloat32, ncclSum, r->comm, NULL));
+		check(r, b.out, COUNT, 0);
+	}
+	struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY };
+	REQUIRE(setrlimit(RLIMIT_AS, &all) == 0);
+	free(b.in);
+	free(b.out);
+}
+
+static void whoever_has_no_memory_for_it_keeps_all_from_it(void **state)
+{
+	(void)state;
+	if (SANITIZED) skip();          /* the sanitizers need some now and then */
+	struct ranks_options options = { .nranks = 3, .nhosts = 3, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO", "NCCL_NET=Socket" } };
+	assert_true(ranks_run(&options, no_memory_is_left, NULL));
+	struct seen seen = what_it_saw();
+	assert_true(seen.calls == 2 * CALLS && seen.compared >= 2 && seen.looks == 0);
+}
+
+/* As a job is that nobody has a table for. */
+static void a_healthy_job_is_watched_and_hears_nothing(void **state)
+{
+	(void)state;
+	setenv("TELPHER_WATCH", "1", 1);
+	for (int hosts = 1; hosts <= 2; hosts++) {
+		struct ranks_options options = { .nranks = 4, .nhosts = hosts, .env = { log_setting, "NCCL_DEBUG=INFO", "NCCL_NET=Socket" } };
+		assert_true(ranks_run(&options, many_calls, NULL));
+		assert_true(what_it_saw().calls >= 150);
+		assert_false(was_said("keeps running at"));
+	}
+	setenv("TELPHER_WATCH", "2", 1);
+}
+
 static void one_does_not_want_it(struct ranks *r)
 {
-	setenv("TELPHER_WATCH", r->rank == 1 ? "0" : "1", 1);
+	setenv("TELPHER_WATCH", r->rank == 1 ? "0" : "2", 1);
 	REQUIRE_OK(ncclCommInitRank(&r->comm, r->nranks, r->id, r->rank));
 	all_collectives(r);
 	REQUIRE_OK(ncclCommDestroy(r->comm));
@@ -197,6 +343,7 @@ static void one_rank_that_does_not_want_it_is_enough(void **state)
 	(void)state;
 	struct ranks_options options = { .nranks = 2, .nhosts = 2, .no_comm = true, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO", "NCCL_NET=Socket" } };
 	assert_true(ranks_run(&options, one_does_not_want_it, NULL));
+	assert_int_equal(what_it_saw().calls, 0);
 	assert_false(was_said("of its predicted speed"));
 }
 
@@ -204,10 +351,13 @@ static void one_rank_that_does_not_want_it_is_enough(void **state)
 
 int main(void)
 {
-	setenv("TELPHER_WATCH", "1", 1);
+	setenv("TELPHER_WATCH", "2", 1);
 	const struct CMUnitTest tests[] = {
 		WITH_FILES(results_stay_right_within_a_host), WITH_FILES(and_between_hosts), WITH_FILES(and_by_every_algorithm), WITH_FILES(and_on_streams_and_in_groups),
-		WITH_FILES(an_abort_ends_whatever_they_are_at), WITH_FILES(a_slow_communicator_is_told_of), WITH_FILES(one_rank_that_does_not_want_it_is_enough),
+		WITH_FILES(an_abort_ends_whatever_they_are_at), WITH_FILES(a_slow_communicator_is_told_of), WITH_FILES(a_guess_is_no_measurement),
+		WITH_FILES(what_is_said_of_pairs_does_not_contradict_itself), WITH_FILES(measuring_opens_nothing),
+		WITH_FILES(whoever_has_no_memory_for_it_keeps_all_from_it), WITH_FILES(a_healthy_job_is_watched_and_hears_nothing),
+		WITH_FILES(one_rank_that_does_not_want_it_is_enough),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

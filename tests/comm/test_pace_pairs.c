@@ -1,5 +1,5 @@
 /* Who measures with whom: all ranks see the same rounds, in each of which a rank gives to one or takes from one, and both ends know it; all
- * neighbours are there, both ways. */
+ * neighbours are there, both ways. Where ranks of a host share its network, as many share it in all pairs that are held against each other. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,6 +16,25 @@ static struct tp_boot_peer peers[MOST];
 static struct tp_boot boot = { .peers = peers };
 static struct tp_comm_pace paces[MOST];
 static bool paired[MOST][MOST];
+
+/* Pairs that leave a host at the same time: as many from every host, in all rounds of a distance. */
+static void check_sharing(int nranks, int nhosts)
+{
+	int each = nranks / nhosts, of_distance[MOST + 1] = { 0 };
+	for (int round = 0; round < paces[0].nrounds; round++) {
+		int distance = paces[0].rounds[round].distance;
+		for (int host = 0; host < nhosts; host++) {
+			int leave = 0;
+			for (int r = host * each; r < (host + 1) * each; r++) {
+				const struct tp_pace_round *own = &paces[r].rounds[round];
+				leave += own->from == r && peers[own->to].host != host;
+			}
+			if (!leave) continue;
+			if (!of_distance[distance]) of_distance[distance] = leave;
+			assert_int_equal(leave, of_distance[distance]);
+		}
+	}
+}
 
 static void check(int nranks, int nhosts)
 {
@@ -48,6 +67,7 @@ static void check(int nranks, int nhosts)
 			paired[own->from][own->to] = true;
 		}
 	}
+	if (nhosts > 1 && nranks % nhosts == 0) check_sharing(nranks, nhosts);
 	for (int r = 0; r < nranks; r++) {
 		assert_true(paired[r][(r + 1) % nranks]);
 		assert_true(paired[(r + 1) % nranks][r]);
@@ -73,8 +93,116 @@ static void far_hosts_meet_too(void **s)
 			if (distance > 1) assert_true(paired[4 * host][4 * ((host + distance) % 16)]);
 }
 
+/* ---- What is made of times */
+
+/* Times of pairs, as ranks add them up. */
+static float like(const float *us, int count, float best)
+{
+	float counts[TP_PACE_BUCKETS] = { 0 };
+	for (int i = 0; i < count; i++) counts[tp_pace_bucket(us[i], best)] += 1;
+	return tp_pace_like_us(counts, best);
+}
+
+static void one_lucky_pair_is_not_what_others_are_held_against(void **s)
+{
+	(void)s;
+	const float us[] = { 10, 100, 105, 110, 120, 900 }, slow_host[] = { 100, 100, 1000, 1100, 1200, 1300 }, two[] = { 100, 1000 }, many[] = { 100, 1e9f };
+	float found = like(us, 6, 10);
+	assert_true(found >= 100 && found < 130);
+	/* Two healthy pairs of six are enough. */
+	found = like(slow_host, 6, 100);
+	assert_true(found >= 100 && found < 130);
+	found = like(two, 2, 100);
+	assert_true(found >= 100 && found < 130);
+	assert_true(like(many, 2, 100) < 130);
+	assert_true(like(us, 1, 10) == 0);
+}
+
+static struct tp_comm_pace watch_of(enum tp_pace_class kind, int from, int to, float took_us, float like_us)
+{
+	return (struct tp_comm_pace){ .found = { .kind = kind, .from = from, .to = to, .took_us = took_us, .like_us = like_us, .unrest = 1 } };
+}
+
+/* A second look, after a first that found something. */
+static enum tp_pace_end look_again(struct tp_comm_pace *was, const struct tp_comm_pace *now, bool measured)
+{
+	enum tp_pace_verdict verdict;
+	assert_int_equal(tp_pace_weigh(was, measured, &verdict), TP_PACE_ONCE_MORE);
+	was->found = now->found;
+	return tp_pace_weigh(was, measured, &verdict);
+}
+
+static void the_same_pair_twice_is_told(void **s)
+{
+	(void)s;
+	struct tp_comm_pace was = watch_of(TP_PACE_REMOTE, 1, 2, 1000, 100), now = watch_of(TP_PACE_REMOTE, 1, 0, 2000, 100);
+	assert_int_equal(look_again(&was, &now, false), TP_PACE_WARNED);
+}
+
+static void another_pair_or_class_is_not_the_same(void **s)
+{
+	(void)s;
+	struct tp_comm_pace was = watch_of(TP_PACE_REMOTE, 1, 2, 1000, 100), other = watch_of(TP_PACE_REMOTE, 5, 6, 1000, 100);
+	assert_int_equal(look_again(&was, &other, false), TP_PACE_CALM);
+	was = watch_of(TP_PACE_REMOTE, 1, 2, 1000, 100);
+	other = watch_of(TP_PACE_APART, 1, 0, 1000, 100);
+	assert_int_equal(look_again(&was, &other, false), TP_PACE_CALM);
+}
+
+/* A pair that stood out once, and slowness of all later: neither was seen twice. */
+static void slowness_of_all_does_not_confirm_a_pair(void **s)
+{
+	(void)s;
+	struct tp_comm_pace was = watch_of(TP_PACE_REMOTE, 1, 2, 1000, 100), all = watch_of(TP_PACE_REMOTE, 1, 2, 120, 100);
+	assert_int_equal(look_again(&was, &all, true), TP_PACE_CALM);
+	was = all;
+	assert_int_equal(look_again(&was, &all, true), TP_PACE_WARNED);
+	struct tp_comm_pace pair = watch_of(TP_PACE_REMOTE, 1, 2, 1000, 100);
+	was = all;
+	assert_int_equal(look_again(&was, &pair, true), TP_PACE_CALM);
+}
+
+static void what_turns_differ_by_is_no_slowness(void **s)
+{
+	(void)s;
+	enum tp_pace_verdict verdict;
+	struct tp_comm_pace watch = watch_of(TP_PACE_MACHINE, 1, 2, 1000, 100);
+	watch.found.spread_us = 250;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_CALM);
+	watch.found.spread_us = 200;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_ONCE_MORE);
+}
+
+static void all_are_slow_by_measured_figures_alone(void **s)
+{
+	(void)s;
+	enum tp_pace_verdict verdict;
+	struct tp_comm_pace watch = watch_of(TP_PACE_REMOTE, 1, 2, 120, 100);
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_CALM);
+	watch.found.unrest = 10;        /* a busy machine */
+	assert_int_equal(tp_pace_weigh(&watch, true, &verdict), TP_PACE_CALM);
+	watch.found.unrest = 1;
+	assert_int_equal(tp_pace_weigh(&watch, true, &verdict), TP_PACE_ONCE_MORE);
+}
+
+static void turns_cost_a_twenty_fifth_of_the_time(void **s)
+{
+	(void)s;
+	/* A turn of 7 ms, where a call comes each 10 ms: 17 calls go by. */
+	assert_int_equal(tp_pace_rest(7000, 100 * 10000, 100), 17);
+	assert_int_equal(tp_pace_rest(10, 100 * 10000, 100), 1);
+	assert_int_equal(tp_pace_rest(1e9f, 1, 1), 1024);
+	assert_true(tp_pace_rest(7000, 0, 0) >= 16 && tp_pace_rest(7000, 0, 100) >= 16);
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(both_ends_of_every_pair_know_of_it), cmocka_unit_test(far_hosts_meet_too) };
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(both_ends_of_every_pair_know_of_it), cmocka_unit_test(far_hosts_meet_too),
+		cmocka_unit_test(one_lucky_pair_is_not_what_others_are_held_against), cmocka_unit_test(the_same_pair_twice_is_told),
+		cmocka_unit_test(another_pair_or_class_is_not_the_same), cmocka_unit_test(slowness_of_all_does_not_confirm_a_pair),
+		cmocka_unit_test(what_turns_differ_by_is_no_slowness), cmocka_unit_test(all_are_slow_by_measured_figures_alone),
+		cmocka_unit_test(turns_cost_a_twenty_fifth_of_the_time),
+	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

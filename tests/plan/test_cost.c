@@ -366,6 +366,26 @@ static void a_missing_tune_file_is_an_error_that_names_it(void **state)
 	assert_int_equal(tp_cost_load(&model), ncclSuccess);
 }
 
+static void figures_are_measured_only_where_both_of_a_link_were_given(void **state)
+{
+	(void)state;
+	struct tp_cost_model guess, model;
+	tp_cost_defaults(&guess);
+	model = guess;
+	assert_false(tp_cost_is_measured(&model, &guess, true));
+	assert_int_equal(parse("scale.RING 2\nacross.latency_us 31\n", &model), ncclSuccess);
+	assert_false(tp_cost_is_measured(&model, &guess, true));
+	assert_int_equal(parse("across.us_per_byte 1e-5", &model), ncclSuccess);
+	assert_true(tp_cost_is_measured(&model, &guess, true));
+	assert_false(tp_cost_is_measured(&model, &guess, false));
+	/* The defaults as a table are nobody's measurement. */
+	char *text = tp_cost_table_text(&guess);
+	assert_non_null(text);
+	assert_int_equal(parse(text, &model), ncclSuccess);
+	assert_false(tp_cost_is_measured(&model, &guess, true));
+	free(text);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -382,6 +402,7 @@ int main(void)
 		cmocka_unit_test(a_bad_table_changes_nothing),
 		cmocka_unit_test(a_printed_table_reads_as_the_same_model),
 		cmocka_unit_test(a_missing_tune_file_is_an_error_that_names_it),
+		cmocka_unit_test(figures_are_measured_only_where_both_of_a_link_were_given),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

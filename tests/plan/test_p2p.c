@@ -168,6 +168,20 @@ static void an_empty_group_is_an_empty_plan(void **state)
 	tp_plan_free(plan);
 }
 
+static void a_pair_uses_one_link_that_both_know(void **state)
+{
+	(void)state;
+	for (int rank = 1; rank <= 3; rank += 2) {
+		struct tp_plan *plan;
+		assert_int_equal(tp_plan_pair(rank, 1, 3, 2, &plan), ncclSuccess);
+		const struct tp_program *program = &plan->programs[0];
+		assert_true(plan->nprograms == 1 && program->rank == rank && program->channel == 0);
+		assert_true(program->nsteps == 1 && program->nlinks == 1);
+		assert_true(program->links[0].from == 1 && program->links[0].to == 3 && program->links[0].lane_class == 2 && !program->links[0].token);
+		tp_plan_free(plan);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -177,6 +191,7 @@ int main(void)
 		cmocka_unit_test(a_receive_that_nobody_sends_waits_and_is_told),
 		cmocka_unit_test(groups_and_collectives_may_follow_each_other), cmocka_unit_test(nonsense_is_refused_with_names),
 		cmocka_unit_test(an_empty_group_is_an_empty_plan),
+		cmocka_unit_test(a_pair_uses_one_link_that_both_know),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -73,6 +73,12 @@ ncclResult_t tp_exec_find_plan(struct tp_exec *exec, const struct tp_plan *plan,
 	return ncclSuccess;
 }
 
+ncclResult_t tp_exec_prepare(struct tp_exec *exec, const struct tp_plan *plan)
+{
+	struct tp_exec_plan *ready;
+	return tp_exec_find_plan(exec, plan, &ready);
+}
+
 void tp_exec_forget(struct tp_exec *exec, const struct tp_plan *plan)
 {
 	for (struct tp_exec_plan **at = &exec->plans; *at;) {
