@@ -54,6 +54,8 @@ struct tp_gpu_rank {
 	struct tp_cuda_kernels *kernels;
 	pthread_t loader;                       /* loads them, while `loads` */
 	bool loads;
+	pthread_t asker;                        /* asks NVML about the GPU, while `asks` */
+	bool asks;
 	ncclResult_t load_result;
 	_Atomic(struct tp_cuda_exec *) exec;    /* read without the launch lock by who aborts */
 	/* With comm->launch_lock. */

@@ -55,14 +55,27 @@ static void *load_kernels(void *arg)
 	return NULL;
 }
 
-/* Where there is no thread to be had, await_kernels loads. */
+static void *ask_nvml(void *arg)
+{
+	tp_gpu_ask_nvml(((struct tp_gpu_rank *)arg)->gpu);
+	return NULL;
+}
+
+/* Where there is no thread to be had, await_kernels loads, and the topology asks. */
 void tp_gpu_rank_begin(struct tp_gpu_rank *rank)
 {
 	sigset_t every, before;
 	sigfillset(&every);
 	pthread_sigmask(SIG_SETMASK, &every, &before);
 	rank->loads = pthread_create(&rank->loader, NULL, load_kernels, rank) == 0;
+	rank->asks = pthread_create(&rank->asker, NULL, ask_nvml, rank) == 0;
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void await_nvml(struct tp_gpu_rank *rank)
+{
+	if (rank->asks) pthread_join(rank->asker, NULL);
+	rank->asks = false;
 }
 
 static ncclResult_t await_kernels(struct tp_gpu_rank *rank)
@@ -78,6 +91,7 @@ void tp_gpu_rank_free(struct tp_gpu_rank *rank)
 	if (!rank) return;
 	bool pushed;
 	if (rank->loads) pthread_join(rank->loader, NULL);
+	await_nvml(rank);
 	if ((rank->done || rank->join) && tp_gpu_enter(rank->gpu, &pushed) == ncclSuccess) {
 		if (rank->done) tp_cuda->EventDestroy(rank->done);
 		if (rank->join) tp_cuda->EventDestroy(rank->join);
@@ -173,5 +187,6 @@ ncclResult_t tp_gpu_rank_open(struct ncclComm *comm)
 	ncclResult_t result = open_entered(comm);
 	tp_gpu_rank_now = -1;
 	tp_gpu_leave(pushed);
+	await_nvml(comm->gpu);
 	return result;
 }

@@ -106,6 +106,8 @@ ncclResult_t tp_gpu_buffer_id(const void *ptr, uint64_t *out);  /* 0: CUDA doesn
  * process: enables peer access to peer's context (NULL: another process's). */
 bool tp_gpu_reaches(const struct tp_gpu *gpu, const uint8_t peer_uuid[16], const char *peer_bus_id, char *why, size_t why_bytes);
 ncclResult_t tp_gpu_enable_peer(const struct tp_gpu *gpu, const struct tp_gpu *peer);
+/* Asks NVML about a device, which takes some 30 ms in a virtual machine, so that later questions are answered at once. From any thread. */
+void tp_gpu_ask_nvml(const struct tp_gpu *gpu);
 /* NVLinks between two devices and their kind, by NVML: for the path report ("NV18", "PIX", "SYS"). */
 void tp_gpu_path_name(const struct tp_gpu *gpu, const char *peer_bus_id, char *text, size_t bytes);
 void tp_gpu_bus_path_name(const char *bus_id, const char *peer_bus_id, char *text, size_t bytes);       /* the same between two others */

@@ -139,6 +139,8 @@ ncclResult_t tp_gpu_import(const struct tp_gpu *gpu, const struct tp_gpu_export 
 	return result;
 }
 
+void tp_gpu_ask_nvml(const struct tp_gpu *gpu) { tp_nvml_find(gpu->bus_id); }
+
 void tp_gpu_bus_path_name(const char *bus_id, const char *peer_bus_id, char *text, size_t bytes)
 {
 	if (strcmp(bus_id, peer_bus_id) == 0) snprintf(text, bytes, "LOC");

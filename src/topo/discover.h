@@ -45,15 +45,4 @@ ncclResult_t tp_discover_nics(struct tp_discovery *d);
 /* Some way for NICs to reach GPU memory is there. */
 bool tp_discover_gdr(const struct tp_discovery *d, bool amd);
 
-/* NVML: false where it isn't there or doesn't know the device. */
-struct tp_nvml_link { int count; bool to_switch, to_cpu; char target[20]; };
-struct tp_nvml_device {
-	int index, sm;
-	struct tp_nvml_link links[32];
-	int nlinks;
-	int c2c_count, c2c_mbps;
-	char domain[TP_TOPO_NAME_BYTES];        /* NVLink domain across hosts; "" where there is none */
-};
-bool tp_nvml_describe(const char *bus_id, struct tp_nvml_device *out);
-
 #endif

@@ -75,25 +75,25 @@ static ncclResult_t add_forbidden(struct tp_discovery *d, const char *bus_id, st
 
 static ncclResult_t describe_nvidia(struct tp_discovery *d, const char *bus_id, struct tp_element *gpu)
 {
-	struct tp_nvml_device nvml;
+	const struct tp_nvml_device *nvml = tp_nvml_find(bus_id);
 	char host[32];
 	bool switched = false;
 	/* NVML speaks of this machine; a machine made of files has none, unless a test brings one. */
-	if (!tp_nvml_describe(bus_id, &nvml)) return ncclSuccess;
-	TP_TRY(tp_doc_setf(d->doc, gpu, "dev", "%d", nvml.index));
-	TP_TRY(tp_doc_setf(d->doc, gpu, "sm", "%d", nvml.sm));
-	for (int i = 0; i < nvml.nlinks; i++) {
-		switched = switched || nvml.links[i].to_switch;
-		TP_TRY(add_link(d, gpu, &nvml.links[i]));
+	if (!nvml || nvml->index < 0 || nvml->sm < 0) return ncclSuccess;
+	TP_TRY(tp_doc_setf(d->doc, gpu, "dev", "%d", nvml->index));
+	TP_TRY(tp_doc_setf(d->doc, gpu, "sm", "%d", nvml->sm));
+	for (int i = 0; i < nvml->nlinks; i++) {
+		switched = switched || nvml->links[i].to_switch;
+		TP_TRY(add_link(d, gpu, &nvml->links[i]));
 	}
 	snprintf(host, sizeof(host), "0x%llx", (unsigned long long)d->host_hash);
-	if (switched) TP_TRY(tp_doc_set(d->doc, gpu, "nvldomain", nvml.domain[0] ? nvml.domain : host));
+	if (switched) TP_TRY(tp_doc_set(d->doc, gpu, "nvldomain", nvml->domain[0] ? nvml->domain : host));
 	TP_TRY(add_forbidden(d, bus_id, gpu));
-	if (!nvml.c2c_count) return ncclSuccess;
+	if (!nvml->c2c_count) return ncclSuccess;
 	struct tp_element *c2c = tp_doc_add(d->doc, gpu, "c2c");
 	if (!c2c) return ncclSystemError;
-	TP_TRY(tp_doc_setf(d->doc, c2c, "bw", "%d", nvml.c2c_mbps));
-	return tp_doc_setf(d->doc, c2c, "count", "%d", nvml.c2c_count);
+	TP_TRY(tp_doc_setf(d->doc, c2c, "bw", "%d", nvml->c2c_mbps));
+	return tp_doc_setf(d->doc, c2c, "count", "%d", nvml->c2c_count);
 }
 
 ncclResult_t tp_discover_gpu(struct tp_discovery *d, const char *bus_id, int rank)

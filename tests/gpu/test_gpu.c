@@ -1,4 +1,5 @@
 /* Devices, contexts, memory, exports and pointers. Each test is a process of its own: the driver reads its settings once. */
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -423,6 +424,27 @@ static void body_nvml(void)
 }
 static void nvml_knows_links_and_bridges(void **state) { (void)state; in_child(2, body_nvml); }
 
+/* Each question takes a millisecond in a virtual machine. */
+static void body_nvml_once(void)
+{
+	struct tp_gpu *gpu = gpu_number(0);
+	char text[16];
+	setenv("TELPHER_NVML_LIBRARY", FAKE_NVML_LIBRARY, 1);
+	tp_param_reload();
+	int (*questions)(void);
+	*(void **)&questions = dlsym(dlopen(FAKE_NVML_LIBRARY, RTLD_NOW), "fakeNvmlQuestions");
+	must(questions && questions() == 0);
+	strcpy(gpu->bus_id, "0000:03:00.0");
+	tp_gpu_ask_nvml(gpu);
+	/* 18 states; of its 12 links, all to switches, the first two are asked where they lead. */
+	must(questions() == 18 + 2);
+	tp_gpu_bus_path_name("0000:01:00.0", "0000:03:00.0", text, sizeof(text));
+	int both = questions();
+	for (int i = 0; i < 3; i++) tp_gpu_bus_path_name("0000:03:00.0", "0000:01:00.0", text, sizeof(text));
+	must(both > 20 && questions() == both);
+}
+static void nvml_is_asked_once_about_a_device(void **state) { (void)state; in_child(1, body_nvml_once); }
+
 static void levels_are_names_or_the_old_numbers(void **state)
 {
 	(void)state;
@@ -461,6 +483,7 @@ int main(void)
 		cmocka_unit_test(a_machine_that_shares_nothing_is_found_out),
 		cmocka_unit_test(without_nvml_paths_have_no_name),
 		cmocka_unit_test(nvml_knows_links_and_bridges),
+		cmocka_unit_test(nvml_is_asked_once_about_a_device),
 		cmocka_unit_test(levels_are_names_or_the_old_numbers),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
