@@ -69,8 +69,7 @@ int tp_gpu_failed(const char *call, CUresult error, uint64_t addr, uint64_t byte
 /* An address that CUDA doesn't know is no error: all is zero. Nor is a driver that wasn't started: then nothing is device memory. */
 struct tp_gpu_address tp_gpu_ask(uint64_t addr)
 {
-	unsigned int type = 0;
-	unsigned char managed = 0;
+	unsigned int type = 0, managed = 0;     /* the latter's first byte */
 	int ordinal = -1;
 	CUcontext context = NULL;
 	CUdeviceptr base = 0, mapping = 0;
@@ -82,15 +81,17 @@ struct tp_gpu_address tp_gpu_ask(uint64_t addr)
 	CUpointer_attribute second[] = { CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID };
 	void *mapped[] = { &mapping, &mapping_bytes, &block };
 	/* Managed memory is the host's as well. */
-	if (tp_gpu_driver.PointerGetAttributes(TP_ARRAY_LEN(first), first, values, (CUdeviceptr)addr) != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE || managed)
+	if (tp_gpu_driver.PointerGetAttributes(TP_ARRAY_LEN(first), first, values, (CUdeviceptr)addr) != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE ||
+		(managed & 0xff))
 		return (struct tp_gpu_address){ 0 };
-	/* Memory that was mapped belongs to no context, and its range is the reserved one: what is mapped there may change. */
+	uint64_t end = bytes ? base + bytes : UINT64_MAX;
+	/* Memory that was mapped belongs to no context, and its range may be the reserved one: what is mapped there may change. Memory of a pool
+	 * belongs to none either, and its mapping is the pool's. */
 	if (!context && tp_gpu_driver.PointerGetAttributes(TP_ARRAY_LEN(second), second, mapped, (CUdeviceptr)addr) == CUDA_SUCCESS && mapping_bytes) {
-		base = mapping;
-		bytes = mapping_bytes;
+		end = TP_MIN(end, (uint64_t)mapping + mapping_bytes);
 		id ^= block << 32 | block >> 32;
 	}
-	return (struct tp_gpu_address){ .device = true, .start = base, .end = base + bytes, .id = id, .context = context, .ordinal = ordinal };
+	return (struct tp_gpu_address){ .device = end != UINT64_MAX, .end = end, .id = id, .context = context, .ordinal = ordinal };
 }
 
 /* ---- registered ranges ---- */

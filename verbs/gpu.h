@@ -83,7 +83,7 @@ struct tp_gpu_driver { TP_GPU_FUNCTIONS(TP_GPU_MEMBER, TP_GPU_MEMBER) };
 extern struct tp_gpu_driver tp_gpu_driver;      /* filled once there is a range */
 
 /* What CUDA says about an address. */
-struct tp_gpu_address { bool device; uint64_t start, end, id; CUcontext context; int ordinal; };
+struct tp_gpu_address { bool device; uint64_t end, id; CUcontext context; int ordinal; };
 struct tp_gpu_address tp_gpu_ask(uint64_t addr);
 /* Logs what failed, and gives EFAULT. */
 int tp_gpu_failed(const char *call, CUresult error, uint64_t addr, uint64_t bytes);

@@ -213,7 +213,7 @@ static int check_range(const struct tp_gpu_range *range, uint64_t addr, uint64_t
 		const struct tp_gpu_piece *piece = &range->pieces[i];
 		if (piece->end <= addr || piece->start >= addr + bytes)
 			continue;
-		struct tp_gpu_address now = tp_gpu_ask(TP_MAX(addr, piece->start));
+		struct tp_gpu_address now = tp_gpu_ask(piece->start);
 		if (!now.device || now.id != piece->id)
 			return TP_CARD_FAIL(EFAULT, "%llu bytes of GPU memory at 0x%llx can't be reached: they were freed while they were registered (0x%llx, %llu bytes)",
 				(unsigned long long)bytes, (unsigned long long)addr, (unsigned long long)range->addr, (unsigned long long)range->bytes);

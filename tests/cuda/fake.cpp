@@ -361,6 +361,8 @@ const exported exports[] = {
 	ENTRY(, cuGetProcAddress, )
 	ENTRY(, cuGetProcAddress_v2, )
 	ENTRY(, cuMemcpyPeerAsync, )
+	ENTRY(, cuMemAllocHost_v2, )
+	ENTRY(, cuMemcpyDtoD_v2, )
 	ENTRY(, cuGraphGetEdges, )
 	ENTRY(, cuGraphInstantiate_v2, )
 #undef ENTRY

@@ -43,6 +43,9 @@ TP_CUDA_FUNCTIONS(FAKE_DECLARE, FAKE_DECLARE)
 extern "C" FAKE_EXPORT CUresult cuGetProcAddress(const char *symbol, void **out, int version, cuuint64_t flags);
 extern "C" FAKE_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status);
 extern "C" FAKE_EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream);
+/* perftest's. */
+extern "C" FAKE_EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes);
+extern "C" FAKE_EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes);
 extern "C" FAKE_EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count);
 extern "C" FAKE_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *bad, char *log, size_t log_bytes);
 

@@ -58,6 +58,7 @@ static CUresult copy(guard &held, CUdeviceptr to, CUdeviceptr from, size_t bytes
 	return copy(held, to, from, bytes, stream, false)
 
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { COPY_NOW(cuMemcpy, to, from); }
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) { COPY_NOW(cuMemcpyDtoD_v2, to, from); }
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { COPY_NOW(cuMemcpyHtoD_v2, to, (CUdeviceptr)(uintptr_t)from); }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { COPY_NOW(cuMemcpyDtoH_v2, (CUdeviceptr)(uintptr_t)to, from); }
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) { COPY_LATER(cuMemcpyAsync, to, from); }

@@ -312,6 +312,8 @@ CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
 	return alloc_host(context, bytes, HOST, out);
 }
 
+CUresult cuMemAllocHost_v2(void **out, size_t bytes) { return cuMemHostAlloc(out, bytes, 0); }
+
 CUresult cuMemFreeHost(void *ptr)
 {
 	FAKE_ENTER(cuMemFreeHost);

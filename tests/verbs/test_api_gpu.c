@@ -454,6 +454,36 @@ static void host_memory_that_cuda_knows_is_the_hosts(void **state)
 	pair_close(&p);
 }
 
+/* Stream-ordered memory lies side by side in what the pool maps. */
+static void memory_of_a_pool(void **state)
+{
+	(void)state;
+	struct pair p;
+	CUdeviceptr ptr[2];
+	CUstream stream;
+	pair_open(&p, &patient);
+	assert_int_equal(gpu.StreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(gpu.MemAllocAsync(&ptr[i], BYTES, stream), CUDA_SUCCESS);
+	assert_int_equal(gpu.StreamSynchronize(stream), CUDA_SUCCESS);
+	struct place a = { (uint8_t *)(uintptr_t)ptr[0], ibv_reg_mr(p.a.pd, (void *)(uintptr_t)ptr[0], BYTES, SIDE_ACCESS), 0 };
+	struct place b = { (uint8_t *)(uintptr_t)ptr[1], ibv_reg_mr(p.b.pd, (void *)(uintptr_t)(ptr[1] + 4096), BYTES - 4096, SIDE_ACCESS), 0 };
+	assert_true(a.mr && b.mr);
+	prepare(&a, &b, 33);
+	assert_int_equal(send_from(&p.a, IBV_WR_RDMA_WRITE, &a, 5, 1500001, &b, 5000, 0), 0);
+	expect_ok(&p.a);
+	expect_there(&b, 5000, 5, 1500001);
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(gpu.MemFreeAsync(ptr[i], stream), CUDA_SUCCESS);
+	assert_int_equal(gpu.StreamSynchronize(stream), CUDA_SUCCESS);
+	assert_int_equal(send_from(&p.a, IBV_WR_RDMA_WRITE, &a, 5, 15, &b, 5000, 0), 0);
+	assert_int_equal(next_wc(p.a.cq).status, IBV_WC_LOC_PROT_ERR);
+	ibv_dereg_mr(a.mr);
+	ibv_dereg_mr(b.mr);
+	assert_int_equal(gpu.StreamDestroy(stream), CUDA_SUCCESS);
+	pair_close(&p);
+}
+
 static void memory_of_a_context_that_the_program_made(void **state)
 {
 	(void)state;
@@ -632,6 +662,7 @@ int main(void)
 		cmocka_unit_test(a_message_into_freed_memory_ends_both_ends),
 		cmocka_unit_test(windows_and_regions_made_anew_open_device_memory),
 		cmocka_unit_test(host_memory_that_cuda_knows_is_the_hosts),
+		cmocka_unit_test(memory_of_a_pool),
 		cmocka_unit_test(memory_of_a_context_that_the_program_made),
 		cmocka_unit_test(a_descriptor_that_is_no_dma_buf_is_refused_as_a_card_does),
 		cmocka_unit_test(a_dma_buf_of_a_gpu_is_reached_by_its_address),
