@@ -214,7 +214,6 @@ void tp_gpu_forget(void)
 {
 	pthread_mutex_init(&lock, NULL);
 	ranges = NULL;
-	driver_state = UNUSABLE;
 	atomic_store_explicit(&tp_gpu_lowest, UINT64_MAX, memory_order_relaxed);
 	atomic_store_explicit(&tp_gpu_highest, 0, memory_order_relaxed);
 	tp_gpu_copiers_forget();

@@ -49,7 +49,7 @@ static inline bool tp_gpu_near(uint64_t addr)
 /* 0, EFAULT, or ENOENT: it lies in no registered device memory. */
 int tp_gpu_read_inline(uint64_t addr, void *to, size_t bytes);
 
-void tp_gpu_forget(void);               /* in a forked child, where CUDA doesn't work */
+void tp_gpu_forget(void);               /* in a forked child: CUDA, if its parent had started it, says that it can't be used there */
 
 /* ---- between the two files ---- */
 

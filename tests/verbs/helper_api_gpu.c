@@ -91,7 +91,12 @@ void gpu_unmap_two(uint8_t *ptr)
 static void copy(uint8_t *device, uint8_t *host, size_t bytes, bool put)
 {
 	CUdeviceptr base, at = (CUdeviceptr)(uintptr_t)device;
+	CUcontext its = NULL, old;
 	size_t size;
+	/* Mapped memory has none. */
+	if (gpu.PointerGetAttribute(&its, CU_POINTER_ATTRIBUTE_CONTEXT, at) != CUDA_SUCCESS || !its)
+		its = gpu_primary(0);
+	MUST(CtxPushCurrent, its);
 	while (bytes) {
 		MUST(MemGetAddressRange, &base, &size, at);
 		size_t part = base + size - at < bytes ? base + size - at : bytes;
@@ -103,6 +108,7 @@ static void copy(uint8_t *device, uint8_t *host, size_t bytes, bool put)
 		host += part;
 		bytes -= part;
 	}
+	MUST(CtxPopCurrent, &old);
 }
 
 void gpu_put(uint8_t *to, const void *from, size_t bytes) { copy(to, (uint8_t *)(uintptr_t)from, bytes, true); }

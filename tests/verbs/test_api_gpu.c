@@ -49,21 +49,23 @@ static void get(void *to, const struct place *p, uint32_t offset, size_t bytes)
 }
 
 static uint8_t pattern[BYTES], found[BYTES];
-static void make_pattern(uint32_t seed)
+static void make_pattern(uint32_t bytes, uint32_t seed)
 {
 	uint64_t x = seed * 0x9e3779b97f4a7c15u + 1;
-	for (uint32_t i = 0; i < BYTES; i++) {
+	for (uint32_t i = 0; i < bytes; i += 8) {
 		x = x * 6364136223846793005u + 1442695040888963407u;
-		pattern[i] = (uint8_t)(x >> 56);
+		uint64_t word = x ^ x >> 32;
+		memcpy(pattern + i, &word, 8);
 	}
 }
-/* A place that holds the pattern and another with something else in it. */
-static void prepare(const struct place *from, const struct place *to, uint32_t seed)
+/* A place that holds the pattern and another with something else in it, for messages of so many bytes near their beginning. */
+static void prepare(const struct place *from, const struct place *to, uint32_t bytes, uint32_t seed)
 {
-	make_pattern(seed);
-	put(from, 0, pattern, BYTES);
-	memset(found, 0xee, BYTES);
-	put(to, 0, found, BYTES);
+	bytes += 512;
+	make_pattern(bytes, seed);
+	put(from, 0, pattern, bytes);
+	memset(found, 0xee, bytes);
+	put(to, 0, found, bytes);
 }
 /* bytes from the pattern's offset lie at to, and nothing else around them. */
 static void expect_there(const struct place *to, uint32_t at, uint32_t offset, uint32_t bytes)
@@ -126,7 +128,7 @@ static void with_all_kinds(void (*test)(struct pair *p, const struct place *a, c
 static void write_all(struct pair *p, const struct place *a, const struct place *b)
 {
 	EACH_SIZE {
-		prepare(a, b, (uint32_t)s);
+		prepare(a, b, sizes[s], (uint32_t)s);
 		assert_int_equal(send_from(&p->a, IBV_WR_RDMA_WRITE, a, 3, sizes[s], b, 101, 0), 0);
 		expect_ok(&p->a);
 		expect_there(b, 101, 3, sizes[s]);
@@ -141,7 +143,7 @@ static void writes_of_any_size_between_any_memory(void **state)
 static void read_all(struct pair *p, const struct place *a, const struct place *b)
 {
 	EACH_SIZE {
-		prepare(b, a, (uint32_t)s + 50);
+		prepare(b, a, sizes[s], (uint32_t)s + 50);
 		assert_int_equal(send_from(&p->a, IBV_WR_RDMA_READ, a, 77, sizes[s], b, 5, 0), 0);
 		assert_int_equal(expect_ok(&p->a).byte_len, sizes[s]);
 		expect_there(a, 77, 5, sizes[s]);
@@ -156,7 +158,7 @@ static void reads_of_any_size_between_any_memory(void **state)
 static void send_all(struct pair *p, const struct place *a, const struct place *b)
 {
 	EACH_SIZE {
-		prepare(a, b, (uint32_t)s + 100);
+		prepare(a, b, sizes[s], (uint32_t)s + 100);
 		receive_into(&p->b, b, 200, sizes[s]);
 		assert_int_equal(send_from(&p->a, s % 2 ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM, a, 1, sizes[s], NULL, 0, 0), 0);
 		expect_ok(&p->a);
@@ -189,7 +191,7 @@ static void scatter_lists_may_mix_memory_of_all_kinds(void **state)
 	struct place to[3] = { place_open(&p.b, -1), place_open(&p.b, last), place_open(&p.b, 0) };
 	const uint32_t out[3] = { 4097, 70000, 300001 }, in[3] = { 50003, 20000, 304095 };
 	struct ibv_sge gather[3], scatter[3];
-	make_pattern(7);
+	make_pattern(400000, 7);
 	for (uint32_t i = 0, at = 0; i < 3; at += out[i++]) {
 		put(&from[i], 10, pattern + at, out[i]);
 		gather[i] = (struct ibv_sge){ (uintptr_t)from[i].data + 10, out[i], from[i].mr->lkey };
@@ -240,7 +242,7 @@ static void data_are_posted_inline_from_device_memory(void **state)
 	struct pair p;
 	pair_open(&p, &patient);
 	struct place a = place_open(&p.a, 0), b = place_open(&p.b, 0);
-	prepare(&a, &b, 3);
+	prepare(&a, &b, 100, 3);
 	assert_int_equal(send_from(&p.a, IBV_WR_RDMA_WRITE, &a, 33, 100, &b, 10, IBV_SEND_INLINE), 0);
 	expect_ok(&p.a);
 	expect_there(&b, 10, 33, 100);
@@ -261,7 +263,7 @@ static void datagrams_reach_device_memory_with_their_header(void **state)
 	struct ibv_ah *ah = ibv_create_ah(p.a.pd, &attr);
 	struct ibv_sge sge = { (uintptr_t)a.data, 1000, a.mr->lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .wr.ud = { ah, p.b.qp->qp_num, 0x1111 } }, *bad;
-	prepare(&a, &b, 5);
+	prepare(&a, &b, 1000, 5);
 	receive_into(&p.b, &b, 100, 1040);
 	assert_int_equal(ibv_post_send(p.a.qp, &wr, &bad), 0);
 	expect_ok(&p.a);
@@ -320,7 +322,7 @@ static void a_region_may_lie_in_several_allocations(void **state)
 	for (uint32_t i = 0; i < 2; i++) {
 		struct place there = { two, mr, 0 };
 		uint32_t at = (uint32_t)GPU_BLOCK - 600000 - i;
-		make_pattern(20 + i);
+		make_pattern(BYTES, 20 + i);
 		put(sources[i], 0, pattern, BYTES);
 		assert_int_equal(send_from(&p.a, IBV_WR_RDMA_WRITE, sources[i], 1, 1200001, &there, at, 0), 0);
 		expect_ok(&p.a);
@@ -411,7 +413,7 @@ static void windows_and_regions_made_anew_open_device_memory(void **state)
 	struct place a = place_open(&p.a, 0), b = place_open(&p.b, 0);
 	struct ibv_mw *mw = ibv_alloc_mw(p.b.pd, IBV_MW_TYPE_1);
 	struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED, .bind_info = { b.mr, (uintptr_t)b.data + 1000, 5000, IBV_ACCESS_REMOTE_WRITE } };
-	prepare(&a, &b, 9);
+	prepare(&a, &b, 110000, 9);
 	assert_int_equal(ibv_bind_mw(p.b.qp, mw, &bind), 0);
 	expect_ok(&p.b);
 	expect_write_to(&p, &a, (uintptr_t)b.data + 1500, 4000, mw->rkey, IBV_WC_SUCCESS);
@@ -469,7 +471,7 @@ static void memory_of_a_pool(void **state)
 	struct place a = { (uint8_t *)(uintptr_t)ptr[0], ibv_reg_mr(p.a.pd, (void *)(uintptr_t)ptr[0], BYTES, SIDE_ACCESS), 0 };
 	struct place b = { (uint8_t *)(uintptr_t)ptr[1], ibv_reg_mr(p.b.pd, (void *)(uintptr_t)(ptr[1] + 4096), BYTES - 4096, SIDE_ACCESS), 0 };
 	assert_true(a.mr && b.mr);
-	prepare(&a, &b, 33);
+	prepare(&a, &b, 1510000, 33);
 	assert_int_equal(send_from(&p.a, IBV_WR_RDMA_WRITE, &a, 5, 1500001, &b, 5000, 0), 0);
 	expect_ok(&p.a);
 	expect_there(&b, 5000, 5, 1500001);
@@ -498,7 +500,7 @@ static void memory_of_a_context_that_the_program_made(void **state)
 		assert_non_null(own.mr);
 		assert_int_equal(gpu.CtxPopCurrent(&old), CUDA_SUCCESS);
 		struct place a = place_open(&p.a, 0);
-		prepare(&a, &own, 30);
+		prepare(&a, &own, 700001, 30);
 		assert_int_equal(send_from(&p.a, IBV_WR_RDMA_WRITE, &a, 5, 700001, &own, 9, 0), 0);
 		expect_ok(&p.a);
 		expect_there(&own, 9, 5, 700001);
@@ -548,7 +550,7 @@ static void a_dma_buf_of_a_gpu_is_reached_by_its_address(void **state)
 	assert_non_null(mr);
 	close(fd);
 	struct place a = place_open(&p.a, -1), there = { two, mr, 0 };
-	prepare(&a, &there, 40);
+	prepare(&a, &there, 1000003, 40);
 	assert_int_equal(send_from(&p.a, IBV_WR_RDMA_WRITE, &a, 0, 1000003, &there, 50, 0), 0);
 	expect_ok(&p.a);
 	expect_there(&there, 50, 0, 1000003);
@@ -571,8 +573,8 @@ static void a_dma_buf_of_pages_is_mapped(void **state)
 	assert_non_null(mr);
 	close(fd);
 	struct place a = place_open(&p.a, 0);
-	make_pattern(41);
-	put(&a, 0, pattern, BYTES);
+	make_pattern(80000, 41);
+	put(&a, 0, pattern, 80000);
 	expect_write_to(&p, &a, 0x10000 + 7, 70001, mr->rkey, IBV_WC_SUCCESS);
 	assert_memory_equal(view + 5001 + 7, pattern, 70001);
 	struct place b = place_open(&p.b, -1), mapped = { (uint8_t *)0x10000, mr, -1 };
@@ -626,7 +628,7 @@ static void a_capture_is_not_disturbed(void **state)
 	pair_open(&p, &patient);
 	struct place a = place_open(&p.a, 0), b = place_open(&p.b, 0);
 	uint8_t *more = gpu_alloc(gpu_devices() - 1, 4096);
-	prepare(&a, &b, 60);
+	prepare(&a, &b, 800000, 60);
 	assert_int_equal(gpu.StreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
 	assert_int_equal(gpu.StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
 	assert_int_equal(send_from(&p.a, IBV_WR_RDMA_WRITE, &a, 0, 800000, &b, 100, 0), 0);
@@ -669,7 +671,6 @@ int main(void)
 		cmocka_unit_test(a_dma_buf_of_pages_is_mapped),
 		cmocka_unit_test(a_stream_that_waits_for_what_a_write_brings_is_not_waited_for),
 	};
-	alarm(110);
 	gpu_start();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,12 +35,13 @@ static int use_host(struct end *end, const struct kept *kept)
 }
 
 static uint8_t pattern[PLACE], found[PLACE];
-static void make_pattern(uint32_t seed)
+static void make_pattern(uint32_t bytes, uint32_t seed)
 {
 	uint64_t x = seed * 0x9e3779b97f4a7c15u + 1;
-	for (uint32_t i = 0; i < PLACE; i++) {
+	for (uint32_t i = 0; i < bytes; i += 8) {
 		x = x * 6364136223846793005u + 1442695040888963407u;
-		pattern[i] = (uint8_t)(x >> 56);
+		uint64_t word = x ^ x >> 32;
+		memcpy(pattern + i, &word, 8);
 	}
 }
 static void put(const struct end *end, bool on_gpu, const void *from, size_t bytes)
@@ -73,7 +74,7 @@ static int asks(struct end *end, bool on_gpu)
 		CHECK(use_gpu(end, &kept) == 0);
 	CHECK(end_meet(end) == 0);
 	EACH_SIZE {
-		make_pattern(s);
+		make_pattern(sizes[s], s);
 		put(end, on_gpu, pattern, sizes[s]);
 		CHECK(end_do(end, &(struct request){ .opcode = IBV_WR_RDMA_WRITE, .bytes = sizes[s], .remote_offset = 5 }) == 0);
 		memset(found, 0, sizes[s]);
@@ -105,7 +106,7 @@ static int answers(struct end *end, bool on_gpu)
 		if (s == 0)
 			CHECK(end_meet(end) == 0);
 		CHECK(end_wait(end, &wc) == 0 && wc.status == IBV_WC_SUCCESS && wc.byte_len == sizes[s]);
-		make_pattern(s);
+		make_pattern(sizes[s], s);
 		CHECK(end_wait(end, &wc) == 0 && wc.status == IBV_WC_SUCCESS && wc.imm_data == htonl(s));
 		CHECK(holds(end, on_gpu, 0, pattern, sizes[s] < 5 ? sizes[s] : 5));
 		CHECK(holds(end, on_gpu, 9, pattern, sizes[s]));
