@@ -257,8 +257,12 @@ static bool push(const struct transfer *transfer, uint64_t addr, uint8_t *host, 
 	return ok;
 }
 
-/* What is written last: programs, and kernels, poll the end of a message. */
-static size_t tail_of(uint64_t addr, size_t bytes) { return bytes >= 8 && ((addr + bytes) & 7) == 0 ? 8 : 1; }
+/* What is written last: programs, and kernels, poll the end of a message. A word comes at once. */
+static size_t tail_of(uint64_t addr, size_t bytes)
+{
+	uint64_t end = addr + bytes;
+	return bytes >= 8 && (end & 7) == 0 ? 8 : bytes >= 4 && (end & 3) == 0 ? 4 : 1;
+}
 
 /* ---- copies ---- */
 

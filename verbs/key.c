@@ -197,7 +197,8 @@ static int copy_checked(void *to, const void *from, size_t bytes, bool write)
 /* Copies so that the last bytes become visible after all others: programs poll the last byte of a message. */
 void tp_key_copy(uint8_t *to, const uint8_t *from, size_t bytes)
 {
-	size_t tail = bytes >= 8 && ((uintptr_t)(to + bytes) & 7) == 0 ? 8 : 1;
+	uintptr_t end = (uintptr_t)(to + bytes);
+	size_t tail = bytes >= 8 && (end & 7) == 0 ? 8 : bytes >= 4 && (end & 3) == 0 ? 4 : 1;
 	memcpy(to, from, bytes - tail);
 	to += bytes - tail;
 	from += bytes - tail;
@@ -205,6 +206,10 @@ void tp_key_copy(uint8_t *to, const uint8_t *from, size_t bytes)
 		uint64_t word;
 		memcpy(&word, from, 8);
 		__atomic_store_n((uint64_t *)(void *)to, word, __ATOMIC_RELEASE);
+	} else if (tail == 4) {
+		uint32_t half;
+		memcpy(&half, from, 4);
+		__atomic_store_n((uint32_t *)(void *)to, half, __ATOMIC_RELEASE);
 	} else {
 		__atomic_store_n(to, *from, __ATOMIC_RELEASE);
 	}

@@ -154,10 +154,28 @@ void visit(uintptr_t ptr, size_t bytes, const std::function<void(char *, size_t)
 }
 }
 
+namespace {
+/* A word comes at once: a kernel, or a stream, may wait for it. */
+void store(void *to, const void *from, size_t bytes)
+{
+	uint32_t word;
+	uint64_t two;
+	if (bytes == 4 && (uintptr_t)to % 4 == 0) {
+		memcpy(&word, from, 4);
+		__atomic_store_n((uint32_t *)to, word, __ATOMIC_RELEASE);
+	} else if (bytes == 8 && (uintptr_t)to % 8 == 0) {
+		memcpy(&two, from, 8);
+		__atomic_store_n((uint64_t *)to, two, __ATOMIC_RELEASE);
+	} else {
+		memmove(to, from, bytes);
+	}
+}
+}
+
 void copy_bytes(uintptr_t to, uintptr_t from, size_t bytes)
 {
 	if (!set.apart) {
-		memmove((void *)to, (const void *)from, bytes);
+		store((void *)to, (const void *)from, bytes);
 		return;
 	}
 	std::vector<char> between(bytes);
@@ -165,7 +183,7 @@ void copy_bytes(uintptr_t to, uintptr_t from, size_t bytes)
 	guard inner(fake::lock);
 	visit(from, bytes, [&](char *place, size_t n) { memcpy(at, place, n); at += n; });
 	at = between.data();
-	visit(to, bytes, [&](char *place, size_t n) { memcpy(place, at, n); at += n; });
+	visit(to, bytes, [&](char *place, size_t n) { store(place, at, n); at += n; });
 }
 
 /* A kernel may wait for a word. */
