@@ -387,6 +387,7 @@ static void detach(struct tp_qp *qp)
 	tp_early_free(&rc->early);
 	tp_early_free(&rc->early_answers);
 	tp_timer_free(rc->timer);
+	free(rc->gathered);
 	free(rc);
 	qp->carrier_data = NULL;
 }

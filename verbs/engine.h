@@ -75,6 +75,11 @@ int tp_wqe_enter(struct tp_qp *qp, struct tp_wqe *wqe, uint32_t access, struct t
 /* Copies bytes at offset of the spans' whole; EFAULT where pages are missing. */
 int tp_span_read(const struct tp_span *spans, int count, uint64_t offset, void *to, size_t bytes);
 int tp_span_write(const struct tp_span *spans, int count, uint64_t offset, const void *from, size_t bytes);
+/* tp_span_read for one packet after the other: of a GPU's memory, a copy of which takes microseconds, more is read at once, up to so many
+ * bytes from offset on that will be wanted (more) before tp_ahead_end. */
+struct tp_ahead { uint8_t *data; uint64_t offset; size_t bytes; };
+int tp_ahead_read(struct tp_ahead *ahead, const struct tp_span *spans, int count, uint64_t offset, void *to, size_t bytes, uint64_t more);
+void tp_ahead_end(struct tp_ahead *ahead);
 /* From spans to spans; *source: the missing pages are the source's. */
 int tp_span_move(const struct tp_span *to, int to_count, uint64_t offset, const struct tp_span *from, int from_count, bool *source);
 

@@ -41,6 +41,7 @@ struct tp_atomic_done { uint32_t psn; uint64_t value; bool valid; };
 
 enum tp_rc_message { TP_RC_NONE, TP_RC_SEND, TP_RC_WRITE, TP_RC_SKIP /* UC: the rest of one that is lost */ };
 
+#define TP_RC_GATHER_BYTES (256u << 10)
 struct tp_rc {
 	struct tp_endpoint *endpoint;
 	uint32_t sender;
@@ -102,6 +103,8 @@ struct tp_rc {
 	uint32_t failed_at;
 
 	/* The responder; the next PSN is qp->recv_psn. */
+	uint8_t *gathered;              /* of a WRITE to a GPU: what comes before offset and isn't written yet; TP_RC_GATHER_BYTES, NULL until there is one */
+	uint32_t gathered_bytes;
 	uint32_t msn;
 	bool refused;                   /* a NAK was sent for the PSN that is expected, */
 	bool refused_gap;               /* because of a gap */

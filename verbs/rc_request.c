@@ -149,6 +149,7 @@ static bool send_data(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *w
 	enum ibv_wc_status status = count < 0 ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS;
 	uint32_t index = (uint32_t)tp_psn_diff(rc->next, tp_wqe_psn(wqe)), packets = tp_wqe_packets(wqe);
 	bool reliable = rc->transport != TP_WIRE_UC, ok = true;
+	struct tp_ahead ahead = { 0 };
 	for (; status == IBV_WC_SUCCESS && index < packets && allowed > 0; index++, allowed--) {
 		bool first = index == 0, last = index + 1 == packets;
 		struct tp_packet packet = packet_for(qp, wqe, data_opcode(wqe, first, last));
@@ -164,7 +165,8 @@ static bool send_data(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *w
 		ok = payload != NULL;
 		if (!ok)
 			break;
-		if (packet.bytes && tp_span_read(spans, count, offset, payload, packet.bytes)) {
+		uint64_t more = TP_MIN((uint64_t)allowed * rc->mtu, wqe->length - offset);
+		if (packet.bytes && tp_ahead_read(&ahead, spans, count, offset, payload, packet.bytes, more)) {
 			status = IBV_WC_LOC_PROT_ERR;
 			break;
 		}
@@ -173,6 +175,7 @@ static bool send_data(struct tp_qp *qp, struct tp_burst *burst, struct tp_wqe *w
 			rc->unasked = 0;
 		rc->next = tp_psn_add(rc->next, 1);
 	}
+	tp_ahead_end(&ahead);
 	if (count > 0)
 		tp_span_leave(spans, count);
 	if (status != IBV_WC_SUCCESS)

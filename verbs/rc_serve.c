@@ -1,6 +1,7 @@
 /* The responder: requests in the order of their numbers, each checked and placed by the target's functions; one NAK for a gap;
  * duplicates acknowledged, read again or answered from what was kept. Answers leave in the order of the requests: READ data and
  * atomics' results wait in a queue, an acknowledgement or NAK goes out when the queue is empty. All under the QP's lock. */
+#include <stdlib.h>
 #include <string.h>
 #include "verbs/internal.h"
 #include "verbs/rc.h"
@@ -55,6 +56,8 @@ static enum tp_reply send_read(struct tp_qp *qp, struct tp_burst *burst, struct 
 			return reply;
 	}
 	uint8_t syndrome = ack_syndrome(qp);
+	struct tp_span span = { .grip = grip, .bytes = answer->length };
+	struct tp_ahead ahead = { 0 };
 	/* The program may have been told, by the other side, that the READ is done, and write there: then what we read now is dropped there. */
 	if (answer->again)
 		tp_tsan_ignore_reads();
@@ -68,7 +71,8 @@ static enum tp_reply send_read(struct tp_qp *qp, struct tp_burst *burst, struct 
 			*full = true;
 			break;
 		}
-		if (packet.bytes && tp_grip_read(&grip, offset, payload, packet.bytes)) {
+		uint64_t more = TP_MIN((uint64_t)*budget * rc->mtu, answer->length - offset);
+		if (packet.bytes && tp_ahead_read(&ahead, &span, 1, offset, payload, packet.bytes, more)) {
 			reply = TP_REPLY_REMOTE_ACCESS;
 			break;
 		}
@@ -78,6 +82,7 @@ static enum tp_reply send_read(struct tp_qp *qp, struct tp_burst *burst, struct 
 	}
 	if (answer->again)
 		tp_tsan_heed_reads();
+	tp_ahead_end(&ahead);
 	if (answer->length)
 		tp_key_leave(&grip);
 	return reply;
@@ -261,6 +266,36 @@ static enum tp_reply place_send(struct tp_qp *qp, const struct tp_packet *packet
 	return tp_target_finish_locked(qp, &arrival);
 }
 
+/* A copy to a GPU takes microseconds, however little it is: packets of a message are gathered. false: this one isn't. */
+static bool gather(struct tp_rc *rc, const struct tp_packet *packet, const struct place *place)
+{
+	if (place->first && place->last)
+		return false;
+	if (!rc->gathered)
+		rc->gathered = malloc(TP_RC_GATHER_BYTES);
+	if (!rc->gathered)
+		return false;
+	memcpy(rc->gathered + rc->gathered_bytes, packet->payload, packet->bytes);
+	rc->gathered_bytes += packet->bytes;
+	return true;
+}
+
+/* What was gathered, up to there. */
+static enum tp_reply write_gathered(struct tp_qp *qp, uint64_t end)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	struct tp_grip grip;
+	uint32_t bytes = rc->gathered_bytes;
+	rc->gathered_bytes = 0;
+	enum tp_reply reply = tp_target_write_enter_locked(qp, rc->srqn, rc->rkey, end - bytes, bytes, &grip);
+	if (reply != TP_REPLY_ACK)
+		return reply;
+	if (tp_grip_write(&grip, 0, rc->gathered, bytes))
+		reply = TP_REPLY_REMOTE_ACCESS;
+	tp_key_leave(&grip);
+	return reply;
+}
+
 /* One packet's bytes into the region; at the first packet the rights to all of the message are checked. */
 static enum tp_reply write_bytes(struct tp_qp *qp, const struct tp_packet *packet, const struct place *place)
 {
@@ -268,15 +303,19 @@ static enum tp_reply write_bytes(struct tp_qp *qp, const struct tp_packet *packe
 	struct tp_grip grip;
 	uint64_t addr = rc->addr + rc->offset;
 	uint64_t checked = place->first ? rc->length : packet->bytes;
+	if (place->first)
+		rc->gathered_bytes = 0;
 	if (checked == 0 && !place->first)
-		return TP_REPLY_ACK;
+		return rc->gathered_bytes ? write_gathered(qp, addr) : TP_REPLY_ACK;
 	enum tp_reply reply = tp_target_write_enter_locked(qp, rc->srqn, rc->rkey, addr, checked, &grip);
 	if (reply != TP_REPLY_ACK || checked == 0)
 		return reply;
-	if (packet->bytes && !tp_scatter_keep(qp, addr, packet->payload, packet->bytes, place->first) &&
-		tp_grip_write(&grip, 0, packet->payload, packet->bytes))
+	bool kept = packet->bytes && tp_scatter_keep(qp, addr, packet->payload, packet->bytes, place->first);
+	if (!kept && !((grip.flags & TP_KEY_DEVICE) && gather(rc, packet, place)) && tp_grip_write(&grip, 0, packet->payload, packet->bytes))
 		reply = TP_REPLY_REMOTE_ACCESS;
 	tp_key_leave(&grip);
+	if (reply == TP_REPLY_ACK && rc->gathered_bytes && (place->last || rc->gathered_bytes + rc->mtu > TP_RC_GATHER_BYTES))
+		reply = write_gathered(qp, addr + packet->bytes);
 	return place->last && reply == TP_REPLY_ACK ? tp_scatter_place(qp, rc->srqn, rc->rkey) : reply;
 }
 

@@ -1,5 +1,6 @@
 /* A request's segments as memory: pinned while a carrier moves them. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include "verbs/fault.h"
 #include "verbs/internal.h"
@@ -64,4 +65,38 @@ int tp_span_read(const struct tp_span *spans, int count, uint64_t offset, void *
 int tp_span_write(const struct tp_span *spans, int count, uint64_t offset, const void *from, size_t bytes)
 {
 	return copy(spans, count, offset, (uint8_t *)(uintptr_t)from, bytes, true);
+}
+
+static bool any_device(const struct tp_span *spans, int count)
+{
+	for (int i = 0; i < count; i++)
+		if (spans[i].grip.flags & TP_KEY_DEVICE)
+			return true;
+	return false;
+}
+
+int tp_ahead_read(struct tp_ahead *ahead, const struct tp_span *spans, int count, uint64_t offset, void *to, size_t bytes, uint64_t more)
+{
+	enum { MOST = 256 << 10 };
+	if (!any_device(spans, count))
+		return tp_span_read(spans, count, offset, to, bytes);
+	if (!ahead->data)
+		ahead->data = malloc(MOST);
+	if (!ahead->data)
+		return tp_span_read(spans, count, offset, to, bytes);
+	if (offset < ahead->offset || offset + bytes > ahead->offset + ahead->bytes) {
+		ahead->offset = offset;
+		ahead->bytes = TP_MAX(bytes, (size_t)TP_MIN(more, (uint64_t)MOST));
+		int error = tp_span_read(spans, count, offset, ahead->data, ahead->bytes);
+		if (error)
+			return error;
+	}
+	memcpy(to, ahead->data + (offset - ahead->offset), bytes);
+	return 0;
+}
+
+void tp_ahead_end(struct tp_ahead *ahead)
+{
+	free(ahead->data);
+	ahead->data = NULL;
 }
