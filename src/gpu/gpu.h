@@ -37,7 +37,8 @@ struct tp_gpu {
 	size_t memory_bytes;
 	bool vmm;                       /* virtual memory management with file-descriptor export works here (probed) */
 	bool ipc;                       /* cuIpcGetMemHandle works here (probed) */
-	bool dma_buf;
+	bool dma_buf;                   /* its memory can be exported so */
+	bool rdma;                      /* its driver says that network cards reach its memory (nvidia-peermem) */
 	bool mps;                       /* an MPS client */
 };
 /* The rank that the calling thread's calls are for, named in such messages; -1: none. */
@@ -87,6 +88,9 @@ ncclResult_t tp_gpu_export(const struct tp_gpu_memory *memory, struct tp_gpu_exp
 ncclResult_t tp_gpu_import(const struct tp_gpu *gpu, const struct tp_gpu_export *from, int fd, struct tp_gpu_memory *out);
 /* VMM memory of ours: peer may use it too, at the same address. Other kinds: nothing to do, contexts enable peer access. */
 ncclResult_t tp_gpu_allow(const struct tp_gpu_memory *memory, CUdevice peer);
+/* Device memory as a DMA-BUF, for network cards; the caller closes it. ptr and bytes: multiples of the page size. pcie: for cards that reach it
+ * over PCIe though something faster joins GPU and processor (data direct). Where gpu->dma_buf. */
+ncclResult_t tp_gpu_export_dma_buf(const struct tp_gpu *gpu, const void *ptr, size_t bytes, bool pcie, int *fd);
 /* In the process: memory of another rank. VMM: a mapping of its own, which lives as long as it is needed, whatever the owner does;
  * out is freed like an import. PLAIN: peer access, and out->ptr stays NULL: kernels of gpu see it where the owner does. */
 ncclResult_t tp_gpu_map_again(const struct tp_gpu *gpu, const struct tp_gpu_memory *memory, struct tp_gpu_memory *out);
