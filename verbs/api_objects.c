@@ -21,9 +21,7 @@ TP_API(struct ibv_mr *, reg_mr_iova2, (struct ibv_pd *pd, void *addr, size_t len
 }
 TP_API(struct ibv_mr *, reg_dmabuf_mr, (struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access))
 {
-	(void)pd; (void)offset; (void)length; (void)iova; (void)fd; (void)access;
-	errno = EOPNOTSUPP;
-	return NULL;
+	return tp_mr_reg_dma_buf(pd, offset, length, iova, fd, (unsigned)access);
 }
 TP_API(int, rereg_mr, (struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access))
 {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "verbs/fault.h"
+#include "verbs/gpu.h"
 #include "verbs/internal.h"
 
 pthread_mutex_t tp_card_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -83,6 +84,7 @@ static void fork_child(void)
 	atomic_fetch_add_explicit(&tp_card_generation, 1, memory_order_relaxed);
 	pthread_mutex_init(&tp_card_lock, NULL);
 	tp_key_forget();
+	tp_gpu_forget();
 	tp_qp_forget();
 	tp_srq_forget();
 	tp_progress_forget();

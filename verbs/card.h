@@ -188,11 +188,13 @@ struct tp_key {
 	uint32_t qpn;                   /* MW2: bound to this QP */
 	uint32_t parent;                /* MW: place of its MR */
 	uint32_t flags;
-	uint32_t region;                /* SHARED: its place in what this process shows of its memory (path.h) */
+	uint32_t region;                /* SHARED: its place in what this process shows of its memory (path.h); DEVICE: its MR's place (gpu.h) */
 };
 #define TP_KEY_NULL 1u              /* reads give zeros, writes vanish */
 #define TP_KEY_CHECKED 2u           /* on demand: pages may be missing, copy by way of the kernel */
 #define TP_KEY_SHARED 4u            /* born shared: peers of this machine may map it */
+#define TP_KEY_APART 8u             /* only this process reaches it, by the tp_grip functions: nobody copies it straight */
+#define TP_KEY_DEVICE 16u           /* a GPU's, and so APART: its address means nothing to a processor */
 
 struct tp_grip { struct tp_key *key; uint8_t *addr; uint32_t flags; };
 
@@ -203,6 +205,8 @@ void tp_key_leave(const struct tp_grip *grip);
 /* Copies into or out of pinned memory: EFAULT where pages are missing. The last bytes are stored last, with release. */
 int tp_grip_write(const struct tp_grip *grip, uint64_t offset, const void *from, size_t bytes);
 int tp_grip_read(const struct tp_grip *grip, uint64_t offset, void *to, size_t bytes);
+/* Host memory alone, the last bytes last. */
+void tp_key_copy(uint8_t *to, const uint8_t *from, size_t bytes);
 
 /* For the keepers of regions: a place with a fresh key, not valid yet (key 0) until published. */
 struct tp_key *tp_key_alloc(enum tp_key_kind kind, uint32_t *value);
@@ -216,7 +220,19 @@ struct tp_key *tp_key_at(uint32_t value);       /* the place alone; NULL where t
 int tp_key_fd(size_t *bytes);
 #define TP_KEY_PLACE(value) (((value) >> 8) & ((1u << TP_CARD_KEY_SLOTS_LOG) - 1))
 
-struct tp_mr { struct ibv_mr ibv; struct tp_key *key; };
+struct tp_gpu_range;
+struct tp_mr {
+	struct ibv_mr ibv;
+	struct tp_key *key;
+	struct tp_gpu_range *gpu;       /* of device memory */
+	bool dma_buf;
+	void *mapped;                   /* a DMA-BUF that is mapped here */
+	size_t mapped_bytes;
+};
+/* What a DMA-BUF is to this process (dma_buf.c): device memory at iova, or pages that are mapped here. 0, or an errno, logged. */
+struct tp_dma_buf { void *addr, *mapped; size_t mapped_bytes; struct tp_gpu_range *gpu; };
+int tp_dma_buf_open(int fd, uint64_t offset, size_t length, uint64_t iova, bool write, struct tp_dma_buf *out);
+void tp_dma_buf_close(struct tp_dma_buf *found);
 struct tp_mw { struct ibv_mw ibv; struct tp_key *key; bool bound; };
 
 /* Binds or invalidates a window, as a work request of qp; lock of qp held or its run owned. An ibv_wc_status. */

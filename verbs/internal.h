@@ -61,6 +61,7 @@ struct ibv_mr *tp_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t 
 int tp_mr_dereg(struct ibv_mr *mr);
 int tp_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access);
 struct ibv_mr *tp_mr_alloc_null(struct ibv_pd *pd);
+struct ibv_mr *tp_mr_reg_dma_buf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, unsigned int access);
 int tp_mr_advise(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t flags, struct ibv_sge *sge, uint32_t count);
 struct ibv_mw *tp_mw_alloc(struct ibv_pd *pd, enum ibv_mw_type type);
 int tp_mw_dealloc(struct ibv_mw *mw);
@@ -126,6 +127,8 @@ int tp_qp_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_w
 bool tp_sq_room(struct tp_qp *qp, uint32_t count);
 /* An opcode that this type of QP can send? Is the request within the limits? 0 or EINVAL. */
 int tp_wqe_check(struct tp_qp *qp, const struct tp_wqe *wqe);
+/* Data that are posted inline, into the request; 0 or EFAULT. */
+int tp_wqe_copy_inline(uint8_t *to, uint64_t from, size_t bytes);
 /* Shows count requests to the carrier and runs it; lock held. 0, or EINVAL where the state takes none. */
 int tp_sq_publish_locked(struct tp_qp *qp, uint32_t count);
 /* This thread runs a send queue because its program has just posted: it may wait a moment for another process. */

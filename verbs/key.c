@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#include "verbs/gpu.h"
 #include "verbs/internal.h"
 
 #define PLACES (1u << TP_CARD_KEY_SLOTS_LOG)
@@ -194,7 +195,7 @@ static int copy_checked(void *to, const void *from, size_t bytes, bool write)
 }
 
 /* Copies so that the last bytes become visible after all others: programs poll the last byte of a message. */
-static void copy_last_last(uint8_t *to, const uint8_t *from, size_t bytes)
+void tp_key_copy(uint8_t *to, const uint8_t *from, size_t bytes)
 {
 	size_t tail = bytes >= 8 && ((uintptr_t)(to + bytes) & 7) == 0 ? 8 : 1;
 	memcpy(to, from, bytes - tail);
@@ -211,11 +212,14 @@ static void copy_last_last(uint8_t *to, const uint8_t *from, size_t bytes)
 
 int tp_grip_write(const struct tp_grip *grip, uint64_t offset, const void *from, size_t bytes)
 {
-	if (bytes == 0 || (grip->flags & TP_KEY_NULL))
+	if (bytes == 0)
 		return 0;
-	if (grip->flags & TP_KEY_CHECKED)
+	if (!(grip->flags & (TP_KEY_NULL | TP_KEY_CHECKED | TP_KEY_DEVICE)))
+		tp_key_copy(grip->addr + offset, from, bytes);
+	else if (grip->flags & TP_KEY_DEVICE)
+		return tp_gpu_write(tp_gpu_at(grip->key->region), (uintptr_t)grip->addr + offset, from, bytes);
+	else if (grip->flags & TP_KEY_CHECKED)
 		return copy_checked(grip->addr + offset, from, bytes, true);
-	copy_last_last(grip->addr + offset, from, bytes);
 	return 0;
 }
 
@@ -223,11 +227,13 @@ int tp_grip_read(const struct tp_grip *grip, uint64_t offset, void *to, size_t b
 {
 	if (bytes == 0)
 		return 0;
-	if (grip->flags & TP_KEY_NULL)
-		memset(to, 0, bytes);
-	else if (grip->flags & TP_KEY_CHECKED)
-		return copy_checked(to, grip->addr + offset, bytes, false);
-	else
+	if (!(grip->flags & (TP_KEY_NULL | TP_KEY_CHECKED | TP_KEY_DEVICE)))
 		memcpy(to, grip->addr + offset, bytes);
+	else if (grip->flags & TP_KEY_NULL)
+		memset(to, 0, bytes);
+	else if (grip->flags & TP_KEY_DEVICE)
+		return tp_gpu_read(tp_gpu_at(grip->key->region), (uintptr_t)grip->addr + offset, to, bytes);
+	else
+		return copy_checked(to, grip->addr + offset, bytes, false);
 	return 0;
 }

@@ -162,6 +162,8 @@ static enum gathered gather(struct tp_qp *qp, struct batch *batch, struct tp_wqe
 	const struct tp_key *key = enter_key(path, batch, wqe->rdma.rkey, wqe->rdma.addr, wqe->length, access_of(wqe->opcode));
 	if (!key)
 		return NOT_NOW;
+	if (key->flags & TP_KEY_APART)
+		return NOT_NOW;
 	uint64_t addr = key->addr + (wqe->rdma.addr - key->iova);
 	if (key->flags & TP_KEY_SHARED) {
 		uint8_t *mapped = tp_path_map(path, key, addr, wqe->length);
@@ -169,7 +171,7 @@ static enum gathered gather(struct tp_qp *qp, struct batch *batch, struct tp_wqe
 			return batch->remotes ? NOT_NOW : copy_mapped(wqe->opcode, mapped, wqe->length, spans, count) ? DONE_AT_ONCE : NOT_NOW;
 	}
 	for (int i = 0; i < count; i++) {
-		if (spans[i].grip.flags & TP_KEY_NULL)
+		if (spans[i].grip.flags & (TP_KEY_NULL | TP_KEY_APART))
 			return NOT_NOW;
 		add_iov(batch->local, &batch->locals, spans[i].grip.addr, spans[i].bytes);
 	}

@@ -28,10 +28,11 @@ void tp_path_complete_at_once(struct tp_qp *qp, enum ibv_wc_status status)
 	tp_sq_complete_locked(qp, status, 0);
 }
 
-static bool any_null(const struct tp_span *spans, int count)
+/* Memory that the target can't reach. */
+static bool any_apart(const struct tp_span *spans, int count)
 {
 	for (int i = 0; i < count; i++)
-		if (spans[i].grip.flags & TP_KEY_NULL)
+		if (spans[i].grip.flags & (TP_KEY_NULL | TP_KEY_APART))
 			return true;
 	return false;
 }
@@ -52,7 +53,7 @@ static struct load load_of(struct tp_qp *qp, struct tp_wqe *wqe, const struct tp
 	if (wqe->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && tp_path_of(qp)->in_flight == 0 && !tp_path_is_watched(tp_path_of(qp)->link) &&
 		tp_path_place(qp, wqe))
 		return (struct load){ TP_PATH_NO_DATA, 0, false, true };
-	if (any_null(spans, count))
+	if (any_apart(spans, count))
 		return (struct load){ TP_PATH_THERE, sizeof(struct tp_path_span), true, false };
 	return (struct load){ TP_PATH_THERE, (uint32_t)count * (uint32_t)sizeof(struct tp_path_span), false, false };
 }

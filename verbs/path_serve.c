@@ -75,7 +75,7 @@ static int vectors_of(const struct tp_span *spans, int count, uint64_t bytes, st
 	int used = 0;
 	for (int i = 0; i < count && bytes; i++) {
 		size_t part = (size_t)TP_MIN((uint64_t)spans[i].bytes, bytes);
-		if (spans[i].grip.flags & TP_KEY_NULL)
+		if (spans[i].grip.flags & (TP_KEY_NULL | TP_KEY_APART))
 			return -1;
 		out[used++] = (struct iovec){ spans[i].grip.addr, part };
 		bytes -= part;
@@ -171,7 +171,7 @@ static int write_into(struct tp_qp *qp, const struct tp_grip *grip, struct visit
 	if (request->form == TP_PATH_HERE)
 		return tp_grip_write(grip, 0, visit->data, request->length);
 	struct iovec local = { grip->addr, request->length };
-	if (!(grip->flags & TP_KEY_NULL) && exchange(visit, false, &local, 1) == 0)
+	if (!(grip->flags & (TP_KEY_NULL | TP_KEY_APART)) && exchange(visit, false, &local, 1) == 0)
 		return 0;
 	return write_carefully(qp, grip, visit);
 }
@@ -196,7 +196,7 @@ static int read_out(const struct tp_grip *grip, struct visit *visit)
 {
 	const struct tp_path_request *request = visit->request;
 	struct iovec local = { grip->addr, request->length };
-	if (!(grip->flags & TP_KEY_NULL) && !tp_capture_on() && exchange(visit, true, &local, 1) == 0)
+	if (!(grip->flags & (TP_KEY_NULL | TP_KEY_APART)) && !tp_capture_on() && exchange(visit, true, &local, 1) == 0)
 		return 0;
 	uint8_t *buffer = visit->late ? NULL : malloc(request->length);
 	int error = buffer ? tp_grip_read(grip, 0, buffer, request->length) : EFAULT;

@@ -2,6 +2,7 @@
  * the other side) becomes the status of its completion; what is wrong with the call itself is an errno. */
 #include <errno.h>
 #include <string.h>
+#include "verbs/gpu.h"
 #include "verbs/internal.h"
 
 #define BIT(opcode) (1u << (opcode))
@@ -40,6 +41,14 @@ bool tp_sq_room(struct tp_qp *qp, uint32_t count)
 	return sq->head + count - atomic_load_explicit(&sq->tail, memory_order_acquire) < sq->max_wr;
 }
 
+int tp_wqe_copy_inline(uint8_t *to, uint64_t from, size_t bytes)
+{
+	int error = tp_gpu_near(from) ? tp_gpu_read_inline(from, to, bytes) : ENOENT;
+	if (error == ENOENT)
+		memcpy(to, (const void *)(uintptr_t)from, bytes);
+	return error == ENOENT ? 0 : error;
+}
+
 static int fill_inline(struct tp_qp *qp, struct tp_wqe *wqe, const struct ibv_send_wr *wr)
 {
 	uint8_t *to = tp_wqe_inline(&qp->sq, wqe);
@@ -48,8 +57,9 @@ static int fill_inline(struct tp_qp *qp, struct tp_wqe *wqe, const struct ibv_se
 		const struct ibv_sge *sge = &wr->sg_list[i];
 		if (sge->length > qp->sq.max_inline - used)
 			return EINVAL;
-		if (sge->length)
-			memcpy(to + used, (const void *)(uintptr_t)sge->addr, sge->length);
+		int error = sge->length ? tp_wqe_copy_inline(to + used, sge->addr, sge->length) : 0;
+		if (error)
+			return error;
 		used += sge->length;
 	}
 	wqe->num_sge = 0;

@@ -147,12 +147,15 @@ static void add_inline(struct tp_qp *qp, const void *from, size_t bytes)
 		fail(qp, ENOMEM);
 		return;
 	}
-	if (bytes)
-		memcpy(tp_wqe_inline(&qp->sq, wqe) + wqe->inline_bytes, from, bytes);
+	int error = bytes ? tp_wqe_copy_inline(tp_wqe_inline(&qp->sq, wqe) + wqe->inline_bytes, (uintptr_t)from, bytes) : 0;
+	if (error) {
+		fail(qp, error);
+		return;
+	}
 	wqe->inline_bytes += (uint32_t)bytes;
 	wqe->length = wqe->inline_bytes;
 	wqe->flags |= IBV_SEND_INLINE;
-	int error = tp_wqe_check(qp, wqe);
+	error = tp_wqe_check(qp, wqe);
 	if (error)
 		fail(qp, error);
 }

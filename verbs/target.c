@@ -1,6 +1,8 @@
 /* The target's side of connected QPs: receives are taken, data is placed, rights are checked, errors get their meaning. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+#include "verbs/gpu.h"
 #include "verbs/internal.h"
 
 enum ibv_wc_status tp_reply_status(enum tp_reply reply)
@@ -184,13 +186,62 @@ enum tp_reply tp_target_place_locked(struct tp_qp *qp, uint64_t offset, const vo
 	return error ? place_failed_locked(qp, IBV_WC_LOC_PROT_ERR, TP_REPLY_REMOTE_OPERATION) : TP_REPLY_ACK;
 }
 
+/* From a GPU: each part straight to where it belongs, if that is memory of the same GPU or plain memory of the host; else by way of a buffer. */
+static int move_part(const struct tp_span *to, uint64_t to_offset, const struct tp_span *from, uint64_t offset, uint64_t bytes, bool *source)
+{
+	const struct tp_gpu_range *range = tp_gpu_at(from->grip.key->region);
+	uint64_t addr = (uintptr_t)from->grip.addr + offset;
+	int error = EXDEV;
+	if (to->grip.flags & TP_KEY_DEVICE)
+		error = tp_gpu_move(tp_gpu_at(to->grip.key->region), (uintptr_t)to->grip.addr + to_offset, range, addr, bytes, source);
+	if (error != EXDEV)
+		return error;
+	if (!(to->grip.flags & (TP_KEY_NULL | TP_KEY_CHECKED | TP_KEY_DEVICE))) {
+		error = tp_gpu_read(range, addr, to->grip.addr + to_offset, bytes);
+		*source = error != 0;
+		return error;
+	}
+	const uint64_t most = TP_MIN(bytes, (uint64_t)1 << 20);
+	uint8_t *buffer = malloc(most);
+	error = buffer ? 0 : EFAULT;
+	for (uint64_t at = 0; at < bytes && !error; at += most) {
+		uint64_t part = TP_MIN(bytes - at, most);
+		error = tp_gpu_read(range, addr + at, buffer, part);
+		*source = error != 0;
+		if (!error)
+			error = tp_grip_write(&to->grip, to_offset + at, buffer, part);
+	}
+	free(buffer);
+	return error;
+}
+
+static int move_from_gpu(const struct tp_span *to, int count, uint64_t offset, const struct tp_span *from, bool *source)
+{
+	uint64_t done = 0;
+	for (int i = 0; i < count && done < from->bytes; i++) {
+		if (offset >= to[i].bytes) {
+			offset -= to[i].bytes;
+			continue;
+		}
+		uint64_t part = TP_MIN(from->bytes - done, to[i].bytes - offset);
+		int error = move_part(&to[i], offset, from, done, part, source);
+		if (error)
+			return error;
+		done += part;
+		offset = 0;
+	}
+	return done == from->bytes ? 0 : EFAULT;
+}
+
 /* Both sides are pinned: straight from one to the other, by way of a small buffer where the source needs the kernel. */
 static int move_span(const struct tp_span *to, int count, uint64_t offset, const struct tp_span *from, bool *source)
 {
 	uint8_t bounce[4096];
 	*source = false;
-	if (!(from->grip.flags & (TP_KEY_NULL | TP_KEY_CHECKED)))
+	if (!(from->grip.flags & (TP_KEY_NULL | TP_KEY_CHECKED | TP_KEY_DEVICE)))
 		return tp_span_write(to, count, offset, from->grip.addr, from->bytes);
+	if (from->grip.flags & TP_KEY_DEVICE)
+		return move_from_gpu(to, count, offset, from, source);
 	for (uint64_t at = 0; at < from->bytes; at += sizeof(bounce)) {
 		size_t part = TP_MIN(sizeof(bounce), (size_t)(from->bytes - at));
 		if (tp_grip_read(&from->grip, at, bounce, part)) {
@@ -295,6 +346,22 @@ static uint64_t operate(uint64_t *at, const struct tp_atomic *atomic)
 	return was;
 }
 
+/* One of ours after the other; a kernel that writes there at the same time isn't kept out, as it wouldn't be by a card. */
+static enum tp_reply operate_at_gpu(const struct tp_grip *grip, const struct tp_atomic *atomic, uint64_t *result)
+{
+	uint64_t word;
+	tp_gpu_lock_atomics();
+	int error = tp_grip_read(grip, 0, &word, sizeof(word));
+	if (!error) {
+		uint64_t was = operate(&word, atomic);
+		error = word == was ? 0 : tp_grip_write(grip, 0, &word, sizeof(word));
+		if (!error)
+			*result = was;
+	}
+	tp_gpu_unlock_atomics();
+	return error ? TP_REPLY_REMOTE_ACCESS : TP_REPLY_ACK;
+}
+
 enum tp_reply tp_target_atomic_locked(struct tp_qp *qp, uint32_t srqn, const struct tp_atomic *atomic, uint64_t *result)
 {
 	struct tp_grip grip = { 0 };
@@ -307,6 +374,8 @@ enum tp_reply tp_target_atomic_locked(struct tp_qp *qp, uint32_t srqn, const str
 	uint64_t look;
 	if ((uintptr_t)grip.addr & 7)
 		reply = TP_REPLY_INVALID_REQUEST;
+	else if (grip.flags & TP_KEY_DEVICE)
+		reply = operate_at_gpu(&grip, atomic, result);
 	else if ((grip.flags & TP_KEY_CHECKED) && tp_grip_read(&grip, 0, &look, 8))
 		reply = TP_REPLY_REMOTE_ACCESS;
 	else

@@ -75,6 +75,8 @@ CUresult initialise()
 	set.peer_group = (int)number("FAKE_CUDA_PEER_GROUP", 0);
 	set.vmm = number("FAKE_CUDA_VMM", 1) != 0;
 	set.ipc = number("FAKE_CUDA_IPC", 1) != 0;
+	set.dma_buf = number("FAKE_CUDA_DMABUF", 0) != 0;
+	set.apart = number("FAKE_CUDA_APART", 0) != 0;
 	set.broken = (int)number("FAKE_CUDA_BROKEN", 0);
 	set.trace = number("FAKE_CUDA_TRACE", 0) != 0;
 	set.launch_blocking = number("CUDA_LAUNCH_BLOCKING", 0) != 0;
@@ -305,7 +307,8 @@ CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice d
 	case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS: *out = 1; break;
 	case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
 		*out = set.vmm; break;
-	default: *out = 0; break;               /* minor capability, PCI domain and device, RDMA, DMA-BUF, fabric, clusters, MPS, … */
+	case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED: *out = set.dma_buf; break;
+	default: *out = 0; break;               /* minor capability, PCI domain and device, RDMA, fabric, clusters, MPS, … */
 	}
 	return CUDA_SUCCESS;
 }

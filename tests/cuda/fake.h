@@ -15,6 +15,8 @@
  *   FAKE_CUDA_MEMORY_MB=n        memory of each, counted by process (2048)
  *   FAKE_CUDA_PEER_GROUP=n       devices reach each other in groups of n (all); 1: none reaches another
  *   FAKE_CUDA_VMM=0              no virtual memory management;  FAKE_CUDA_IPC=0: no IPC handles
+ *   FAKE_CUDA_DMABUF=1           DMA-BUFs, as far as their descriptors (which can be mapped, but hold zeros)
+ *   FAKE_CUDA_APART=1            device memory lies elsewhere: whoever touches its addresses is killed, kernels too; copies do as ever
  *   FAKE_CUDA_BROKEN=e           cuInit returns error e
  *   FAKE_CUDA_FAIL=name:n:e,…    the n-th call of that function returns error e; "kernel": the n-th kernel fails as it runs
  *   FAKE_CUDA_TRACE=1            every call on stderr
@@ -49,7 +51,7 @@ namespace fake {
 struct settings {
 	int devices = 1, sms = 16, blocks_per_sm = 2, peer_group = 0, broken = 0;
 	size_t memory_bytes = (size_t)2048 << 20;
-	bool vmm = true, ipc = true, trace = false, eager = false, launch_blocking = false;
+	bool vmm = true, ipc = true, dma_buf = false, apart = false, trace = false, eager = false, launch_blocking = false;
 	std::vector<int> visible;               /* ordinal to device of the machine */
 };
 extern settings set;
@@ -157,6 +159,7 @@ struct memory {
 	block *from = nullptr;                  /* VMM */
 	size_t offset = 0;                      /* VMM: in from; PLAIN: in the arena */
 	bool access = true;                     /* VMM: cuMemSetAccess came */
+	uintptr_t shadow = 0;                   /* where the bytes are (FAKE_CUDA_APART); 0: at base */
 	void *map = nullptr;                    /* IPC: what to unmap */
 	size_t map_bytes = 0;
 	int references = 1;                     /* IPC */
@@ -167,6 +170,10 @@ memory *add_memory(const memory &m);
 void remove_memory(uintptr_t base);
 CUresult check_range(CUdeviceptr ptr, size_t bytes, bool must_be_known);
 bool in_device_space(uintptr_t ptr);
+/* All bytes that devices and copies move go through these; without the lock. */
+void copy_bytes(uintptr_t to, uintptr_t from, size_t bytes);
+void fill_bytes(uintptr_t to, unsigned value, size_t width, size_t count);
+uint32_t *word_at(uintptr_t ptr);
 size_t count_memory();
 size_t count_blocks();
 size_t count_handles(kind what);

@@ -20,7 +20,7 @@ static op copy_op(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 	what.work = [=] {
 		check_still_there(to, bytes, to_known, "copy to");
 		check_still_there(from, bytes, from_known, "copy from");
-		memmove((void *)to, (const void *)from, bytes);
+		copy_bytes(to, from, bytes);
 	};
 	return what;
 }
@@ -39,7 +39,7 @@ static CUresult copy(guard &held, CUdeviceptr to, CUdeviceptr from, size_t bytes
 		auto kept = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
 		what.work = [=] {
 			check_still_there(to, bytes, true, "copy to");
-			memcpy((void *)to, kept->data(), bytes);
+			copy_bytes(to, (uintptr_t)kept->data(), bytes);
 		};
 	}
 	if (!stream->capture && !find_memory(to)) wait = true;
@@ -95,9 +95,7 @@ static CUresult fill(guard &held, CUdeviceptr to, unsigned value, size_t width, 
 	what.type = CU_GRAPH_NODE_TYPE_MEMSET;
 	what.work = [=] {
 		check_still_there(to, count * width, true, "fill");
-		if (width == 1) memset((void *)to, (int)value, count);
-		else
-			for (size_t i = 0; i < count; i++) __atomic_store_n((unsigned *)to + i, value, __ATOMIC_RELEASE);     /* a kernel may wait for it */
+		fill_bytes(to, value, width, count);
 	};
 	return submit(held, stream, std::move(what), nullptr);
 }
@@ -139,7 +137,7 @@ CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr ptr, cuuint32_t va
 	if (flags > 1 || ptr % 4 != 0) return CUDA_ERROR_INVALID_VALUE;
 	FAKE_TRY(check_range(ptr, 4, true));
 	op what;
-	what.work = [=] { __atomic_store_n((uint32_t *)ptr, value, __ATOMIC_RELEASE); };
+	what.work = [=] { __atomic_store_n(word_at(ptr), value, __ATOMIC_RELEASE); };
 	return submit(held, stream, std::move(what), nullptr);
 }
 
@@ -151,8 +149,8 @@ CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr ptr, cuuint32_t val
 	FAKE_TRY(check_range(ptr, 4, true));
 	op what;
 	what.work = [=] {
-		for (;;) {
-			uint32_t found = __atomic_load_n((uint32_t *)ptr, __ATOMIC_ACQUIRE);
+		for (uint32_t *at = word_at(ptr);;) {
+			uint32_t found = __atomic_load_n(at, __ATOMIC_ACQUIRE);
 			if (flags == CU_STREAM_WAIT_VALUE_GEQ ? (int32_t)(found - value) >= 0 : flags == CU_STREAM_WAIT_VALUE_EQ ? found == value
 				: flags == CU_STREAM_WAIT_VALUE_AND ? (found & value) != 0 : ~(found | value) != 0) return;
 			sched_yield();

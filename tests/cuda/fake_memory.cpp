@@ -32,7 +32,7 @@ std::map<uintptr_t, memory> &all = *new std::map<uintptr_t, memory>;
 unsigned long long next_id = 1;
 constexpr size_t unit = 512;                    /* alignment, and rubbish between allocations */
 
-struct arena { int fd; uintptr_t base; size_t bytes, high; std::map<size_t, size_t> used; };
+struct arena { int fd; uintptr_t base, shadow; size_t bytes, high; std::map<size_t, size_t> used; };
 std::map<int, arena> &arenas = *new std::map<int, arena>;
 
 arena &find_arena(int ordinal)
@@ -46,9 +46,11 @@ arena &find_arena(int ordinal)
 	a.high = 0;
 	a.fd = memfd_create(name, MFD_CLOEXEC);
 	if (a.fd < 0 || ftruncate(a.fd, (off_t)a.bytes) != 0) die("no memory file for device %d", ordinal);
-	void *map = mmap(nullptr, a.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, a.fd, 0);
-	if (map == MAP_FAILED) die("no %zu bytes of addresses for device %d", a.bytes, ordinal);
+	void *map = mmap(nullptr, a.bytes, set.apart ? PROT_NONE : PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, a.fd, 0);
+	void *shadow = set.apart ? mmap(nullptr, a.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, a.fd, 0) : map;
+	if (map == MAP_FAILED || shadow == MAP_FAILED) die("no %zu bytes of addresses for device %d", a.bytes, ordinal);
 	a.base = (uintptr_t)map;
+	a.shadow = (uintptr_t)shadow;
 	return arenas[ordinal] = a;
 }
 
@@ -85,9 +87,10 @@ CUresult alloc_plain(CUcontext context, size_t bytes, CUdeviceptr *out)
 	m.ordinal = context->ordinal;
 	m.context = context;
 	m.offset = at;
+	if (set.apart) m.shadow = a.shadow + at;
 	add_memory(m);
 	ASAN_UNPOISON_MEMORY_REGION((void *)m.base, bytes);
-	memset((void *)m.base, 0xa7, bytes < 1 << 20 ? bytes : 1 << 20);
+	memset((void *)(a.shadow + at), 0xa7, bytes < 1 << 20 ? bytes : 1 << 20);
 	*out = m.base;
 	return CUDA_SUCCESS;
 }
@@ -135,6 +138,60 @@ memory *add_memory(const memory &m)
 	memory &added = all[m.base] = m;
 	added.id = next_id++;
 	return &added;
+}
+
+namespace {
+/* Each part of it that lies in one piece, where its bytes are. */
+void visit(uintptr_t ptr, size_t bytes, const std::function<void(char *, size_t)> &part)
+{
+	while (bytes > 0) {
+		memory *m = find_memory(ptr);
+		size_t n = m && m->base + m->bytes - ptr < bytes ? m->base + m->bytes - ptr : bytes;
+		part((char *)(m && m->shadow ? m->shadow + (ptr - m->base) : ptr), n);
+		ptr += n;
+		bytes -= n;
+	}
+}
+}
+
+void copy_bytes(uintptr_t to, uintptr_t from, size_t bytes)
+{
+	if (!set.apart) {
+		memmove((void *)to, (const void *)from, bytes);
+		return;
+	}
+	std::vector<char> between(bytes);
+	char *at = between.data();
+	guard inner(fake::lock);
+	visit(from, bytes, [&](char *place, size_t n) { memcpy(at, place, n); at += n; });
+	at = between.data();
+	visit(to, bytes, [&](char *place, size_t n) { memcpy(place, at, n); at += n; });
+}
+
+/* A kernel may wait for a word. */
+void fill_bytes(uintptr_t to, unsigned value, size_t width, size_t count)
+{
+	auto fill = [=](char *place, size_t n) {
+		if (width == 1) memset(place, (int)value, n);
+		else
+			for (size_t i = 0; i < n / 4; i++) __atomic_store_n((unsigned *)place + i, value, __ATOMIC_RELEASE);
+	};
+	if (!set.apart) {
+		fill((char *)to, count * width);
+		return;
+	}
+	guard inner(fake::lock);
+	visit(to, count * width, fill);
+}
+
+uint32_t *word_at(uintptr_t ptr)
+{
+	uintptr_t at = ptr;
+	if (set.apart) {
+		guard inner(fake::lock);
+		visit(ptr, 4, [&](char *place, size_t) { at = (uintptr_t)place; });
+	}
+	return (uint32_t *)at;
 }
 
 void remove_memory(uintptr_t base) { all.erase(base); }

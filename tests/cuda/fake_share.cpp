@@ -174,6 +174,7 @@ CUresult cuMemUnmap(CUdeviceptr ptr, size_t bytes)
 	if (bytes == 0 || !mappings(ptr, bytes, found)) return CUDA_ERROR_INVALID_VALUE;
 	for (memory *m : found) {
 		if (mmap((void *)m->base, m->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED) die("can't unmap");
+		if (m->shadow) munmap((void *)m->shadow, m->bytes);
 		m->from->maps--;
 		drop_unused(m->from);
 		remove_memory(m->base);
@@ -194,7 +195,11 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t bytes, const CUmemAccessDesc *ac
 			int owner = m->from->number, peer = fake::devices[(size_t)id].number;
 			if (owner != peer && set.peer_group != 0 && owner / set.peer_group != peer / set.peer_group) return CUDA_ERROR_INVALID_DEVICE;
 			if (access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;
-			if (mprotect((void *)m->base, m->bytes, access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE) != 0)
+			if (set.apart) {
+				void *shadow = m->shadow ? (void *)m->shadow : mmap(nullptr, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m->from->fd, 0);
+				if (shadow == MAP_FAILED) die("no addresses for %zu bytes", m->bytes);
+				m->shadow = (uintptr_t)shadow;
+			} else if (mprotect((void *)m->base, m->bytes, access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE) != 0)
 				die("can't give access to %#lx", m->base);
 			m->access = true;
 		}
@@ -286,10 +291,19 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *pt
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemGetHandleForAddressRange(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)
+/* A descriptor as large as the range; the memory itself is reached by its address alone. */
+CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr ptr, size_t bytes, CUmemRangeHandleType type, unsigned long long flags)
 {
 	FAKE_ENTER(cuMemGetHandleForAddressRange);
-	return CUDA_ERROR_NOT_SUPPORTED;
+	if (!set.dma_buf) return CUDA_ERROR_NOT_SUPPORTED;
+	if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags != 0 || bytes == 0 || ptr % 4096 != 0 || bytes % 4096 != 0) return CUDA_ERROR_INVALID_VALUE;
+	memory *m = find_memory(ptr);
+	if (!m || (m->kind != PLAIN && m->kind != VMM)) return CUDA_ERROR_INVALID_VALUE;
+	if (m->kind == PLAIN ? ptr + bytes >= m->base + m->bytes + 4096 : check_range(ptr, bytes, true) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+	int fd = memfd_create("fake-gpu-dmabuf", MFD_CLOEXEC);
+	if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) die("no memory file for a DMA-BUF");
+	*(int *)out = fd;
+	return CUDA_SUCCESS;
 }
 
 /* IPC. */
@@ -345,6 +359,11 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned
 	if (map == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
 	tp_emulator_others();
 	memory added;
+	if (set.apart) {
+		added.shadow = (uintptr_t)map + skip;
+		map = mmap(nullptr, map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (map == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
+	}
 	added.base = (uintptr_t)map + skip;
 	added.bytes = h.bytes;
 	added.kind = IPC;
@@ -365,6 +384,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr ptr)
 	memory *m = find_memory(ptr);
 	if (!m || m->kind != IPC || m->base != ptr) return CUDA_ERROR_INVALID_VALUE;
 	if (--m->references > 0) return CUDA_SUCCESS;
+	if (m->shadow) munmap((void *)(m->shadow - (m->base - (uintptr_t)m->map)), m->map_bytes);
 	munmap(m->map, m->map_bytes);
 	remove_memory(ptr);
 	return CUDA_SUCCESS;

@@ -107,14 +107,14 @@ printf '<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" 
 probe matrix -d telpher0 -s 64K -n 1 --record "$where/bare.xml" >/dev/null
 expect "a map without that NIC" 1 $?
 if [ -e "$BUILD_DIR/tests/fake_cuda/libcuda.so.1" ]; then
-	export TELPHER_CUDA_LIBRARY=$BUILD_DIR/tests/fake_cuda/libcuda.so.1 FAKE_CUDA_DEVICES=2
+	export TELPHER_CUDA_LIBRARY=$BUILD_DIR/tests/fake_cuda/libcuda.so.1 FAKE_CUDA_DEVICES=2 FAKE_CUDA_APART=1
 	probe matrix -d telpher0 -s 64K -n 1 --json >"$where/json"
 	look "GPUs: direct and staged" "GPU 0 GPU 1 True" '*[c["memory"] for c in d["cells"]], all(c["gpudirect_gbs"] > 0 and c["staged_gbs"] > 0 for c in d["cells"])'
 	probe paths -d telpher0 -s 1M --gpu 1 --json >"$where/json"
 	look "all three paths of a GPU" "3" 'sum(p.get("measured_gbs", 0) > 0 for p in d["paths"])'
 	probe reg -d telpher0 -s 64K -n 1 --gpu 0 --mrs 4 --json >"$where/json"
 	look "registrations of a GPU's memory" "2 2" '*[sum(r["memory"] == k for r in d["registrations"]) for k in ("GPU", "pinned by the GPU driver")]'
-	unset TELPHER_CUDA_LIBRARY FAKE_CUDA_DEVICES
+	unset TELPHER_CUDA_LIBRARY FAKE_CUDA_DEVICES FAKE_CUDA_APART
 fi
 
 usage() { # PATTERN ARGS…

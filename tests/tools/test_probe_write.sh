@@ -117,14 +117,28 @@ usage "--sweep makes one" --svg x.svg host
 usage "name the SERVER" --sweep
 usage "unknown option" --frobnicate
 
-# Memory of a GPU, by the driver that has none.
+# Memory of a GPU, by the driver that has none; whoever touches it otherwise than by the driver's copies is killed.
 if [ -e "$BUILD_DIR/tests/fake_cuda/libcuda.so.1" ]; then
-	export TELPHER_CUDA_LIBRARY=$BUILD_DIR/tests/fake_cuda/libcuda.so.1 FAKE_CUDA_DEVICES=2
+	export TELPHER_CUDA_LIBRARY=$BUILD_DIR/tests/fake_cuda/libcuda.so.1 FAKE_CUDA_DEVICES=2 FAKE_CUDA_APART=1
 	pair "--gpu 1" "-s 300000 --gpu 0 -b"
 	both "GPU memory" "^\[client\] got IMM=300000, verify OK$" "^\[server\] got IMM=300000, verify OK$"
+	pair "--gpu 0" "-s 1000003 --op send -q 2"
+	both "from the host to a GPU" "^\[client\] sent 1000003 $rate$" "^\[server\] got IMM=1000003, verify OK$"
+	pair "" "-s 1000003 --op read --gpu 1"
+	both "read from the host into a GPU" "^\[client\] verify OK$" "waiting"
+	pair "--gpu 0" "-s 70000 --gpu 0 --sweep -n 3"
+	both "sweep of GPU memory" "^S\* = alpha x beta = $number KB|^no line through these times" "verify OK"
+	TELPHER_VERBS_CARRIER=wire pair "--gpu 1" "-s 300001 --gpu 0 -b"
+	both "GPU memory by packets" "^\[client\] got IMM=300001, verify OK$" "^\[server\] got IMM=300001, verify OK$"
+	export FAKE_CUDA_DMABUF=1
+	pair "--gpu 1 --dmabuf" "-s 300001 --gpu 0 --dmabuf -b"
+	both "DMA-BUFs" "^\[client\] got IMM=300001, verify OK$" "^\[server\] got IMM=300001, verify OK$"
+	TELPHER_VERBS_GPU=0 refuse "a card that takes no GPU memory" "telpher0 can't register memory of GPU 0: Bad address. By ibv_reg_mr it needs nvidia-peermem" -d telpher0 --gpu 0 -s 4K 127.0.0.1
+	TELPHER_VERBS_GPU=0 refuse "nor DMA-BUFs" "--dmabuf: telpher0 can't register a DMA-BUF of GPU 0: Operation not supported" -d telpher0 --gpu 0 --dmabuf -s 4K 127.0.0.1
+	unset FAKE_CUDA_DMABUF
 	refuse "a GPU that isn't there" "--gpu 5: there are 2, numbered from 0" -d telpher0 --gpu 5
 	refuse "a GPU without DMA-BUF" "--dmabuf: GPU 0 .* has no DMA-BUF" -d telpher0 --gpu 0 --dmabuf -s 4K 127.0.0.1
-	unset TELPHER_CUDA_LIBRARY FAKE_CUDA_DEVICES
+	unset TELPHER_CUDA_LIBRARY FAKE_CUDA_DEVICES FAKE_CUDA_APART
 fi
 
 # Strangers at the exchange: one error, soon.

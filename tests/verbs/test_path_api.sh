@@ -7,7 +7,7 @@ export TELPHER_VERBS_CARRIER=path
 status=0
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-for what in rc memory shared states ud threads changes; do
+for what in rc memory shared states ud threads changes gpu; do
 	program=$BUILD_DIR/tests/verbs/test_verbs_api_$what
 	[ -x "$program" ] || continue
 	timeout 150 "$program" >"$work/out" 2>&1 && continue

@@ -5,7 +5,7 @@
 set -u
 . "$SOURCE_DIR/tests/verbs/lib_wire.sh"
 status=0
-for what in rc memory shared states ud; do
+for what in rc memory shared states ud gpu; do
 	program=$BUILD_DIR/tests/verbs/test_verbs_api_$what
 	[ -x "$program" ] || continue
 	timeout 120 "$program" >"$WORK/out" 2>&1 && continue
