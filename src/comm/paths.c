@@ -102,7 +102,7 @@ static void describe_remote(const struct ncclComm *comm, int from, int to, struc
 	path->latency_us = a->latency_us > 0 ? a->latency_us : (float)comm->model.across.latency_us;
 	path->devices = t->ports ? t->ports[from].count : 1;
 	if (!t->rows) return;
-	char text[160];
+	char text[216];
 	const char *code = gdr_code(comm, from, to, text, sizeof(text));
 	path->gdr = !*code;
 	if (path->gdr) return;
@@ -176,7 +176,7 @@ int tp_comm_topo_refusals(const struct ncclComm *comm, const struct tp_watch_pat
 	const struct tp_boot_peer *a = &comm->boot->peers[path->from], *b = &comm->boot->peers[path->to];
 	bool known = comm->topo && comm->topo->rows, far = a->host != b->host;
 	int count = 0;
-	char text[160];
+	char text[216];
 	struct tp_topo_p2p p2p;
 	if (path->from == path->to) return 0;
 	if (comm->gpu && !is_direct(path)) {

@@ -194,7 +194,7 @@ static ncclResult_t open_gdr(const struct ncclComm *comm, struct tp_topo_row *ro
 	row->gdr_receive = list[dev].receive;
 	row->gdr_send = list[dev].send;
 	row->gdr_reason = (uint8_t)(wanted && !list[dev].receive ? TP_WHY_NIC_UNABLE : reason);
-	snprintf(row->gdr_why, sizeof(row->gdr_why), "%.127s", list[dev].why);
+	snprintf(row->gdr_why, sizeof(row->gdr_why), "%.183s", list[dev].why);
 	free(list);
 	return result;
 }

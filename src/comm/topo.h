@@ -29,7 +29,7 @@ struct tp_topo_row {
 	uint8_t net_type, best_type;                    /* of the NIC in use; of the nearest */
 	uint8_t gdr_receive, gdr_send, gdr_reason;      /* the NIC in use writes and reads GPU memory; why it doesn't do both */
 	char best_net[32];
-	char gdr_why[128];                              /* the same as a sentence; "": both */
+	char gdr_why[184];                              /* the same as a sentence; "": both */
 };
 
 /* GPU ranks with several channels: the ports that these take turns with. Channel c: ports[c % count], where that is known. */

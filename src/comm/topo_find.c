@@ -88,6 +88,7 @@ bool tp_topo_find_own(const struct ncclComm *comm, const struct tp_topo_found **
 		find.ports = ports;
 		find.nports = list_ports(ops, comm->gpu ? comm->gpu->gpu : NULL, ports);
 	}
+	if (comm->gpu) find.gpu_sm = 10 * comm->gpu->gpu->major + comm->gpu->gpu->minor;
 	if (comm->gpu) find.gpu_gdr = comm->gpu->gpu->rdma || comm->gpu->gpu->dma_buf || is_software(ops, dev) ? 1 : -1;
 	struct tp_topo_found *made;
 	if (describe(&find, key, &made) != ncclSuccess) return false;

@@ -76,8 +76,8 @@ static void try_ways(struct trial *t)
 		if (works(t, ways[i])) t->way = ways[i];
 	}
 	if (t->way) {
-		TP_INFO(TP_INIT | TP_NET, "NET/%s : GPU Direct RDMA (%s) enabled for HCA %d '%s' and GPU %d (%s)", t->ops->name,
-			p.software ? "Telpher's software card" : way_name(t->way), t->dev, p.name, t->gpu->ordinal, t->gpu->bus_id);
+		TP_INFO(TP_INIT | TP_NET, "NET/%s : GPU Direct RDMA (%s%s) enabled for HCA %d '%s' and GPU %d (%s)", t->ops->name, way_name(t->way),
+			p.software ? ", Telpher's software card" : p.data_direct ? ", data direct" : "", t->dev, p.name, t->gpu->ordinal, t->gpu->bus_id);
 		return;
 	}
 	if (any) snprintf(t->why, sizeof(t->why), "%.64s can't register memory of GPU %d (see the log)", p.name, t->gpu->ordinal);

@@ -78,6 +78,7 @@ static ncclResult_t describe_nvidia(struct tp_discovery *d, const char *bus_id, 
 	struct tp_nvml_device nvml;
 	char host[32];
 	bool switched = false;
+	if (d->find->gpu_sm && d->find->gpu_bus_id && strcmp(d->find->gpu_bus_id, bus_id) == 0) TP_TRY(tp_doc_setf(d->doc, gpu, "sm", "%d", d->find->gpu_sm));
 	/* NVML speaks of this machine; a machine made of files has none, unless a test brings one. */
 	if (!tp_nvml_describe(bus_id, &nvml)) return ncclSuccess;
 	TP_TRY(tp_doc_setf(d->doc, gpu, "dev", "%d", nvml.index));
