@@ -32,7 +32,7 @@ static const struct way ways[] = {
 		NULL, { "GPU Direct RDMA (nvidia-peermem, Telpher's software card) enabled" }, NULL },
 	{ "registration fails later", { "NCCL_NET_GDR_LEVEL=SYS", "FAKE_CUDA_DMABUF=1", "FAKE_CUDA_FAIL=cuMemGetHandleForAddressRange:2:801" }, 2, "", "", 1, NULL,
 		{ "NCCL WARN rank 0: 8388608 bytes of device memory for network links can't be had or registered" }, NULL },
-	{ "sockets", { "NCCL_NET_GDR_LEVEL=SYS", "NCCL_NET=Socket" }, 2, "", "", 0, "nic-unable", { "the transport takes host memory" }, "GDRDMA" },
+	{ "sockets", { "NCCL_NET_GDR_LEVEL=SYS", "NCCL_NET=Socket" }, 2, "", "", 0, "nic-unable", { "the transport takes host memory", "65536 bytes a chunk, 3 channels" }, "GDRDMA" },
 };
 #define NWAYS (sizeof(ways) / sizeof(ways[0]))
 
@@ -130,7 +130,7 @@ int main(int argc, char **argv)
 	setenv("NCCL_IB_HCA", "telpher", 1);
 	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
 	setenv("NCCL_DEBUG", "INFO", 1);
-	setenv("NCCL_DEBUG_SUBSYS", "INIT,NET,GRAPH", 1);
+	setenv("NCCL_DEBUG_SUBSYS", "INIT,NET,GRAPH,TUNING", 1);
 	setenv("NCCL_DEBUG_FILE", file, 1);
 	for (size_t w = 0; w < NWAYS; w++)
 		if (argc < 2 || strstr(ways[w].name, argv[1]))
