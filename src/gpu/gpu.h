@@ -79,6 +79,22 @@ ncclResult_t tp_gpu_copy(const struct tp_gpu *gpu, void *to, const void *from, s
 /* Never waits for kernels that spin, where CUDA can avoid it; not in error paths of other calls: failures are logged. */
 void tp_gpu_free(struct tp_gpu_memory *memory);
 
+/* Device memory that the host stores to (GDRCopy): single words, as fast as a store over PCIe. Zeroed. Never read by the host, which would be slow. */
+struct tp_gpu_mapped { struct tp_gpu_memory memory; unsigned char *host; void *mapping; unsigned long handle; };
+bool tp_gpu_can_map(void);          /* NCCL_GDRCOPY_ENABLE, and GDRCopy is there */
+ncclResult_t tp_gpu_map_for_host(const struct tp_gpu *gpu, size_t bytes, const char *what, struct tp_gpu_mapped *out);
+void tp_gpu_unmap_for_host(struct tp_gpu_mapped *window);
+/* Whole, and on its way at once: such memory gathers stores. What was stored before is seen before it. */
+static inline void tp_gpu_mapped_store(void *at, uint64_t value)
+{
+	__atomic_store_n((uint64_t *)at, value, __ATOMIC_RELEASE);
+#ifdef __x86_64__
+	__builtin_ia32_sfence();
+#else
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
 /* To another process of this machine. The record travels as bytes; a VMM export has a descriptor besides (SCM_RIGHTS). */
 #define TP_GPU_EXPORT_VERSION 1
 struct tp_gpu_export { uint32_t kind, version; uint64_t bytes, mapped, offset; int32_t pid; uint8_t uuid[16]; uint8_t ipc[64]; };

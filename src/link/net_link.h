@@ -52,6 +52,9 @@ struct tp_link_net {
 	size_t far_bytes;
 	unsigned char *flags;       /* a slot's {seq, bytes} every flag_stride bytes: in the slots, or alone */
 	size_t flag_stride;
+	unsigned char *window;      /* GPU ranks with GDRCopy: what kernels poll, in device memory as the host stores to it: flags, or the head */
+	uint64_t device_window;     /* the same for kernels */
+	uint32_t sizes[TP_NET_MAX_REQUESTS];        /* receiver: of chunks that have landed */
 	bool flushes;               /* what arrived is flushed before it is published */
 	bool leaves;                /* receiver: the goodbye came, and flushes go on */
 	uint32_t posted;            /* chunks handed to the transport (sender), slots that wait for one (receiver) */
@@ -74,11 +77,16 @@ struct tp_net_pool { struct tp_gpu_memory memory; size_t used; struct tp_net_poo
 /* The same of device memory, registered with a device of the transport. */
 struct tp_net_far { struct tp_gpu_memory memory; size_t used; int dev; void *held; struct tp_net_far *next; };
 
+/* And of words that kernels poll. */
+struct tp_net_near { struct tp_gpu_mapped window; size_t used; struct tp_net_near *next; };
+
 struct tp_net_links {
 	struct tp_boot *boot;
 	const struct tp_gpu *gpu;   /* NULL: host ranks */
 	struct tp_net_pool *pool;
 	struct tp_net_far *far;
+	struct tp_net_near *near;
+	bool no_windows;            /* they were tried, and couldn't be had */
 	struct tp_links_gdr *gdr;   /* [ndevs]; NULL: all slots in host memory */
 	const struct tp_net_ops *ops;
 	int dev, ndevs, nchannels;
@@ -107,6 +115,9 @@ void tp_net_grants_drop(struct tp_link_net *end);           /* its connection is
 void tp_net_tell_slots(struct tp_net_links *nets, uint64_t since_ns, const struct tp_link_net *end);
 /* net_ring.c: the memory of an end's ring, zeroed; fills link's slots, head and sizes. */
 ncclResult_t tp_net_ring_make(struct tp_link_net *end, struct tp_link *link);
+/* To kernels that poll a window: a receiver's slot is full; a sender's slots below this are free. */
+void tp_net_ring_tell_full(const struct tp_link_net *end, uint32_t index, uint32_t bytes);
+void tp_net_ring_tell_head(const struct tp_link_net *end, uint32_t head);
 /* With its connection. */
 ncclResult_t tp_net_ring_register(struct tp_link_net *end);
 void tp_net_ring_free(struct tp_link_net *end);

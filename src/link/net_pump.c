@@ -78,7 +78,8 @@ static ncclResult_t pump_send(struct tp_link_net *end, bool *moved)
 		if (end->lent[end->finished % TP_NET_MAX_REQUESTS]) tp_net_grant_back(end->lent[end->finished % TP_NET_MAX_REQUESTS]);
 		end->finished++;
 		*moved = true;
-		atomic_store_explicit(link->head, end->finished, memory_order_release);        /* pairs with tp_link_claim */
+		if (end->window) tp_net_ring_tell_head(end, end->finished);
+		else atomic_store_explicit(link->head, end->finished, memory_order_release);   /* pairs with tp_link_claim, or the kernel's look */
 	}
 	return ncclSuccess;
 }
@@ -105,7 +106,7 @@ static ncclResult_t take_chunk(struct tp_link_net *end, size_t bytes)
 		return ncclSuccess;
 	}
 	TP_TRY(check_chunk(end, end->far_slots ? NULL : slot, bytes));
-	flag_at(end, end->landed)->bytes = (uint32_t)(bytes - sizeof(struct tp_net_chunk));
+	end->sizes[end->landed % TP_NET_MAX_REQUESTS] = (uint32_t)(bytes - sizeof(struct tp_net_chunk));
 	*flush = NULL;
 	if (end->flushes) TP_TRY(end->nets->ops->iflush(end->comm, 1, &data, &bytes, &end->mhandle, flush));
 	end->landed++;
@@ -122,8 +123,14 @@ static ncclResult_t publish_landed(struct tp_link_net *end, bool *moved)
 		if (!done) break;
 		*flush = NULL;
 		*moved = true;
-		struct flag *flag = flag_at(end, end->finished++);
-		atomic_store_explicit(&flag->seq, end->finished, memory_order_release);        /* pairs with tp_link_peek, or the kernel's look */
+		struct flag *flag = flag_at(end, end->finished);
+		uint32_t bytes = end->sizes[end->finished % TP_NET_MAX_REQUESTS], number = end->finished++;
+		if (end->window) {
+			tp_net_ring_tell_full(end, number, bytes);
+			continue;
+		}
+		flag->bytes = bytes;
+		atomic_store_explicit(&flag->seq, number + 1, memory_order_release);           /* pairs with tp_link_peek, or the kernel's look */
 	}
 	if (end->leaves && end->finished == end->landed) end->state = TP_NET_LEFT;
 	return ncclSuccess;

@@ -9,6 +9,7 @@
 
 #define PIECE_BYTES ((size_t)16 << 20)
 #define HEAD_BYTES 4096
+#define WINDOW_BYTES ((size_t)64 << 10)
 #define FLAG_BYTES 128          /* a line of the GPU's, so that what the host writes for one slot leaves others alone */
 
 static ncclResult_t map_ring(struct tp_link_net *end)
@@ -46,12 +47,37 @@ static ncclResult_t take_ring(struct tp_link_net *end)
 	return ncclSuccess;
 }
 
+/* What kernels poll lies near them, where GDRCopy can: a receiver's flags, a sender's head. Without it they look into pinned memory. */
+static void take_window(struct tp_link_net *end)
+{
+	struct tp_net_links *nets = end->nets;
+	size_t bytes = end->sending ? FLAG_BYTES : nets->nslots * FLAG_BYTES;
+
+	if (nets->no_windows || !tp_gpu_can_map()) return;
+	if (!nets->near || nets->near->window.memory.bytes - nets->near->used < bytes) {
+		struct tp_net_near *piece = tp_alloc(1, sizeof(*piece), "words of network links");
+		if (!piece || tp_gpu_map_for_host(nets->gpu, TP_MAX(bytes, WINDOW_BYTES), "words of network links", &piece->window) != ncclSuccess) {
+			TP_WARN("rank %d: GDRCopy isn't used for network links (see above): kernels poll host memory", nets->boot->rank);
+			nets->no_windows = true;
+			free(piece);
+			return;
+		}
+		TP_INFO(TP_INIT | TP_NET, "rank %d: kernels poll GPU memory for network links, %zu bytes by GDRCopy", nets->boot->rank, piece->window.memory.bytes);
+		piece->next = nets->near;
+		nets->near = piece;
+	}
+	end->window = nets->near->window.host + nets->near->used;
+	end->device_window = (uint64_t)(uintptr_t)nets->near->window.memory.ptr + nets->near->used;
+	nets->near->used += bytes;
+}
+
 ncclResult_t tp_net_ring_make(struct tp_link_net *end, struct tp_link *link)
 {
 	const struct tp_net_links *nets = end->nets;
 	size_t slots = nets->nslots * nets->stride;
 
 	if (nets->gpu) tp_net_gdr_take(end, slots);
+	if (nets->gpu) take_window(end);
 	end->flag_stride = end->far_slots ? FLAG_BYTES : nets->stride;
 	end->ring_bytes = HEAD_BYTES + (end->far_slots ? tp_align_up(nets->nslots * FLAG_BYTES, 4096) : slots);
 	TP_TRY(nets->gpu ? take_ring(end) : map_ring(end));
@@ -75,6 +101,13 @@ ncclResult_t tp_net_ring_register(struct tp_link_net *end)
 	return ncclSuccess;
 }
 
+void tp_net_ring_tell_full(const struct tp_link_net *end, uint32_t index, uint32_t bytes)
+{
+	tp_gpu_mapped_store(end->window + (size_t)(index & end->link->mask) * FLAG_BYTES, (uint64_t)bytes << 32 | (index + 1));
+}
+
+void tp_net_ring_tell_head(const struct tp_link_net *end, uint32_t head) { tp_gpu_mapped_store(end->window, head); }
+
 void tp_net_ring_places(const struct tp_link *link, struct tp_device_link *out)
 {
 	const struct tp_link_net *end = link->net;
@@ -83,6 +116,12 @@ void tp_net_ring_places(const struct tp_link *link, struct tp_device_link *out)
 	out->head = ring;
 	out->flags = ring + HEAD_BYTES;
 	out->flag_stride = (uint32_t)end->flag_stride;
+	if (end->window && end->sending) {
+		out->head = end->device_window;
+	} else if (end->window) {
+		out->flags = end->device_window;
+		out->flag_stride = FLAG_BYTES;
+	}
 	out->slots = end->far_slots ? (uint64_t)(uintptr_t)end->far_slots : ring + HEAD_BYTES;
 }
 
@@ -98,6 +137,12 @@ void tp_net_rings_destroy(struct tp_net_links *nets)
 		struct tp_net_pool *piece = nets->pool;
 		nets->pool = piece->next;
 		tp_gpu_free(&piece->memory);
+		free(piece);
+	}
+	while (nets->near) {
+		struct tp_net_near *piece = nets->near;
+		nets->near = piece->next;
+		tp_gpu_unmap_for_host(&piece->window);
 		free(piece);
 	}
 	tp_net_gdr_close(nets);

@@ -32,6 +32,11 @@ static const struct way ways[] = {
 		NULL, { "GPU Direct RDMA (nvidia-peermem, Telpher's software card) enabled" }, NULL },
 	{ "registration fails later", { "NCCL_NET_GDR_LEVEL=SYS", "FAKE_CUDA_DMABUF=1", "FAKE_CUDA_FAIL=cuMemGetHandleForAddressRange:2:801" }, 2, "", "", 1, NULL,
 		{ "NCCL WARN rank 0: 8388608 bytes of device memory for network links can't be had or registered" }, NULL },
+	{ "flags by GDRCopy", { "NCCL_NET_GDR_LEVEL=SYS", "NCCL_GDRCOPY_ENABLE=1", "NCCL_NET_FORCE_FLUSH=1" }, 4, "/GDRDMA", "/GDRDMA", 1, NULL,
+		{ "kernels poll GPU memory for network links, 65536 bytes by GDRCopy" }, "NCCL WARN" },
+	{ "sockets, flags by GDRCopy", { "NCCL_NET=Socket", "NCCL_GDRCOPY_ENABLE=1" }, 2, "", "", 0, "nic-unable", { "kernels poll GPU memory for network links" }, "NCCL WARN" },
+	{ "GDRCopy without its module", { "NCCL_NET_GDR_LEVEL=SYS", "NCCL_GDRCOPY_ENABLE=1", "GDRAPI_FAKE=0" }, 2, "/GDRDMA", "/GDRDMA", 1, NULL,
+		{ "NCCL WARN NCCL_GDRCOPY_ENABLE=1, but gdr_open fails" }, "kernels poll GPU memory" },
 	{ "sockets", { "NCCL_NET_GDR_LEVEL=SYS", "NCCL_NET=Socket" }, 2, "", "", 0, "nic-unable", { "the transport takes host memory", "65536 bytes a chunk, 3 channels" }, "GDRDMA" },
 };
 #define NWAYS (sizeof(ways) / sizeof(ways[0]))
@@ -129,6 +134,7 @@ int main(int argc, char **argv)
 	snprintf(file, sizeof(file), "%s/%%p", folder);
 	setenv("NCCL_IB_HCA", "telpher", 1);
 	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
+	setenv("TELPHER_GDRCOPY_LIBRARY", FAKE_GDRAPI_LIBRARY, 1);
 	setenv("NCCL_DEBUG", "INFO", 1);
 	setenv("NCCL_DEBUG_SUBSYS", "INIT,NET,GRAPH,TUNING", 1);
 	setenv("NCCL_DEBUG_FILE", file, 1);
