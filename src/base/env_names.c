@@ -12,7 +12,8 @@
 #define MULTINODE "NVLink between machines isn't used yet"
 #define TOPOLOGY "the hardware's topology doesn't decide over it"
 #define OLD "NCCL itself no longer reads it"
-#define GPU_CARD "network cards don't reach GPU memory yet"
+#define GPU_CARD "GPUs that are parts of others: network cards reach none of their memory specially"
+#define GDRCOPY "see NCCL_GDRCOPY_ENABLE: what it is used for has no setting of its own"
 #define GPU_P2P "memory is shared between GPUs another way here"
 #define LAUNCH "GPU kernels are launched another way here"
 #define BLOCKS "see NCCL_MIN_CTAS and NCCL_MAX_CTAS"
@@ -54,15 +55,15 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_DEBUG_TIMESTAMP_LEVELS", HONOURED },
 	{ "NCCL_DEV_API_JIT", GPU },
 	{ "NCCL_DISABLE_MEM_MANAGER", GPU },
-	{ "NCCL_DMABUF_ENABLE", GPU_CARD },
+	{ "NCCL_DMABUF_ENABLE", HONOURED },
 	{ "NCCL_ELASTIC_BUFFER_REGISTER", REGISTER },
 	{ "NCCL_ENABLE_VERSION_CHECK", GPU },
 	{ "NCCL_ENV_PLUGIN", PLUGIN },
 	{ "NCCL_GDAKI_USE_RELIABLE_DB", GIN },
-	{ "NCCL_GDRCOPY_ENABLE", GPU_CARD },
-	{ "NCCL_GDRCOPY_FIFO_ENABLE", GPU_CARD },
-	{ "NCCL_GDRCOPY_FLUSH_ENABLE", GPU_CARD },
-	{ "NCCL_GDRCOPY_SYNC_ENABLE", GPU_CARD },
+	{ "NCCL_GDRCOPY_ENABLE", HONOURED },
+	{ "NCCL_GDRCOPY_FIFO_ENABLE", GDRCOPY },
+	{ "NCCL_GDRCOPY_FLUSH_ENABLE", GDRCOPY },
+	{ "NCCL_GDRCOPY_SYNC_ENABLE", GDRCOPY },
 	{ "NCCL_GDR_FLUSH_DISABLE", HONOURED },
 	{ "NCCL_GIN_ENABLE", GIN },
 	{ "NCCL_GIN_ERROR_QUERY_SEC", GIN },
@@ -91,7 +92,7 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_IB_ADDR_RANGE", HONOURED },
 	{ "NCCL_IB_AR_THRESHOLD", HONOURED },
 	{ "NCCL_IB_CUDA_SUPPORT", OLD },
-	{ "NCCL_IB_DATA_DIRECT", GPU_CARD },
+	{ "NCCL_IB_DATA_DIRECT", HONOURED },
 	{ "NCCL_IB_DEVICE_PCI_ORDER", "devices are taken in the order in which libibverbs lists them" },
 	{ "NCCL_IB_DISABLE", HONOURED },
 	{ "NCCL_IB_ECE_ENABLE", HONOURED },

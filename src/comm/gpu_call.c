@@ -12,6 +12,8 @@
 #define FEW_STREAMS 32
 #define SMALLEST_CHUNK ((size_t)8 << 10)
 #define LARGEST_CHUNK ((size_t)1 << 20)
+#define FAR_CHUNK ((size_t)64 << 10)
+#define FAR_PIECE ((size_t)32 << 10)
 
 /* ---- the launch: launch lock held ---- */
 
@@ -236,6 +238,15 @@ ncclResult_t tp_gpu_issue_all(struct tp_issue *issues)
 
 /* ---- choice ---- */
 
+/* Between hosts a chunk costs the proxy some microseconds whatever its size, and all channels share one: so few channels, with a piece of some size each, and
+ * chunks that are large. */
+static void fit_far(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, struct tp_choice *choice)
+{
+	size_t pieces = coll == TP_ALL_REDUCE ? (size_t)comm->nranks : 1, worth = TP_MAX(block_bytes / pieces / FAR_PIECE, 1);
+	choice->nchannels = (int)TP_MIN((size_t)choice->nchannels, worth);
+	choice->chunk_bytes = TP_MAX(tp_align_up(block_bytes / (size_t)choice->nchannels / 8, 512), FAR_CHUNK);
+}
+
 /* A line of flags and data moves 4 KB a block in the time that a flag takes; bulk data is worth another block from 16 KB on.
  * Chunks: an eighth of what a block has to move, so that receiving, reducing and sending overlap; links that hold less cut them
  * smaller (the executor sees to that, the same on all ranks). */
@@ -247,6 +258,8 @@ void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t bl
 		choice->algo = wanted;
 	choice->nchannels = tp_choose_channels(choice->algo, coll, comm->nranks, block_bytes, comm->nchannels);
 	size_t part = block_bytes / (size_t)choice->nchannels;
-	choice->chunk_bytes = TP_MIN(TP_MAX(tp_align_up(part / 8, 512), SMALLEST_CHUNK), LARGEST_CHUNK);
+	choice->chunk_bytes = TP_MAX(tp_align_up(part / 8, 512), SMALLEST_CHUNK);
+	if (comm->boot->nhosts > 1) fit_far(comm, coll, block_bytes, choice);
+	choice->chunk_bytes = TP_MIN(choice->chunk_bytes, LARGEST_CHUNK);
 	choice->ref_bytes = SIZE_MAX;
 }

@@ -81,17 +81,15 @@ static float rate_of(const struct tp_comm_topo *t, int rank)
 
 static float lesser(float a, float b) { return b > 0 && b < a ? b : a; }
 
-/* Why NICs don't reach the GPUs' memory; "": they do. */
-static const char *gdr_code(const struct ncclComm *comm, int from, int to)
+/* Why NICs don't reach the GPUs' memory; "": they do. The sentence is of the end that doesn't. */
+static const char *gdr_code(const struct ncclComm *comm, int from, int to, char *text, size_t bytes)
 {
-	const struct tp_comm_topo *t = comm->topo;
-	bool able = comm->topo->net_takes_gpu_memory, wanted = t->rows[from].gdr && t->rows[to].gdr;
-	if (able && wanted) return "";
-	const struct tp_topo_row *row = t->rows[from].gdr ? &t->rows[to] : &t->rows[from];
-	return wanted || !row->known || row->gdr_reason >= TP_WHY_COUNT ? "nic-unable" : tp_topo_reason_code(row->gdr_reason);
+	const struct tp_topo_row *a = &comm->topo->rows[from], *b = &comm->topo->rows[to], *row = a->gdr_send ? b : a;
+	if (bytes) text[0] = 0;
+	if (a->gdr_send && b->gdr_receive) return "";
+	snprintf(text, bytes, "no GDR at rank %d: %s", row == a ? from : to, row->gdr_why);
+	return row->gdr_reason >= TP_WHY_COUNT ? "nic-unable" : tp_topo_reason_code(row->gdr_reason);
 }
-
-static const char host_memory_only[] = "no GDR: the transport takes host memory";
 
 static void describe_remote(const struct ncclComm *comm, int from, int to, struct tp_watch_path *path)
 {
@@ -104,10 +102,11 @@ static void describe_remote(const struct ncclComm *comm, int from, int to, struc
 	path->latency_us = a->latency_us > 0 ? a->latency_us : (float)comm->model.across.latency_us;
 	path->devices = t->ports ? t->ports[from].count : 1;
 	if (!t->rows) return;
-	const char *code = gdr_code(comm, from, to);
+	char text[216];
+	const char *code = gdr_code(comm, from, to, text, sizeof(text));
 	path->gdr = !*code;
 	if (path->gdr) return;
-	if (!comm->topo->net_takes_gpu_memory) add_text(path->why, sizeof(path->why), "; ", host_memory_only);
+	add_text(path->why, sizeof(path->why), "; ", text);
 	add_text(path->code, sizeof(path->code), ",", code);
 }
 
@@ -177,6 +176,7 @@ int tp_comm_topo_refusals(const struct ncclComm *comm, const struct tp_watch_pat
 	const struct tp_boot_peer *a = &comm->boot->peers[path->from], *b = &comm->boot->peers[path->to];
 	bool known = comm->topo && comm->topo->rows, far = a->host != b->host;
 	int count = 0;
+	char text[216];
 	struct tp_topo_p2p p2p;
 	if (path->from == path->to) return 0;
 	if (comm->gpu && !is_direct(path)) {
@@ -187,6 +187,6 @@ int tp_comm_topo_refusals(const struct ncclComm *comm, const struct tp_watch_pat
 	else if (strcmp(path->via, "SHM") == 0 && !comm->gpu) refuse(list, &count, "SHM/CMA", "no-access", link);
 	if (is_net(path)) refuse_network(comm, list, &count);
 	if (path->gdr == 0 && known)
-		refuse(list, &count, "GDR", gdr_code(comm, path->from, path->to), comm->topo->net_takes_gpu_memory ? "" : host_memory_only);
+		refuse(list, &count, "GDR", gdr_code(comm, path->from, path->to, text, sizeof(text)), text);
 	return count;
 }

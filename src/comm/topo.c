@@ -137,32 +137,78 @@ int32_t tp_comm_topo_gpu(const struct ncclComm *comm, int rank)
 	return node >= 0 && t->graph->nodes[node].kind == TP_TOPO_GPU ? node : -1;
 }
 
-static int32_t find_net(const struct tp_topo *graph, const struct tp_topo_card *card)
+static int32_t find_net(const struct tp_topo *graph, const char *name, int port)
 {
-	for (int32_t n = 0; n < graph->count[TP_TOPO_NET]; n++) {
+	size_t bytes = strnlen(name, 31);       /* as it was described */
+	for (int32_t n = 0; n < graph->count[TP_TOPO_NET] && bytes; n++) {
 		const struct tp_topo_node *net = tp_topo_node_of(graph, TP_TOPO_NET, n);
-		size_t bytes = strlen(card->net);
-		if (net->net.port == card->port && bytes && strncmp(net->name, card->net, bytes) == 0 && (!net->name[bytes] || net->name[bytes] == ':')) return net->index;
+		if (net->net.port == port && strncmp(net->name, name, bytes) == 0 && (!net->name[bytes] || net->name[bytes] == ':')) return net->index;
 	}
 	return -1;
 }
 
-static ncclResult_t fill_net(const struct ncclComm *comm, int32_t gpu, struct tp_topo_row *row)
+/* ---- NICs at GPU memory */
+
+static void judge_gdr(const struct ncclComm *comm, int32_t gpu, const struct tp_net_properties *p, struct tp_links_gdr *links, enum tp_topo_reason *reason)
 {
 	const struct tp_comm_topo *t = comm->topo;
-	int32_t net = find_net(t->graph, &t->cards[comm->rank]), best = tp_topo_local_net(t->graph, gpu, 0);
-	struct tp_topo_gdr gdr;
+	struct tp_topo_gdr writes, reads;
+	int32_t net = t->graph ? find_net(t->graph, p->name, (int)p->port) : -1;
+	*reason = TP_WHY_NIC_UNABLE;
+	if (!(p->memory & (TP_NET_CUDA | TP_NET_DMABUF))) {
+		snprintf(links->why, sizeof(links->why), "%s", p->no_gpu_memory[0] ? p->no_gpu_memory : "the transport takes host memory");
+	} else if (gpu < 0 || net < 0) {
+		snprintf(links->why, sizeof(links->why), "the topology isn't known");
+	} else if (tp_topo_decide_gdr(t->graph, &t->policy, gpu, net, false, &writes) == ncclSuccess && tp_topo_decide_gdr(t->graph, &t->policy, gpu, net, true, &reads) == ncclSuccess) {
+		const struct tp_topo_why *why = writes.mode == TP_GDR_OFF ? &writes.why : &reads.why;
+		*links = (struct tp_links_gdr){ .receive = writes.mode != TP_GDR_OFF, .send = reads.mode != TP_GDR_OFF, .flush = writes.flush };
+		*reason = why->reason;
+		if (!links->receive || !links->send) snprintf(links->why, sizeof(links->why), "%.199s", why->text);
+		if (links->receive)
+			TP_INFO(TP_INIT | TP_NET | TP_GRAPH, "GPU Direct RDMA for GPU %d / HCA %s (%s): read %d, flush %d, %s", comm->gpu->gpu->ordinal, p->name, why->text, links->send, links->flush,
+				writes.flush_why.text);
+	}
+}
+
+/* For each device that links take turns with: what the topology allows, and then what is possible. The row has it of the first. */
+static ncclResult_t open_gdr(const struct ncclComm *comm, struct tp_topo_row *row)
+{
+	int dev = 0, count = 0;
+	const struct tp_net_ops *ops = tp_links_net(comm->links, &dev);
+	int32_t gpu = tp_comm_topo_gpu(comm, comm->rank);
+	if (!ops || ops->devices(&count) != ncclSuccess || count < 1) return ncclSuccess;
+	struct tp_links_gdr *list = tp_alloc((size_t)count, sizeof(*list), "which network devices reach GPU memory");
+	if (!list) return ncclSystemError;
+	enum tp_topo_reason reason = TP_WHY_NIC_UNABLE;
+	bool wanted = false;
+	for (int d = 0; d < count; d++) {
+		struct tp_net_properties p;
+		enum tp_topo_reason one;
+		if ((!ops->spreads && d != dev) || ops->properties(d, &p) != ncclSuccess) continue;
+		judge_gdr(comm, gpu, &p, &list[d], &one);
+		if (d != dev) continue;
+		reason = one;
+		wanted = list[d].receive;
+	}
+	ncclResult_t result = tp_links_set_gdr(comm->links, list, count);
+	row->gdr_receive = list[dev].receive;
+	row->gdr_send = list[dev].send;
+	row->gdr_reason = (uint8_t)(wanted && !list[dev].receive ? TP_WHY_NIC_UNABLE : reason);
+	snprintf(row->gdr_why, sizeof(row->gdr_why), "%.183s", list[dev].why);
+	free(list);
+	return result;
+}
+
+static void fill_net(const struct ncclComm *comm, int32_t gpu, struct tp_topo_row *row)
+{
+	const struct tp_comm_topo *t = comm->topo;
+	int32_t net = find_net(t->graph, t->cards[comm->rank].net, t->cards[comm->rank].port), best = tp_topo_local_net(t->graph, gpu, 0);
 	row->net_type = row->best_type = TP_PATH_DIS;
 	if (best >= 0) {
 		row->best_type = (uint8_t)tp_topo_wire_path(t->graph, gpu, best)->type;
 		snprintf(row->best_net, sizeof(row->best_net), "%.31s", t->graph->nodes[best].name);
 	}
-	if (net < 0) return ncclSuccess;
-	row->net_type = (uint8_t)tp_topo_wire_path(t->graph, gpu, net)->type;
-	TP_TRY(tp_topo_decide_gdr(t->graph, &t->policy, gpu, net, false, &gdr));
-	row->gdr = gdr.mode != TP_GDR_OFF;
-	row->gdr_reason = (uint8_t)gdr.why.reason;
-	return ncclSuccess;
+	if (net >= 0) row->net_type = (uint8_t)tp_topo_wire_path(t->graph, gpu, net)->type;
 }
 
 static ncclResult_t fill_row(const struct ncclComm *comm, struct tp_topo_row *row)
@@ -181,7 +227,7 @@ static ncclResult_t fill_row(const struct ncclComm *comm, struct tp_topo_row *ro
 		row->reason[l] = (uint8_t)p2p.why.reason;
 		row->gbps[l] = (float)p2p.bw;
 	}
-	TP_TRY(fill_net(comm, gpu, row));
+	fill_net(comm, gpu, row);
 	row->known = 1;
 	return ncclSuccess;
 }
@@ -200,8 +246,12 @@ static ncclResult_t open_rows(struct ncclComm *comm)
 	t->rows = tp_alloc((size_t)comm->nranks, sizeof(*t->rows), "the GPUs' paths");
 	if (!t->rows) return ncclSystemError;
 	if (t->graph && fill_row(comm, &t->rows[comm->rank]) != ncclSuccess) memset(&t->rows[comm->rank], 0, sizeof(t->rows[0]));
+	TP_TRY(open_gdr(comm, &t->rows[comm->rank]));
 	TP_TRY(tp_boot_all_gather(comm->boot, t->rows, sizeof(*t->rows)));
-	for (int r = 0; r < comm->nranks; r++) clean_name(t->rows[r].best_net, sizeof(t->rows[r].best_net));
+	for (int r = 0; r < comm->nranks; r++) {
+		clean_name(t->rows[r].best_net, sizeof(t->rows[r].best_net));
+		clean_text(t->rows[r].gdr_why, sizeof(t->rows[r].gdr_why));
+	}
 	return ncclSuccess;
 }
 
@@ -247,7 +297,8 @@ static bool net_takes_gpu_memory(const struct ncclComm *comm)
 	int dev = 0;
 	const struct tp_net_ops *ops = tp_links_net(comm->links, &dev);
 	struct tp_net_properties p;
-	return ops && ops->properties(dev, &p) == ncclSuccess && (p.memory & (TP_NET_CUDA | TP_NET_DMABUF));
+	if (!ops || ops->properties(dev, &p) != ncclSuccess) return false;
+	return (p.memory & (TP_NET_CUDA | TP_NET_DMABUF)) || (strcmp(ops->name, "IB") == 0 && !p.software);
 }
 
 ncclResult_t tp_comm_topo_open(struct ncclComm *comm)

@@ -26,8 +26,10 @@ struct tp_topo_row {
 	uint8_t known;
 	uint8_t type[TP_TOPO_LOCAL_MAX], reason[TP_TOPO_LOCAL_MAX];     /* enum tp_topo_path_type, tp_topo_reason; by place on the host */
 	float gbps[TP_TOPO_LOCAL_MAX];
-	uint8_t gdr, gdr_reason, net_type, best_type;   /* of the NIC in use; the type of the nearest */
+	uint8_t net_type, best_type;                    /* of the NIC in use; of the nearest */
+	uint8_t gdr_receive, gdr_send, gdr_reason;      /* the NIC in use writes and reads GPU memory; why it doesn't do both */
 	char best_net[32];
+	char gdr_why[184];                              /* the same as a sentence; "": both */
 };
 
 /* GPU ranks with several channels: the ports that these take turns with. Channel c: ports[c % count], where that is known. */
@@ -44,7 +46,7 @@ struct tp_comm_topo {
 	struct tp_topo_doc *doc;        /* of this rank's host; NULL: not needed, or not to be had */
 	struct tp_topo *graph;          /* with its paths */
 	struct tp_topo_policy policy;
-	bool net_takes_gpu_memory;      /* the network in use */
+	bool net_takes_gpu_memory;      /* the network in use, where machine and drivers allow it */
 	char *notes;                    /* what ranks of this host contradict each other in, a line each; NULL: nothing */
 };
 

@@ -22,7 +22,7 @@ static void bus_of_path(const char *path, char out[20])
 }
 
 /* The transport's ports in its numbering. */
-static int list_ports(const struct tp_net_ops *ops, struct tp_topo_port *ports)
+static int list_ports(const struct tp_net_ops *ops, const struct tp_gpu *gpu, struct tp_topo_port *ports)
 {
 	int count = 0, kept = 0;
 	if (ops->devices(&count) != ncclSuccess) return 0;
@@ -31,7 +31,7 @@ static int list_ports(const struct tp_net_ops *ops, struct tp_topo_port *ports)
 		if (ops->properties(i, &p) != ncclSuccess) continue;
 		struct tp_topo_port *port = &ports[kept++];
 		*port = (struct tp_topo_port){ .guid = p.guid, .port = (int)p.port, .mbps = (int)TP_MIN(p.speed_mbps, 10000000u), .latency_us = (double)p.latency_us,
-			.gdr = strcmp(ops->name, "Socket") != 0 };
+			.gdr = p.memory & TP_NET_CUDA || (p.memory & TP_NET_DMABUF && (!gpu || gpu->dma_buf)) };
 		snprintf(port->name, sizeof(port->name), "%.31s", p.name);
 		bus_of_path(p.pci_path, port->bus_id);
 	}
@@ -65,6 +65,13 @@ static const struct tp_topo_found *look_up(uint64_t key)
 	return f;
 }
 
+/* A card that is a program takes memory of any GPU. */
+static bool is_software(const struct tp_net_ops *ops, int dev)
+{
+	struct tp_net_properties p;
+	return ops && ops->properties(dev, &p) == ncclSuccess && p.software;
+}
+
 bool tp_topo_find_own(const struct ncclComm *comm, const struct tp_topo_found **out)
 {
 	int dev = 0;
@@ -79,8 +86,10 @@ bool tp_topo_find_own(const struct ncclComm *comm, const struct tp_topo_found **
 	struct tp_topo_find find = { .root = "", .gpu_bus_id = bus_id, .rank = -1 };
 	if (ops) {
 		find.ports = ports;
-		find.nports = list_ports(ops, ports);
+		find.nports = list_ports(ops, comm->gpu ? comm->gpu->gpu : NULL, ports);
 	}
+	if (comm->gpu) find.gpu_sm = 10 * comm->gpu->gpu->major + comm->gpu->gpu->minor;
+	if (comm->gpu) find.gpu_gdr = comm->gpu->gpu->rdma || comm->gpu->gpu->dma_buf || is_software(ops, dev) ? 1 : -1;
 	struct tp_topo_found *made;
 	if (describe(&find, key, &made) != ncclSuccess) return false;
 	const struct tp_topo_found *head = atomic_load_explicit(&all_found, memory_order_relaxed);

@@ -170,10 +170,8 @@ static ncclResult_t expect_of_gpu(const struct ncclComm *comm)
 	}
 	if (!tp_links_have_net(comm->links)) return ncclSuccess;
 	char subject[64];
-	bool able = comm->topo->net_takes_gpu_memory;
 	snprintf(subject, sizeof(subject), "rank %d with %s", comm->rank, t->cards[comm->rank].net);
-	const char *why = !able ? "the transport takes host memory" : row->known && row->gdr_reason < TP_WHY_COUNT ? tp_topo_reason_code(row->gdr_reason) : NULL;
-	return tp_watch_expect("gdr", able && row->gdr ? "on" : "off", subject, why);
+	return tp_watch_expect("gdr", row->gdr_send && row->gdr_receive ? "on" : "off", subject, row->gdr_why);
 }
 
 /* Is anything expected that only the machine's graph can tell? */

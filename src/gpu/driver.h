@@ -211,6 +211,7 @@ typedef enum {
 } CUmemAccess_flags;
 typedef enum { CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1 } CUmemAllocationGranularity_flags;
 typedef enum { CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1 } CUmemRangeHandleType;
+enum { CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE = 1 };
 typedef struct { CUmemLocationType type; int id; } CUmemLocation;
 typedef struct { CUmemLocation location; CUmemAccess_flags flags; } CUmemAccessDesc;
 typedef struct {

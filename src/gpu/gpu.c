@@ -200,6 +200,7 @@ static ncclResult_t describe(struct tp_gpu *gpu)
 	gpu->sms = attribute(gpu->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 	gpu->driver_version = driver_version;
 	gpu->mps = attribute(gpu->device, CU_DEVICE_ATTRIBUTE_MPS_ENABLED) != 0;
+	gpu->rdma = attribute(gpu->device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED) != 0;
 	gpu->dma_buf = table.MemGetHandleForAddressRange && attribute(gpu->device, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
 	return ncclSuccess;
 }

@@ -37,7 +37,8 @@ struct tp_gpu {
 	size_t memory_bytes;
 	bool vmm;                       /* virtual memory management with file-descriptor export works here (probed) */
 	bool ipc;                       /* cuIpcGetMemHandle works here (probed) */
-	bool dma_buf;
+	bool dma_buf;                   /* its memory can be exported so */
+	bool rdma;                      /* its driver says that network cards reach its memory (nvidia-peermem) */
 	bool mps;                       /* an MPS client */
 };
 /* The rank that the calling thread's calls are for, named in such messages; -1: none. */
@@ -78,6 +79,22 @@ ncclResult_t tp_gpu_copy(const struct tp_gpu *gpu, void *to, const void *from, s
 /* Never waits for kernels that spin, where CUDA can avoid it; not in error paths of other calls: failures are logged. */
 void tp_gpu_free(struct tp_gpu_memory *memory);
 
+/* Device memory that the host stores to (GDRCopy): single words, as fast as a store over PCIe. Zeroed. Never read by the host, which would be slow. */
+struct tp_gpu_mapped { struct tp_gpu_memory memory; unsigned char *host; void *mapping; unsigned long handle; };
+bool tp_gpu_can_map(void);          /* NCCL_GDRCOPY_ENABLE, and GDRCopy is there */
+ncclResult_t tp_gpu_map_for_host(const struct tp_gpu *gpu, size_t bytes, const char *what, struct tp_gpu_mapped *out);
+void tp_gpu_unmap_for_host(struct tp_gpu_mapped *window);
+/* Whole, and on its way at once: such memory gathers stores. What was stored before is seen before it. */
+static inline void tp_gpu_mapped_store(void *at, uint64_t value)
+{
+	__atomic_store_n((uint64_t *)at, value, __ATOMIC_RELEASE);
+#ifdef __x86_64__
+	__builtin_ia32_sfence();
+#else
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
 /* To another process of this machine. The record travels as bytes; a VMM export has a descriptor besides (SCM_RIGHTS). */
 #define TP_GPU_EXPORT_VERSION 1
 struct tp_gpu_export { uint32_t kind, version; uint64_t bytes, mapped, offset; int32_t pid; uint8_t uuid[16]; uint8_t ipc[64]; };
@@ -87,6 +104,9 @@ ncclResult_t tp_gpu_export(const struct tp_gpu_memory *memory, struct tp_gpu_exp
 ncclResult_t tp_gpu_import(const struct tp_gpu *gpu, const struct tp_gpu_export *from, int fd, struct tp_gpu_memory *out);
 /* VMM memory of ours: peer may use it too, at the same address. Other kinds: nothing to do, contexts enable peer access. */
 ncclResult_t tp_gpu_allow(const struct tp_gpu_memory *memory, CUdevice peer);
+/* Device memory as a DMA-BUF, for network cards; the caller closes it. ptr and bytes: multiples of the page size. pcie: for cards that reach it
+ * over PCIe though something faster joins GPU and processor (data direct). Where gpu->dma_buf. */
+ncclResult_t tp_gpu_export_dma_buf(const struct tp_gpu *gpu, const void *ptr, size_t bytes, bool pcie, int *fd);
 /* In the process: memory of another rank. VMM: a mapping of its own, which lives as long as it is needed, whatever the owner does;
  * out is freed like an import. PLAIN: peer access, and out->ptr stays NULL: kernels of gpu see it where the owner does. */
 ncclResult_t tp_gpu_map_again(const struct tp_gpu *gpu, const struct tp_gpu_memory *memory, struct tp_gpu_memory *out);

@@ -96,6 +96,20 @@ ncclResult_t tp_gpu_export(const struct tp_gpu_memory *memory, struct tp_gpu_exp
 	return ncclSuccess;
 }
 
+ncclResult_t tp_gpu_export_dma_buf(const struct tp_gpu *gpu, const void *ptr, size_t bytes, bool pcie, int *out)
+{
+	int fd = -1;
+	bool pushed;
+	if (!gpu->dma_buf) return TP_FAIL(ncclInternalError, "device %d (%s) has no DMA-BUF", gpu->ordinal, gpu->name);
+	TP_TRY(tp_gpu_enter(gpu, &pushed));
+	CUresult error = tp_cuda->MemGetHandleForAddressRange(&fd, (CUdeviceptr)(uintptr_t)ptr, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
+		pcie ? CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE : 0);
+	tp_gpu_leave(pushed);
+	if (error != CUDA_SUCCESS) return tp_gpu_fail(__FILE__, __LINE__, __func__, gpu, "MemGetHandleForAddressRange", error);
+	*out = fd;
+	return ncclSuccess;
+}
+
 static ncclResult_t import_vmm(const struct tp_gpu *gpu, const struct tp_gpu_export *from, int fd, struct tp_gpu_memory *m)
 {
 	CUdeviceptr ptr;

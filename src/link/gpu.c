@@ -105,12 +105,11 @@ static const char *via_of(const struct tp_links *links, int from, int to)
 	return links->gpu->cards[to].vmm ? "P2P/CUMEM" : "P2P/IPC";
 }
 
-static void fill_net(const struct tp_links *links, const struct tp_link *link, struct tp_device_link *out)
+static void fill_net(const struct tp_link *link, struct tp_device_link *out)
 {
-	uint64_t shift = (uint64_t)(uintptr_t)tp_net_link_device_base(link) - (uint64_t)(uintptr_t)tp_net_link_base(link);
-	(void)links;
-	*out = (struct tp_device_link){ .slots = (uint64_t)(uintptr_t)link->slots + shift, .head = (uint64_t)(uintptr_t)link->head + shift,
-		.stride = (uint32_t)link->stride, .mask = link->mask, .capacity = (uint32_t)link->capacity, .kind = TP_LINK_NET, .peer = link->peer };
+	*out = (struct tp_device_link){ .stride = (uint32_t)link->stride, .mask = link->mask, .capacity = (uint32_t)link->capacity, .kind = TP_LINK_NET,
+		.peer = link->peer };
+	tp_net_ring_places(link, out);
 }
 
 /* Where some pairs of a host meet over the network, their slots limit all: no rank knows whether a ring leads over others' such pairs. */
@@ -128,10 +127,11 @@ static void fill_local(const struct tp_links *links, int channel, int lane_class
 	int a = boot->peers[from].local, b = boot->peers[to].local;
 	bool pinned = is_pinned(links, from, to);
 	struct tp_gpu_ring ring = tp_gpu_shape_ring(s, channel, lane_class, a, b);
-	*out = (struct tp_device_link){ .slots = (uint64_t)(uintptr_t)(arena_of(links, b, pinned) + ring.place),
+	*out = (struct tp_device_link){ .slots = (uint64_t)(uintptr_t)(arena_of(links, b, pinned) + ring.place), .flag_stride = (uint32_t)ring.stride,
 		.head = (uint64_t)(uintptr_t)(arena_of(links, a, pinned) + tp_gpu_shape_head(s, channel, lane_class, b)), .stride = (uint32_t)ring.stride,
 		.mask = ring.nslots - 1, .capacity = (uint32_t)TP_MIN(ring.capacity, tp_links_ring_capacity(links)), .kind = pinned ? TP_LINK_SHM : TP_LINK_P2P_DEVICE,
 		.peer = from == boot->rank ? to : from };
+	out->flags = out->slots;
 }
 
 ncclResult_t tp_links_get_device(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_device_link *out)
@@ -146,7 +146,7 @@ ncclResult_t tp_links_get_device(struct tp_links *links, int channel, int lane_c
 	if (!tp_gpu_links_reach(links, from, to) && !is_pinned(links, from, to)) {
 		struct tp_link *link;
 		TP_TRY(tp_links_get(links, channel, lane_class, from, to, &link));
-		fill_net(links, link, out);
+		fill_net(link, out);
 		return ncclSuccess;
 	}
 	fill_local(links, channel, lane_class, from, to, out);

@@ -28,9 +28,10 @@ ncclResult_t tp_net_links_create(struct tp_boot *boot, const struct tp_net_links
  * net. `from` or `to` is this rank. Starts connecting (or expecting); returns at once. Logs NCCL's line
  * "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0" (INFO, NET) when it opens. */
 ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_class, int from, int to, struct tp_link *link);
-/* GPU ranks: a link's ring begins here, as the host and as kernels see it. */
-void *tp_net_link_base(const struct tp_link *link);
-void *tp_net_link_device_base(const struct tp_link *link);
+/* GPU ranks: where kernels find slots, flags and head. */
+void tp_net_ring_places(const struct tp_link *link, struct tp_device_link *out);
+/* tp_links_set_gdr */
+ncclResult_t tp_net_gdr_set(struct tp_net_links *nets, struct tp_links_gdr *devs, int ndevs);
 /* Ready: connected. Claim and publish (peek) are allowed before; they fill (find empty) the ring. */
 bool tp_net_link_is_ready(const struct tp_link *link);
 /* A receiving end whose sender has left in good order gets nothing more: ncclRemoteError that names it, for whoever finds

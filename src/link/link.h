@@ -117,10 +117,17 @@ ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, i
  * the head seen last itself, in device memory.
  *   P2P  between GPUs of a host that reach each other (or one GPU): device memory, mapped by fd, IPC, or as it is
  *   SHM  between others of a host: pinned host memory in the shared segment
- *   NET  pinned host memory, moved by the proxy: tp_links_progress
+ *   NET  moved by the proxy, tp_links_progress: slots in pinned host memory, or in device memory that the network card reaches
+ * The numbers of full slots and their sizes (struct tp_slot's seq and bytes) are polled and published at `flags`, a slot's every flag_stride bytes:
+ * in the slots themselves, but for slots in device memory that a proxy minds, which the host can't see: then in pinned host memory.
  * GPU ranks: tp_links_progress, _need_progress and _poll_fds may be called by one thread while another gets ends. */
-struct tp_device_link { uint64_t slots, head; uint32_t stride, mask, capacity, kind; int32_t peer; };
+struct tp_device_link { uint64_t slots, head, flags; uint32_t stride, flag_stride, mask, capacity, kind; int32_t peer; };
 ncclResult_t tp_links_get_device(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_device_link *out);
+/* GPU ranks, after create and before the first end: network cards at GPU memory. By device of the transport what the topology allows: slots that the
+ * card writes (receive) or reads (send) lie in device memory then; flush: what was written is flushed before kernels see it. What a device turns
+ * out unable to do is taken back, with the reason in why. */
+struct tp_links_gdr { bool receive, send, flush; char why[200]; };
+ncclResult_t tp_links_set_gdr(struct tp_links *links, struct tp_links_gdr *devs, int ndevs);
 /* GPU ranks: region_bytes of zeros near each rank of this host, for the executor's fused kernels: where this rank's kernels
  * see the one of `rank` (its own too). NULL: another host's. Device memory where all pairs of the host reach each other,
  * pinned host memory otherwise, where that isn't refused (NCCL_SHM_DISABLE: NULL). 128-byte aligned. */

@@ -116,6 +116,11 @@ void tp_links_deregister(struct tp_links *links, struct tp_net_buffer *buffer)
 	if (buffer) tp_net_links_deregister(links->nets, buffer);
 }
 
+ncclResult_t tp_links_set_gdr(struct tp_links *links, struct tp_links_gdr *devs, int ndevs)
+{
+	return links->nets ? tp_net_gdr_set(links->nets, devs, ndevs) : ncclSuccess;
+}
+
 void tp_links_recall(struct tp_links *links)
 {
 	if (links->nets) tp_net_links_recall(links->nets);

@@ -180,9 +180,7 @@ static ncclResult_t end_ready(struct tp_link_net *end, void *comm)
 	struct tp_net_links *nets = end->nets;
 
 	end->comm = comm;
-	uint64_t since = tp_clock_ns();
-	TP_TRY(nets->ops->reg_memory(comm, end->ring, end->ring_bytes, TP_NET_HOST, &end->mhandle));
-	if (!nets->ops->any_memory) tp_net_tell_slots(nets, since, end);
+	TP_TRY(tp_net_ring_register(end));
 	end->state = TP_NET_READY;
 	if (!end->sending) nets->nexpected--;
 	return ncclSuccess;
@@ -245,7 +243,7 @@ static ncclResult_t connect_end(struct tp_link_net *end, bool *moved)
 	void *comm = NULL;
 
 	fill_hello(nets, end, &hello);
-	TP_TRY(nets->ops->connect(device_of(nets, end), nets->handles + (size_t)end->to * TP_NET_HANDLE_BYTES, &hello, &end->connecting, &comm));
+	TP_TRY(nets->ops->connect(end->dev, nets->handles + (size_t)end->to * TP_NET_HANDLE_BYTES, &hello, &end->connecting, &comm));
 	if (!comm) return ncclSuccess;
 	*moved = true;
 	return end_ready(end, comm);
@@ -287,6 +285,7 @@ ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_
 	if (!end) return ncclSystemError;
 	*end = (struct tp_link_net){ .nets = nets, .link = link, .sending = from == boot->rank, .from = from, .to = to, .channel = channel,
 		.lane_class = lane_class };
+	end->dev = device_of(nets, end);
 	result = tp_net_ring_make(end, link);
 	if (result != ncclSuccess) goto free_end;
 	link->kind = TP_LINK_NET;
@@ -296,8 +295,8 @@ ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_
 	if (result != ncclSuccess) goto unmap;
 	link->net = end;
 	if (!end->sending) nets->nexpected++;
-	TP_INFO(TP_INIT | TP_NET, "Channel %02d/0 : %d[%d] -> %d[%d] [%s] via NET/%s/%d", channel, from, (int)boot->peers[from].device, to,
-		(int)boot->peers[to].device, end->sending ? "send" : "receive", nets->ops->name, device_of(nets, end));
+	TP_INFO(TP_INIT | TP_NET, "Channel %02d/0 : %d[%d] -> %d[%d] [%s] via NET/%s/%d%s", channel, from, (int)boot->peers[from].device, to,
+		(int)boot->peers[to].device, end->sending ? "send" : "receive", nets->ops->name, end->dev, end->far_slots ? "/GDRDMA" : "");
 	result = end->sending ? connect_end(end, &moved) : take_early(end);
 	if (result != ncclSuccess) tp_net_links_close(nets, link);
 	return result;

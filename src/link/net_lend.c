@@ -19,7 +19,7 @@ void tp_net_tell_slots(struct tp_net_links *nets, uint64_t since_ns, const struc
 	if (nets->told_slots) return;
 	nets->told_slots = true;
 	TP_INFO(TP_NET | TP_REG, "rank %d: the slots of a new link, %zu bytes at %p, were registered with the network in %.0f us. Each link has that once, in the collective that uses it first",
-		nets->boot->rank, end->ring_bytes, (const void *)end->ring, (double)(tp_clock_ns() - since_ns) / 1e3);
+		nets->boot->rank, end->far_slots ? end->far_bytes : end->ring_bytes, (const void *)(end->far_slots ? end->far_slots : end->ring), (double)(tp_clock_ns() - since_ns) / 1e3);
 }
 
 static void tell_late(struct tp_net_links *nets, uint64_t since_ns, const struct tp_net_buffer *b)

@@ -6,7 +6,7 @@
 
 /* A chunk travels as one message: these fields of its slot, then its data. They lie next to each other in a slot, so an inline chunk is one piece of memory. */
 struct tp_net_chunk { uint32_t bytes, tag, kind; };
-#define TP_NET_KIND_BYE 0x627965u       /* the sender leaves in good order: no more chunks will come */
+#define TP_NET_BYE_BYTES 4              /* a message of so many is none: the sender leaves in good order, no more chunks will come */
 #define TP_NET_LINK_TAG 0x54504c        /* the transport's tag: the order tells chunks apart */
 _Static_assert(offsetof(struct tp_slot, data) == offsetof(struct tp_slot, bytes) + sizeof(struct tp_net_chunk), "a chunk must be one piece");
 
@@ -44,16 +44,28 @@ struct tp_link_net {
 	enum tp_net_state state;
 	void *connecting, *comm;    /* of the transport */
 	void *mhandle;
-	unsigned char *ring;        /* head's line, then the slots */
+	int dev;                    /* of the transport */
+	unsigned char *ring;        /* head's line, then the slots, or their flags */
 	size_t ring_bytes;
 	unsigned char *device_ring; /* GPU ranks: the same for kernels */
+	unsigned char *far_slots;   /* GPU ranks: in device memory, never touched by the host; NULL: they are in the ring */
+	size_t far_bytes;
+	unsigned char *flags;       /* a slot's {seq, bytes} every flag_stride bytes: in the slots, or alone */
+	size_t flag_stride;
+	unsigned char *window;      /* GPU ranks with GDRCopy: what kernels poll, in device memory as the host stores to it: flags, or the head */
+	uint64_t device_window;     /* the same for kernels */
+	uint32_t sizes[TP_NET_MAX_REQUESTS];        /* receiver: of chunks that have landed */
+	bool flushes;               /* what arrived is flushed before it is published */
+	bool leaves;                /* receiver: the goodbye came, and flushes go on */
 	uint32_t posted;            /* chunks handed to the transport (sender), slots that wait for one (receiver) */
-	uint32_t finished;          /* of these, done */
+	uint32_t landed;            /* receiver: of these, arrived */
+	uint32_t finished;          /* done: receiver: flushed, too */
 	uint32_t quiet;             /* receiver: looks since something came */
 	void *requests[TP_NET_MAX_REQUESTS];
 	uint64_t lost_ms;           /* LOST: since when */
 	struct tp_net_grant *grant; /* the last one that was used */
 	struct tp_net_grant *lent[TP_NET_MAX_REQUESTS];     /* of the chunks in requests; NULL: not lent, or nothing to give back */
+	void *flush[TP_NET_MAX_REQUESTS];   /* of chunks that have landed; NULL: it is over */
 	uint32_t lent_to;           /* all chunks that are lent come before this one */
 };
 
@@ -62,10 +74,20 @@ struct tp_net_guest { struct tp_net_hello hello; void *comm; };
 /* GPU ranks: pinned memory for rings, in pieces of many, since each takes time to pin. Given back at the end. */
 struct tp_net_pool { struct tp_gpu_memory memory; size_t used; struct tp_net_pool *next; };
 
+/* The same of device memory, registered with a device of the transport. */
+struct tp_net_far { struct tp_gpu_memory memory; size_t used; int dev; void *held; struct tp_net_far *next; };
+
+/* And of words that kernels poll. */
+struct tp_net_near { struct tp_gpu_mapped window; size_t used; struct tp_net_near *next; };
+
 struct tp_net_links {
 	struct tp_boot *boot;
 	const struct tp_gpu *gpu;   /* NULL: host ranks */
 	struct tp_net_pool *pool;
+	struct tp_net_far *far;
+	struct tp_net_near *near;
+	bool no_windows;            /* they were tried, and couldn't be had */
+	struct tp_links_gdr *gdr;   /* [ndevs]; NULL: all slots in host memory */
 	const struct tp_net_ops *ops;
 	int dev, ndevs, nchannels;
 	bool forced;                /* the user names the network: no other will do */
@@ -93,8 +115,17 @@ void tp_net_grants_drop(struct tp_link_net *end);           /* its connection is
 void tp_net_tell_slots(struct tp_net_links *nets, uint64_t since_ns, const struct tp_link_net *end);
 /* net_ring.c: the memory of an end's ring, zeroed; fills link's slots, head and sizes. */
 ncclResult_t tp_net_ring_make(struct tp_link_net *end, struct tp_link *link);
+/* To kernels that poll a window: a receiver's slot is full; a sender's slots below this are free. */
+void tp_net_ring_tell_full(const struct tp_link_net *end, uint32_t index, uint32_t bytes);
+void tp_net_ring_tell_head(const struct tp_link_net *end, uint32_t head);
+/* With its connection. */
+ncclResult_t tp_net_ring_register(struct tp_link_net *end);
 void tp_net_ring_free(struct tp_link_net *end);
 void tp_net_rings_destroy(struct tp_net_links *nets);
+/* net_gdr.c: slots in device memory, where the card reaches it: far_slots, else nothing. */
+void tp_net_gdr_take(struct tp_link_net *end, size_t bytes);
+ncclResult_t tp_net_gdr_register(struct tp_link_net *end);
+void tp_net_gdr_close(struct tp_net_links *nets);
 /* GPU ranks, sender: counts what the kernel has published since. */
 void tp_net_link_see_published(struct tp_link_net *end);
 

@@ -13,6 +13,15 @@ static struct tp_slot *slot_at(const struct tp_link *link, uint32_t index)
 	return (struct tp_slot *)(link->slots + (size_t)(index & link->mask) * link->stride);
 }
 
+/* A slot's number and size: in the slot itself, or, where that lies in device memory, alone. What the proxy knows of a chunk. */
+struct flag { _Atomic uint32_t seq; uint32_t bytes; };
+_Static_assert(offsetof(struct tp_slot, bytes) == offsetof(struct flag, bytes), "a flag is the beginning of a slot");
+
+static struct flag *flag_at(const struct tp_link_net *end, uint32_t index)
+{
+	return (struct flag *)(end->flags + (size_t)(index & end->link->mask) * end->flag_stride);
+}
+
 /* Header and first bytes from the slot, the rest from where it lies. The header travels as that of a chunk like any other. */
 static ncclResult_t send_lent(struct tp_link_net *end, struct tp_slot *slot, void **request)
 {
@@ -27,16 +36,18 @@ static ncclResult_t send_lent(struct tp_link_net *end, struct tp_slot *slot, voi
 	return ncclSuccess;
 }
 
-static ncclResult_t send_slot(struct tp_link_net *end, struct tp_slot *slot, void **request)
+static ncclResult_t send_slot(struct tp_link_net *end, void **request)
 {
 	const struct tp_net_ops *ops = end->nets->ops;
+	struct tp_slot *slot = slot_at(end->link, end->posted);
+	uint32_t bytes = flag_at(end, end->posted)->bytes;
 
 	end->lent[end->posted % TP_NET_MAX_REQUESTS] = NULL;
-	if (slot->bytes > end->link->capacity)
-		return TP_FAIL(ncclInternalError, "a chunk of %u bytes for rank %d (channel %d, class %d); a network slot holds %zu", slot->bytes, end->to, end->channel,
+	if (bytes > end->link->capacity)
+		return TP_FAIL(ncclInternalError, "a chunk of %u bytes for rank %d (channel %d, class %d); a network slot holds %zu", bytes, end->to, end->channel,
 			end->lane_class, end->link->capacity);
-	if (slot->kind == TP_SLOT_LENT) return send_lent(end, slot, request);
-	return ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk) + slot->bytes, TP_NET_LINK_TAG, end->mhandle, request);
+	if (!end->nets->gpu && slot->kind == TP_SLOT_LENT) return send_lent(end, slot, request);
+	return ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk) + bytes, TP_NET_LINK_TAG, end->mhandle, request);
 }
 
 void tp_net_link_see_published(struct tp_link_net *end)
@@ -45,7 +56,7 @@ void tp_net_link_see_published(struct tp_link_net *end)
 
 	/* The acquire pairs with the kernel's release of seq; after the last slot of the ring comes one that is in use. */
 	while (link->next - end->finished <= link->mask &&
-		atomic_load_explicit(&slot_at(link, link->next)->seq, memory_order_acquire) == link->next + 1) link->next++;
+		atomic_load_explicit(&flag_at(end, link->next)->seq, memory_order_acquire) == link->next + 1) link->next++;
 }
 
 static ncclResult_t pump_send(struct tp_link_net *end, bool *moved)
@@ -56,7 +67,7 @@ static ncclResult_t pump_send(struct tp_link_net *end, bool *moved)
 	if (end->nets->gpu) tp_net_link_see_published(end);
 	while (end->posted != link->next && end->posted - end->finished < TP_NET_MAX_REQUESTS) {
 		void *request = NULL;
-		TP_TRY(send_slot(end, slot_at(link, end->posted), &request));
+		TP_TRY(send_slot(end, &request));
 		if (!request) break;
 		end->requests[end->posted++ % TP_NET_MAX_REQUESTS] = request;
 		*moved = true;
@@ -67,25 +78,61 @@ static ncclResult_t pump_send(struct tp_link_net *end, bool *moved)
 		if (end->lent[end->finished % TP_NET_MAX_REQUESTS]) tp_net_grant_back(end->lent[end->finished % TP_NET_MAX_REQUESTS]);
 		end->finished++;
 		*moved = true;
-		atomic_store_explicit(link->head, end->finished, memory_order_release);        /* pairs with tp_link_claim */
+		if (end->window) tp_net_ring_tell_head(end, end->finished);
+		else atomic_store_explicit(link->head, end->finished, memory_order_release);   /* pairs with tp_link_claim, or the kernel's look */
 	}
 	return ncclSuccess;
 }
 
-/* What came into slot is a chunk, or the sender's goodbye. */
-static ncclResult_t take_chunk(struct tp_link_net *end, struct tp_slot *slot, size_t bytes)
+/* What a slot in host memory says of its chunk must be what came; one in device memory the kernel checks. */
+static ncclResult_t check_chunk(const struct tp_link_net *end, const struct tp_slot *slot, size_t bytes)
 {
-	if (bytes < sizeof(struct tp_net_chunk) || bytes - sizeof(struct tp_net_chunk) != slot->bytes)
+	if (bytes < sizeof(struct tp_net_chunk) || (slot && bytes - sizeof(struct tp_net_chunk) != slot->bytes))
 		return TP_FAIL(ncclInternalError, "rank %d sent a chunk of %zu bytes (channel %d, class %d) whose header says %u", end->from, bytes, end->channel,
-			end->lane_class, bytes < sizeof(struct tp_net_chunk) ? 0 : slot->bytes);
-	if (slot->kind == TP_NET_KIND_BYE && slot->bytes == 0) {
-		end->state = TP_NET_LEFT;
+			end->lane_class, !slot || bytes < sizeof(struct tp_net_chunk) ? 0 : slot->bytes);
+	if (slot && slot->kind != TP_SLOT_INLINE)
+		return TP_FAIL(ncclInternalError, "rank %d sent a chunk of unknown kind %u (channel %d, class %d)", end->from, slot->kind, end->channel, end->lane_class);
+	return ncclSuccess;
+}
+
+/* What came into the next slot is a chunk, or the sender's goodbye. */
+static ncclResult_t take_chunk(struct tp_link_net *end, size_t bytes)
+{
+	struct tp_slot *slot = slot_at(end->link, end->landed);
+	void **flush = &end->flush[end->landed % TP_NET_MAX_REQUESTS], *data = &slot->bytes;
+
+	if (bytes == TP_NET_BYE_BYTES) {
+		end->leaves = true;
 		return ncclSuccess;
 	}
-	if (slot->kind != TP_SLOT_INLINE)
-		return TP_FAIL(ncclInternalError, "rank %d sent a chunk of unknown kind %u (channel %d, class %d)", end->from, slot->kind, end->channel, end->lane_class);
-	end->finished++;
-	atomic_store_explicit(&slot->seq, end->finished, memory_order_release);        /* pairs with tp_link_peek */
+	TP_TRY(check_chunk(end, end->far_slots ? NULL : slot, bytes));
+	end->sizes[end->landed % TP_NET_MAX_REQUESTS] = (uint32_t)(bytes - sizeof(struct tp_net_chunk));
+	*flush = NULL;
+	if (end->flushes) TP_TRY(end->nets->ops->iflush(end->comm, 1, &data, &bytes, &end->mhandle, flush));
+	end->landed++;
+	return ncclSuccess;
+}
+
+/* What has landed, and is there for kernels too. */
+static ncclResult_t publish_landed(struct tp_link_net *end, bool *moved)
+{
+	while (end->finished != end->landed) {
+		void **flush = &end->flush[end->finished % TP_NET_MAX_REQUESTS];
+		bool done = true;
+		if (*flush) TP_TRY(end->nets->ops->test(*flush, &done, NULL));
+		if (!done) break;
+		*flush = NULL;
+		*moved = true;
+		struct flag *flag = flag_at(end, end->finished);
+		uint32_t bytes = end->sizes[end->finished % TP_NET_MAX_REQUESTS], number = end->finished++;
+		if (end->window) {
+			tp_net_ring_tell_full(end, number, bytes);
+			continue;
+		}
+		flag->bytes = bytes;
+		atomic_store_explicit(&flag->seq, number + 1, memory_order_release);           /* pairs with tp_link_peek, or the kernel's look */
+	}
+	if (end->leaves && end->finished == end->landed) end->state = TP_NET_LEFT;
 	return ncclSuccess;
 }
 
@@ -99,6 +146,11 @@ static ncclResult_t lose(struct tp_link_net *end, ncclResult_t result)
 
 ncclResult_t tp_net_link_mourn(struct tp_link_net *end)
 {
+	bool moved = false;
+
+	/* Flushes need no peer. */
+	TP_TRY(publish_landed(end, &moved));
+	if (end->finished != end->landed) return ncclSuccess;
 	if (atomic_load_explicit(end->link->head, memory_order_acquire) != end->finished) return ncclSuccess;  /* pairs with tp_link_release */
 	return tp_clock_ms() - end->lost_ms < LOST_GRACE_MS ? ncclSuccess : ncclRemoteError;
 }
@@ -110,7 +162,7 @@ static ncclResult_t pump_receive(struct tp_link_net *end, bool *moved)
 	uint32_t head = atomic_load_explicit(link->head, memory_order_acquire);         /* pairs with tp_link_release */
 	bool done;
 
-	while (end->posted - head <= link->mask && end->posted - end->finished < TP_NET_MAX_REQUESTS) {
+	while (!end->leaves && end->posted - head <= link->mask && end->posted - end->finished < TP_NET_MAX_REQUESTS) {
 		struct tp_slot *slot = slot_at(link, end->posted);
 		void *data = &slot->bytes, *request = NULL;
 		size_t room = sizeof(struct tp_net_chunk) + link->capacity;
@@ -120,15 +172,16 @@ static ncclResult_t pump_receive(struct tp_link_net *end, bool *moved)
 		if (!request) break;
 		end->requests[end->posted++ % TP_NET_MAX_REQUESTS] = request;
 	}
-	while (end->finished != end->posted && end->state == TP_NET_READY) {
+	while (end->landed != end->posted && !end->leaves) {
 		size_t bytes = 0;
-		ncclResult_t result = ops->test(end->requests[end->finished % TP_NET_MAX_REQUESTS], &done, &bytes);
+		ncclResult_t result = ops->test(end->requests[end->landed % TP_NET_MAX_REQUESTS], &done, &bytes);
 		if (result != ncclSuccess) return lose(end, result);
 		if (!done) break;
 		*moved = true;
-		TP_TRY(take_chunk(end, slot_at(link, end->finished), bytes));
+		TP_TRY(take_chunk(end, bytes));
+		if (!end->flushes) TP_TRY(publish_landed(end, moved));
 	}
-	return ncclSuccess;
+	return publish_landed(end, moved);
 }
 
 ncclResult_t tp_net_link_pump(struct tp_link_net *end, bool *moved)
@@ -147,7 +200,7 @@ static void pump_all(struct tp_net_links *nets)
 
 void tp_net_link_say_bye(struct tp_link_net *end)
 {
-	/* From the next slot, which is free and, unlike anything else here, registered memory. */
+	/* Whatever there is in the next slot, which is registered memory. */
 	struct tp_slot *slot = slot_at(end->link, end->posted);
 	struct tp_net_links *nets = end->nets;
 	const struct tp_net_ops *ops = nets->ops;
@@ -156,11 +209,9 @@ void tp_net_link_say_bye(struct tp_link_net *end)
 	uint64_t since = tp_clock_ms(), waited = 0;
 
 	if (ops->leaving) ops->leaving(end->comm);
-	slot->bytes = slot->tag = 0;
-	slot->kind = TP_NET_KIND_BYE;
 	/* A transport whose receiver says where data goes has room only when the receiver has used a chunk up. */
 	while (waited <= (request ? nets->patience_ms : TP_MIN(nets->patience_ms, (uint64_t)BYE_MS))) {
-		if (!request && ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk), TP_NET_LINK_TAG, end->mhandle, &request) != ncclSuccess) return;
+		if (!request && ops->isend(end->comm, &slot->bytes, TP_NET_BYE_BYTES, TP_NET_LINK_TAG, end->mhandle, &request) != ncclSuccess) return;
 		if (request && (ops->test(request, &done, NULL) != ncclSuccess || done)) return;
 		pump_all(nets);
 		sched_yield();

@@ -20,6 +20,8 @@ struct tp_net_properties {
 	char address[96];                   /* where peers reach it, in words: "GID 3 ::ffff:192.0.2.6 RoCE v2"; "": no more than its name says */
 	uint64_t guid;
 	uint32_t memory;                    /* enum tp_net_memory bits that reg_memory takes */
+	char no_gpu_memory[128];            /* where that is host memory alone: the reason; "": none is known */
+	bool data_direct;                   /* DMA-BUFs are to be made for PCIe, past what joins the GPU to the processor */
 	uint32_t speed_mbps, port, max_comms, max_recvs;
 	float latency_us;
 	bool software;                      /* an RDMA card that is a program: what it takes from elsewhere than slots, it copies all the same */
@@ -55,6 +57,10 @@ struct tp_net_ops {
 	ncclResult_t (*accept)(void *listener, const struct tp_net_hello *expect, struct tp_net_hello *who, void **recv_comm);
 	ncclResult_t (*reg_memory)(void *comm, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle);
 	ncclResult_t (*reg_dmabuf)(void *comm, void *data, size_t bytes, uint64_t offset, int fd, void **mhandle);
+	/* GPU memory that connections over this device will use parts of, before there are any: registered until it is dropped, so that what can't
+	 * be registered is known early, and the parts cost little. fd: a DMA-BUF of it; -1: by its address. NULL where a transport can't. */
+	ncclResult_t (*hold_memory)(int dev, void *data, size_t bytes, int fd, void **held);
+	void (*drop_memory)(void *held);
 	/* comm: NULL where it is closed already, which is right where data may still be under way. */
 	ncclResult_t (*dereg_memory)(void *comm, void *mhandle);
 	/* *request NULL: no room now. The tag must match; a receive may be larger than the send. */
@@ -64,6 +70,7 @@ struct tp_net_ops {
 	ncclResult_t (*isendv)(void *send_comm, const struct iovec *parts, int n, int tag, void *const *mhandles, void **request);
 	ncclResult_t (*irecv)(void *recv_comm, int n, void *const *data, const size_t *bytes, const int *tags,
 		void *const *mhandles, void **request);
+	/* What was received into GPU memory is there for kernels once it is over. *request NULL: it is so already. n 0: makes what flushes need. */
 	ncclResult_t (*iflush)(void *recv_comm, int n, void *const *data, const size_t *bytes, void *const *mhandles, void **request);
 	/* sizes: [n] bytes received. A peer that went away is ncclRemoteError. */
 	ncclResult_t (*test)(void *request, bool *done, size_t *sizes);

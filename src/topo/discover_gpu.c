@@ -78,6 +78,7 @@ static ncclResult_t describe_nvidia(struct tp_discovery *d, const char *bus_id, 
 	const struct tp_nvml_device *nvml = tp_nvml_find(bus_id);
 	char host[32];
 	bool switched = false;
+	if (d->find->gpu_sm && d->find->gpu_bus_id && strcmp(d->find->gpu_bus_id, bus_id) == 0) TP_TRY(tp_doc_setf(d->doc, gpu, "sm", "%d", d->find->gpu_sm));
 	/* NVML speaks of this machine; a machine made of files has none, unless a test brings one. */
 	if (!nvml || nvml->index < 0 || nvml->sm < 0) return ncclSuccess;
 	TP_TRY(tp_doc_setf(d->doc, gpu, "dev", "%d", nvml->index));
@@ -106,7 +107,8 @@ ncclResult_t tp_discover_gpu(struct tp_discovery *d, const char *bus_id, int ran
 	if (!gpu) return ncclSystemError;
 	if (tp_element_get(pci, "vendor")) vendor = strtoll(tp_element_get(pci, "vendor"), NULL, 16);
 	if (rank >= 0) TP_TRY(tp_doc_setf(d->doc, gpu, "rank", "%d", rank));
-	TP_TRY(tp_doc_setf(d->doc, gpu, "gdr", "%d", tp_discover_gdr(d, vendor == AMD)));
+	bool told = d->find->gpu_gdr && d->find->gpu_bus_id && strcmp(d->find->gpu_bus_id, bus_id) == 0;
+	TP_TRY(tp_doc_setf(d->doc, gpu, "gdr", "%d", told ? d->find->gpu_gdr > 0 : tp_discover_gdr(d, vendor == AMD)));
 	return vendor == AMD ? tp_discover_amd(d, bus_id, gpu) : describe_nvidia(d, bus_id, gpu);
 }
 

@@ -127,8 +127,7 @@ static ncclResult_t add_port(struct tp_discovery *d, const struct tp_topo_port *
 	char guid[24];
 	TP_TRY(make_nic(d, port->bus_id, &nic));
 	snprintf(guid, sizeof(guid), "0x%llx", (unsigned long long)port->guid);
-	bool gdr = port->gdr && *port->bus_id && any_gdr(d);
-	TP_TRY(add_net(d, nic, port->name, dev, port->port, port->mbps, guid, gdr, fabric_of(d, port->name, port->port)));
+	TP_TRY(add_net(d, nic, port->name, dev, port->port, port->mbps, guid, port->gdr, fabric_of(d, port->name, port->port)));
 	return port->latency_us > 0 ? tp_doc_setf(d->doc, nic->last, "latency", "%.6f", port->latency_us) : ncclSuccess;
 }
 

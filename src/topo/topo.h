@@ -52,13 +52,15 @@ struct tp_topo_port {
 	uint64_t guid;
 	int port, mbps;
 	double latency_us;              /* as the transport says; 0: it doesn't */
-	bool gdr;                       /* it takes GPU memory, where GPU and driver allow it */
+	bool gdr;                       /* it takes GPU memory, as the transport has found out */
 };
 
 /* What this process finds by itself. A field left zero is not looked for, except that the machine's CPUs always are. */
 struct tp_topo_find {
 	const char *root;               /* where /sys and /proc are: "" is the machine itself; tests build trees of files */
 	const char *gpu_bus_id;         /* this rank's GPU, "0000:1b:00.0"; NULL: none */
+	int gpu_gdr;                    /* of it: 1, -1: network cards reach its memory or don't, as its driver says; 0: seen from /sys */
+	int gpu_sm;                     /* its compute capability, 90 for 9.0, as its driver says; 0: as NVML says, if it is there */
 	bool all_gpus;                  /* every GPU of the machine (telpher topo) */
 	bool no_nics;
 	const struct tp_topo_port *ports;       /* [nports] the network ports there are; NULL: those that the machine shows, in the order of their names */

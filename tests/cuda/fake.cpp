@@ -77,6 +77,7 @@ CUresult initialise()
 	set.ipc = number("FAKE_CUDA_IPC", 1) != 0;
 	set.dma_buf = number("FAKE_CUDA_DMABUF", 0) != 0;
 	set.apart = number("FAKE_CUDA_APART", 0) != 0;
+	set.capability = (int)number("FAKE_CUDA_CAPABILITY", 90);
 	set.broken = (int)number("FAKE_CUDA_BROKEN", 0);
 	set.trace = number("FAKE_CUDA_TRACE", 0) != 0;
 	set.launch_blocking = number("CUDA_LAUNCH_BLOCKING", 0) != 0;
@@ -296,7 +297,8 @@ CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice d
 	case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *out = 512 * set.blocks_per_sm; break;
 	case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR: *out = 32; break;
 	case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *out = 2; break;
-	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *out = 9; break;
+	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *out = set.capability / 10; break;
+	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *out = set.capability % 10; break;
 	case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *out = 233472; break;
 	case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *out = 65536; break;
 	case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *out = 232448; break;
@@ -308,7 +310,7 @@ CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice d
 	case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
 		*out = set.vmm; break;
 	case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED: *out = set.dma_buf; break;
-	default: *out = 0; break;               /* minor capability, PCI domain and device, RDMA, fabric, clusters, MPS, … */
+	default: *out = 0; break;               /* PCI domain and device, RDMA, fabric, clusters, MPS, … */
 	}
 	return CUDA_SUCCESS;
 }

@@ -302,7 +302,7 @@ static void the_ports_of_a_transport_are_numbered_as_it_does(void **state)
 	assert_int_equal(topo->count[TP_TOPO_NET], 2);
 	assert_int_equal(first->net.dev, 0);
 	assert_int_equal(first->net.fabric, TP_FABRIC_ROCE);
-	assert_false(first->net.gdr);
+	assert_true(first->net.gdr);
 	assert_int_equal(second->net.dev, 1);
 	assert_int_equal(second->net.guid, 9);
 	assert_float_equal(second->net.bw, 25, 1e-9);

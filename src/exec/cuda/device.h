@@ -9,13 +9,13 @@
 
 enum { TP_DEV_MAX_CHANNELS = 64, TP_DEV_MAX_LOCAL = 64, TP_DEV_MAX_CALLS = 8, TP_DEV_THREADS = 512 };
 
-/* One end of a link. next and head_seen are the kernels'; the rest is written once. */
+/* One end of a link. next and head_seen are the kernels'; the rest is written once. A slot's flag, {seq, bytes}, lies in it or elsewhere (link.h). */
 struct tp_dev_link {
-	uint64_t slots, head;
-	uint32_t stride, mask, capacity, kind;      /* enum tp_link_kind */
+	uint64_t slots, head, flags;
+	uint32_t stride, flag_stride, mask, capacity;
+	uint32_t kind;                              /* enum tp_link_kind */
 	uint32_t next, head_seen;
 	int32_t peer;
-	uint32_t pad;
 };
 
 /* Pinned host memory. abort: host to device, polled by every spin. The rest: device to host; the first fault counts. */

@@ -47,12 +47,13 @@ static ncclResult_t take_all(struct tp_cuda_exec *exec)
 	return tp_cuda_take_memory(exec, sizeof(struct tp_dev_comm), "a communicator on the GPU", &exec->comm);
 }
 
-/* The largest chunk that every slot holds. */
+/* The largest chunk that every slot holds. Where each rank is alone on its host, slots inside hosts are of no account. */
 static size_t limit_chunks(const struct tp_cuda_exec *exec)
 {
 	enum { MOST = 64 << 20 };       /* kernels count a chunk's bytes in 32 bits */
 	size_t limit = exec->boot->nranks > 1 ? tp_links_inline_capacity(exec->links, false) : MOST;
-	if (tp_links_have_net(exec->links)) limit = TP_MIN(limit, tp_links_inline_capacity(exec->links, true));
+	if (exec->boot->nranks == exec->boot->nhosts && exec->boot->nranks > 1) limit = tp_links_inline_capacity(exec->links, true);
+	else if (tp_links_have_net(exec->links)) limit = TP_MIN(limit, tp_links_inline_capacity(exec->links, true));
 	return TP_MIN(limit, (size_t)MOST);
 }
 

@@ -32,6 +32,10 @@ struct tp_groups {
 struct tp_group { int number, warps, thread; bool apart; };     /* thread: in the group; apart: its first warp only controls */
 struct tp_control { uint32_t left, lane; unsigned turn; };
 
+/* Chunk number n of a link: where its header and data are, and its flag, {n + 1, bytes}. */
+TP_DEVICE uint64_t tp_link_slot(const tp_dev_link &l, uint32_t n) { return l.slots + (uint64_t)(n & l.mask) * l.stride; }
+TP_DEVICE uint32_t *tp_link_flag(const tp_dev_link &l, uint32_t n) { return (uint32_t *)(l.flags + (uint64_t)(n & l.mask) * l.flag_stride); }
+
 TP_DEVICE int tp_warp_thread() { return tp_thread() % TP_WARP; }
 TP_DEVICE uint32_t tp_group_base(const tp_groups &all, int group, int which) { return (2u * (uint32_t)group + (uint32_t)which) * all.room; }
 TP_DEVICE void tp_group_meet(const tp_group &g)

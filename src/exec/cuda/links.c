@@ -25,8 +25,8 @@ ncclResult_t tp_cuda_link_end(struct tp_cuda_exec *exec, int channel, int lane_c
 	if (!first) TP_TRY(tp_cuda_take_memory(exec, (size_t)exec->nchannels * sizeof(struct tp_dev_link), "ends of links", &first));
 	struct tp_device_link link;
 	TP_TRY(tp_links_get_device(exec->links, channel, lane_class, from, to, &link));
-	struct tp_dev_link end = { .slots = link.slots, .head = link.head, .stride = link.stride, .mask = link.mask, .capacity = link.capacity,
-		.kind = link.kind, .peer = link.peer };
+	struct tp_dev_link end = { .slots = link.slots, .head = link.head, .flags = link.flags, .stride = link.stride, .flag_stride = link.flag_stride,
+		.mask = link.mask, .capacity = link.capacity, .kind = link.kind, .peer = link.peer };
 	uint64_t at = first + (uint64_t)channel * sizeof(end);
 	TP_TRY(tp_cuda_upload(exec, at, &end, sizeof(end)));
 	*out = ends[channel] = at;
@@ -44,8 +44,8 @@ ncclResult_t tp_cuda_local_ends(struct tp_cuda_exec *exec, int channel, bool tok
 		uint64_t ring, at;
 		TP_TRY(tp_cuda_take_memory(exec, RING_LINE + nslots * stride, "a ring between lanes", &ring));
 		TP_TRY(tp_cuda_take_memory(exec, 2 * sizeof(struct tp_dev_link), "ends of links", &at));
-		struct tp_dev_link link = { .slots = ring + RING_LINE, .head = ring, .stride = (uint32_t)stride, .mask = nslots - 1,
-			.capacity = token ? 0 : TP_CUDA_LOCAL_BYTES, .kind = TP_LINK_SELF, .peer = exec->boot->rank };
+		struct tp_dev_link link = { .slots = ring + RING_LINE, .head = ring, .flags = ring + RING_LINE, .stride = (uint32_t)stride,
+			.flag_stride = (uint32_t)stride, .mask = nslots - 1, .capacity = token ? 0 : TP_CUDA_LOCAL_BYTES, .kind = TP_LINK_SELF, .peer = exec->boot->rank };
 		TP_TRY(tp_cuda_upload(exec, at, (struct tp_dev_link[2]){ link, link }, 2 * sizeof(link)));
 		*ends = at;
 	}

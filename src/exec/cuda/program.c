@@ -173,6 +173,7 @@ static size_t limit_chunks(const struct tp_cuda_exec *exec, const struct tp_plan
 static size_t limit_ring(const struct tp_cuda_exec *exec)
 {
 	size_t limit = tp_links_ring_capacity(exec->links);
+	if (exec->boot->nranks == exec->boot->nhosts && exec->boot->nranks > 1) return exec->chunk_limit;
 	return tp_links_have_net(exec->links) ? TP_MIN(limit, tp_links_inline_capacity(exec->links, true)) : limit;
 }
 

@@ -44,7 +44,6 @@ struct alignas(16) tp_steps_shared {
 
 TP_DEVICE tp_dev_link *tp_steps_link(const tp_steps_run &run, uint32_t number)
 { return run.links ? run.links + number : (tp_dev_link *)run.link_addresses[number]; }
-TP_DEVICE uint64_t tp_steps_slot(const tp_dev_link *l) { return l->slots + (uint64_t)(l->next & l->mask) * l->stride; }
 TP_DEVICE volatile uint32_t *tp_steps_scratch_size(const tp_steps_run &run, uint32_t chunk)
 { return (volatile uint32_t *)run.program->scratch + chunk; }
 
@@ -72,7 +71,7 @@ TP_DEVICE bool tp_steps_ready(const tp_steps_run &run, const tp_dev_step &step)
 		const tp_dev_operand o = run.operands[step.first + i];
 		if (o.where != TP_STEPS_LINK) continue;
 		const tp_dev_link *l = tp_steps_link(run, o.block);
-		if (i < nin) ready &= tp_load_relaxed((const uint32_t *)tp_steps_slot(l)) == l->next + 1;
+		if (i < nin) ready &= tp_load_relaxed(tp_link_flag(*l, l->next)) == l->next + 1;
 		else if (l->next - l->head_seen > l->mask) ready &= l->next - tp_load_relaxed((const uint32_t *)l->head) <= l->mask;
 	}
 	return tp_warp_all(ready);
@@ -89,9 +88,10 @@ TP_DEVICE uint32_t tp_steps_size(const tp_steps_run &run, const tp_dev_step &ste
 	} else if (step.size_from == TP_DEV_SIZE_SCRATCH) {
 		bytes = *tp_steps_scratch_size(run, o.block);
 	} else {
-		const uint32_t *header = (const uint32_t *)tp_steps_slot(tp_steps_link(run, o.block));
-		tp_load_acquire(header);
-		bytes = tp_load_relaxed(header + 1);
+		const tp_dev_link *l = tp_steps_link(run, o.block);
+		const uint32_t *flag = tp_link_flag(*l, l->next);
+		tp_load_acquire(flag);
+		bytes = tp_load_relaxed(flag + 1);
 		if (bytes > run.part->chunk_bytes) bytes = (uint32_t)run.part->chunk_bytes;     /* and the check below says so */
 	}
 	return bytes;
@@ -100,13 +100,13 @@ TP_DEVICE uint32_t tp_steps_size(const tp_steps_run &run, const tp_dev_step &ste
 /* Claims a link's next chunk (or slot): *at is its data. False: what is there belongs to another call. */
 TP_DEVICE bool tp_steps_claim(const tp_steps_shared &sh, tp_dev_link *l, bool source, bool token, uint32_t bytes, uint64_t *at, uint32_t *value)
 {
-	const uint64_t slot = tp_steps_slot(l);
+	const uint64_t slot = tp_link_slot(*l, l->next);
 	const uint32_t expected = sh.run.call->tag;
 	bool fine = true;
 	if (source) {
-		const uint32_t *header = (const uint32_t *)slot;
-		tp_load_acquire(header);                                        /* pairs with tp_steps_publish, or with the proxy */
-		const uint32_t found = tp_load_relaxed(header + 1), tag = tp_load_relaxed(header + 2);
+		const uint32_t *flag = tp_link_flag(*l, l->next);
+		tp_load_acquire(flag);                                          /* pairs with tp_steps_publish, or with the proxy */
+		const uint32_t found = tp_load_relaxed(flag + 1), tag = tp_load_relaxed((const uint32_t *)slot + 2);
 		if (!token && tag != expected) {
 			tp_block_fault(sh.all.comm, TP_BLOCK_TAG, l->peer, tp_block(), tag, expected);
 			fine = false;
@@ -174,11 +174,13 @@ TP_FAR void tp_steps_publish(const tp_steps_run &run, const tp_work &work, const
 	const uint32_t nin = step.nsrc + step.ntake, n = nin + step.nbuf + step.nout + step.ngive;
 	bool any = false;
 	for (uint32_t i = (uint32_t)tp_warp_thread(); i < n; i += TP_WARP) {
-		if (run.operands[step.first + i].where != TP_STEPS_LINK) continue;
+		const tp_dev_operand o = run.operands[step.first + i];
+		if (o.where != TP_STEPS_LINK) continue;
 		any = true;
 		if (i < nin) continue;
-		uint32_t *header = (uint32_t *)(at[i] - 16);
+		uint32_t *header = (uint32_t *)(at[i] - 16), *flag = tp_link_flag(*tp_steps_link(run, o.block), value[i] - 1);
 		tp_store_relaxed(header + 1, work.chunk_bytes);
+		if (flag != header) tp_store_relaxed(flag + 1, work.chunk_bytes);
 		tp_store_relaxed(header + 2, run.call->tag);
 		tp_store_relaxed(header + 3, 0);                                /* TP_SLOT_INLINE */
 	}
@@ -187,8 +189,8 @@ TP_FAR void tp_steps_publish(const tp_steps_run &run, const tp_work &work, const
 		const tp_dev_operand o = run.operands[step.first + i];
 		if (o.where != TP_STEPS_LINK) continue;
 		/* Release, by the fence: pairs with tp_steps_claim at the other end, or with the proxy. */
-		uint32_t *flag = i < nin ? (uint32_t *)tp_steps_link(run, o.block)->head : (uint32_t *)(at[i] - 16);
-		tp_store_relaxed(flag, value[i]);
+		const tp_dev_link *l = tp_steps_link(run, o.block);
+		tp_store_relaxed(i < nin ? (uint32_t *)l->head : tp_link_flag(*l, value[i] - 1), value[i]);
 	}
 	tp_warp_sync();
 }

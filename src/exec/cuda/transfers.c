@@ -11,7 +11,8 @@ enum {
 	/* A cut: so many distances, so many transfers of each two ranks and direction. */
 	CUT_DISTANCES = 40, CUT_PLACES = 8,
 	PART_BYTES = 64 << 10,          /* what is worth another block */
-	CHUNK_LEAST = 32 << 10, CHUNKS_A_PART = 4, SELF_CHUNK_BYTES = 1 << 20
+	CHUNK_LEAST = 32 << 10, CHUNKS_A_PART = 4, SELF_CHUNK_BYTES = 1 << 20,
+	FAR_CHUNK_LEAST = 128 << 10     /* between hosts: each costs the proxy some microseconds */
 };
 _Static_assert(2 * CUT_DISTANCES * CUT_PLACES <= TP_DEV_TRANSFERS_MORE, "a cut must fit one launch");
 _Static_assert(2 * CUT_DISTANCES + CUT_PLACES <= TP_DEV_TRANSFER_LANES, "a cut's lanes must fit a block");
@@ -43,9 +44,10 @@ static unsigned base_of(const struct tp_cuda_exec *exec, uint32_t distance)
 	return distance * step % (unsigned)exec->nchannels;
 }
 
-static uint32_t chunk_of(const struct cutting *c, size_t bytes, unsigned nparts)
+static uint32_t chunk_of(const struct cutting *c, int peer, size_t bytes, unsigned nparts)
 {
-	size_t chunk = TP_MAX(tp_align_up(bytes / nparts / CHUNKS_A_PART, 128), CHUNK_LEAST);
+	const struct tp_boot *boot = c->exec->boot;
+	size_t least = boot->peers[peer].host == boot->host ? CHUNK_LEAST : FAR_CHUNK_LEAST, chunk = TP_MAX(tp_align_up(bytes / nparts / CHUNKS_A_PART, 128), least);
 	return (uint32_t)TP_MIN(chunk, c->chunk_limit);
 }
 
@@ -75,7 +77,7 @@ static ncclResult_t add_transfer(struct cutting *c, const struct tp_cuda_ordered
 	bool self = t->peer == exec->boot->rank;
 	unsigned nparts = parts_of(exec, t->bytes), base = base_of(exec, tp_cuda_transfer_distance(exec, t));
 	*out = (struct tp_dev_transfer){ .buf = (uint64_t)(uintptr_t)t->buf, .bytes = t->bytes, .base = (uint16_t)base, .nparts = (uint16_t)nparts,
-		.chunk_bytes = self ? SELF_CHUNK_BYTES : chunk_of(c, t->bytes, nparts), .is_send = t->is_send, .is_first = 1 };
+		.chunk_bytes = self ? SELF_CHUNK_BYTES : chunk_of(c, t->peer, t->bytes, nparts), .is_send = t->is_send, .is_first = 1 };
 	uint32_t number = ++c->args->head.ntransfers;
 	c->blocks = TP_MAX(c->blocks, base + nparts > (unsigned)exec->nchannels ? (unsigned)exec->nchannels : base + nparts);
 	if (self) {

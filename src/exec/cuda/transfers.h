@@ -66,7 +66,7 @@ struct tp_transfers_feed {
 		if (lane.transfer == TP_TRANSFER_NONE) return false;
 		if (!lane.home) return true;
 		if (t.is_send) return l.next - l.head_seen <= l.mask || l.next - tp_load_relaxed((const uint32_t *)l.head) <= l.mask;
-		return tp_load_relaxed((const uint32_t *)(l.slots + (uint64_t)(l.next & l.mask) * l.stride)) == l.next + 1;
+		return tp_load_relaxed(tp_link_flag(l, l.next)) == l.next + 1;
 	}
 
 	/* One thread: the next chunk as work. False: what came isn't what this rank receives. */
@@ -75,15 +75,15 @@ struct tp_transfers_feed {
 		const uint64_t left = lane.end - lane.at;
 		const uint32_t bytes = left < t.chunk_bytes ? (uint32_t)left : t.chunk_bytes;
 		tp_dev_link &l = lane.link;
-		const uint64_t slot = l.slots + (uint64_t)(l.next & l.mask) * l.stride;
+		const uint64_t slot = tp_link_slot(l, l.next);
 		at[0] = lane.home ? t.is_send ? t.buf + lane.at : slot + 16 : t.from + lane.at;
 		at[1] = lane.home && t.is_send ? slot + 16 : t.buf + lane.at;
 		if (lane.home && t.is_send) {
 			if (l.next - l.head_seen > l.mask) l.head_seen = tp_load_acquire((const uint32_t *)l.head);  /* pairs with publish */
 		} else if (lane.home) {
-			const uint32_t *header = (const uint32_t *)slot;
-			tp_load_acquire(header);                /* pairs with publish, or with the proxy */
-			const uint32_t found = tp_load_relaxed(header + 1), total = tp_load_relaxed(header + 2);
+			const uint32_t *flag = tp_link_flag(l, l.next);
+			tp_load_acquire(flag);                  /* pairs with publish, or with the proxy */
+			const uint32_t found = tp_load_relaxed(flag + 1), total = tp_load_relaxed((const uint32_t *)slot + 2);
 			if (total != (uint32_t)t.bytes || found != bytes) {
 				const bool whole = total != (uint32_t)t.bytes;
 				tp_block_fault(sh.all.comm, TP_BLOCK_SIZE, l.peer, tp_block(), whole ? total : found, whole ? (uint32_t)t.bytes : bytes);
@@ -132,10 +132,12 @@ struct tp_transfers_feed {
 		if (tp_warp_thread() == 0 && lane.home) {
 			uint32_t *flag = (uint32_t *)lane.link.head;
 			if (work.is_send) {
-				flag = (uint32_t *)(sh.all.at[tp_group_base(sh.all, g.number, which) + 1] - 16);
-				tp_store_relaxed(flag + 1, work.chunk_bytes);
-				tp_store_relaxed(flag + 2, work.tag);
-				tp_store_relaxed(flag + 3, 0);              /* TP_SLOT_INLINE */
+				uint32_t *header = (uint32_t *)(sh.all.at[tp_group_base(sh.all, g.number, which) + 1] - 16);
+				flag = tp_link_flag(lane.link, work.value - 1);
+				tp_store_relaxed(header + 1, work.chunk_bytes);
+				tp_store_relaxed(header + 2, work.tag);
+				tp_store_relaxed(header + 3, 0);            /* TP_SLOT_INLINE */
+				if (flag != header) tp_store_relaxed(flag + 1, work.chunk_bytes);
 			}
 			tp_fence();
 			tp_store_relaxed(flag, work.value);             /* release, by the fence: pairs with take at the other end, or with the proxy */

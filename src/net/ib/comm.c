@@ -45,6 +45,7 @@ void tp_ib_comm_destroy(struct tp_ib_comm *comm)
 	if (!comm) return;
 	/* First, so that the peer doesn't take what comes now for a path that failed. */
 	tp_ib_control_remove(&comm->control);
+	tp_ib_flush_destroy(comm);
 	for (int p = 0; p < comm->npaths; p++) tp_ib_qps_destroy(comm, &comm->paths[p]);
 	for (int c = 0; c < comm->ncontexts; c++)
 		if (comm->channels[c]) comm->contexts[c]->verbs->destroy_comp_channel(comm->channels[c]);

@@ -27,10 +27,11 @@ static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 {
 	const struct tp_ib_device *device = tp_ib_device(dev);
 	const struct tp_ib_port *first = device ? device->ports[0] : NULL;
-	struct tp_net_properties p = { .memory = TP_NET_HOST, .max_recvs = TP_NET_MAX_RECVS, .max_comms = 1 << 20 };
+	struct tp_net_properties p = { .memory = TP_NET_HOST | TP_NET_CUDA | TP_NET_DMABUF, .max_recvs = TP_NET_MAX_RECVS, .max_comms = 1 << 20 };
 
 	if (!device) return TP_FAIL(ncclInternalError, "NET/IB : there is no device %d", dev);
-	/* Its place, number and port are the first one's. */
+	/* Its place, number and port are the first one's. How it reaches GPU memory may say another place. */
+	tp_ib_gpu_memory(first->context);
 	snprintf(p.name, sizeof(p.name), "%s", device->name);
 	snprintf(p.pci_path, sizeof(p.pci_path), "%s", first->context->pci_path);
 	describe_address(device, p.address);
@@ -42,6 +43,9 @@ static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 	for (int i = 0; i < device->nports; i++) {
 		p.max_bytes = TP_MIN(p.max_bytes, (size_t)device->ports[i]->attr.max_msg_sz);
 		p.max_comms = TP_MIN(p.max_comms, (uint32_t)TP_MAX(device->ports[i]->context->attr.max_qp, 1));
+		p.memory &= TP_NET_HOST | tp_ib_gpu_memory(device->ports[i]->context);
+		p.data_direct |= device->ports[i]->context->data_direct;
+		if (!p.no_gpu_memory[0]) snprintf(p.no_gpu_memory, sizeof(p.no_gpu_memory), "%s", device->ports[i]->context->no_gpu_memory);
 	}
 	*out = p;
 	return ncclSuccess;
@@ -63,17 +67,15 @@ static ncclResult_t ib_dereg_memory(void *handle, void *mhandle)
 }
 
 /* On all cards of its paths, so that a message can go over any of them at once. */
-static ncclResult_t ib_reg_memory(void *handle, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle)
+static ncclResult_t reg_source(struct tp_ib_comm *comm, const struct tp_ib_source *source, void *data, size_t bytes, void **mhandle)
 {
-	struct tp_ib_comm *comm = handle;
 	struct tp_ib_memory *memory;
 
-	if (kind != TP_NET_HOST) return TP_FAIL(ncclInternalError, "NET/IB : only host memory can be registered");
 	memory = tp_alloc(1, sizeof(*memory), "a registration");
 	if (!memory) return ncclSystemError;
 	for (int c = 0; c < comm->ncontexts; c++) {
 		memory->contexts[c] = comm->contexts[c];
-		ncclResult_t result = tp_ib_reg_get(comm->contexts[c], data, bytes, &memory->nodes[c], &memory->mrs[c]);
+		ncclResult_t result = tp_ib_reg_get_of(comm->contexts[c], source, data, bytes, &memory->nodes[c], &memory->mrs[c]);
 		if (result == ncclSuccess) continue;
 		ib_dereg_memory(comm, memory);
 		return result;
@@ -82,18 +84,20 @@ static ncclResult_t ib_reg_memory(void *handle, void *data, size_t bytes, enum t
 	return ncclSuccess;
 }
 
-static ncclResult_t ib_reg_dmabuf(void *comm, void *data, size_t bytes, uint64_t offset, int fd, void **mhandle)
+static ncclResult_t ib_reg_memory(void *comm, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle)
 {
-	(void)comm, (void)data, (void)bytes, (void)offset, (void)fd, (void)mhandle;
-	return TP_FAIL(ncclInternalError, "NET/IB : a DMA-BUF can't be registered");
+	if (kind == TP_NET_DMABUF) return TP_FAIL(ncclInternalError, "NET/IB : a DMA-BUF is registered by its descriptor");
+	return reg_source(comm, &(struct tp_ib_source){ .kind = kind, .fd = -1 }, data, bytes, mhandle);
 }
 
-/* Host memory that a completion speaks of is there. */
-static ncclResult_t ib_iflush(void *comm, int n, void *const *data, const size_t *bytes, void *const *mhandles, void **request)
+static ncclResult_t ib_reg_dmabuf(void *handle, void *data, size_t bytes, uint64_t offset, int fd, void **mhandle)
 {
-	(void)comm, (void)n, (void)data, (void)bytes, (void)mhandles;
-	*request = NULL;
-	return ncclSuccess;
+	struct tp_ib_comm *comm = handle;
+
+	for (int c = 0; c < comm->ncontexts; c++)
+		if (!comm->contexts[c]->verbs->reg_dmabuf_mr)
+			return TP_FAIL(ncclInvalidUsage, "NET/IB : %s : %s has no ibv_reg_dmabuf_mr (rdma-core 34 or later has)", comm->contexts[c]->name, comm->contexts[c]->verbs->file);
+	return reg_source(comm, &(struct tp_ib_source){ .kind = TP_NET_DMABUF, .fd = fd, .offset = offset }, data, bytes, mhandle);
 }
 
 static void ib_leaving(void *handle)
@@ -120,7 +124,9 @@ const struct tp_net_ops tp_net_ib = {
 	.isend = tp_ib_isend,
 	.isendv = tp_ib_isendv,
 	.irecv = tp_ib_irecv,
-	.iflush = ib_iflush,
+	.hold_memory = tp_ib_hold_memory,
+	.drop_memory = tp_ib_drop_memory,
+	.iflush = tp_ib_iflush,
 	.test = tp_ib_test,
 	.poll_fds = tp_ib_poll_fds,
 	.poll_connect_fds = tp_ib_poll_connect_fds,

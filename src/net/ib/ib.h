@@ -23,6 +23,7 @@
  *   params      NCCL_IB_* and our own            hca         NCCL_IB_HCA's syntax
  *   device      contexts and ports               merge       which ports make one device
  *   gid         which address of a port is used
+ *   gpu         how a card reaches GPU memory        flush    what it wrote there, seen by kernels
  *   reg         the registration cache           watch       the thread: async events, life signs
  *   wire        records of the control           control     sending and taking them
  *   meet        listen, connect, accept          comm        a connection's memory, paths, end
@@ -47,7 +48,7 @@ _Static_assert(TP_IB_RING >= 2 * TP_NET_MAX_REQUESTS, "a FIFO place must be free
 
 struct tp_ib_params {
 	int disable, gid_index, roce_version, timeout, retry_cnt, sl, tc, fifo_tc, pkey, qps, split, adaptive, relaxed, use_inline, flid_gid_index, return_async;
-	int subnet_bits;
+	int subnet_bits, data_direct;
 	int merge, merge_vfs, merge_level, ece;
 	int failover, recovery, modify_retry_all, modify_retries, modify_retry_ms, max_paths, path_timeout_ms;
 	int64_t ar_threshold;
@@ -84,6 +85,10 @@ struct tp_ib_context {                      /* an open device; its ports share i
 	bool relaxed;                           /* relaxed ordering is asked for and there */
 	struct tp_ib_cache cache;
 	_Atomic uint32_t fatal;                 /* enum ibv_event_type + 1 of the event that ended it; 0: none */
+	bool gpu_asked;                         /* what follows is known; under the cache's lock */
+	uint32_t gpu_memory;                    /* TP_NET_CUDA, TP_NET_DMABUF */
+	char no_gpu_memory[128];
+	bool data_direct;
 };
 
 struct tp_ib_gid_choice { int index; uint8_t raw[16]; int type; char text[48]; };    /* type: of enum tp_ib_gid_type */
@@ -150,6 +155,9 @@ int tp_ib_gid_common_bits(const uint8_t a[16], const uint8_t b[16]);
 /* ---- memory ---- */
 /* A registration that covers [data, data + bytes), from the cache or new. Each get is undone by one put. */
 ncclResult_t tp_ib_reg_get(struct tp_ib_context *context, void *data, size_t bytes, struct tp_ib_mr_node **node, struct ibv_mr **mr);
+/* What memory is, for a registration: the host's, the GPU's by its address, or a DMA-BUF (fd; offset: of the data in it) of the latter. */
+struct tp_ib_source { enum tp_net_memory kind; int fd; uint64_t offset; };
+ncclResult_t tp_ib_reg_get_of(struct tp_ib_context *context, const struct tp_ib_source *source, void *data, size_t bytes, struct tp_ib_mr_node **node, struct ibv_mr **mr);
 ncclResult_t tp_ib_reg_put(struct tp_ib_context *context, struct tp_ib_mr_node *node);
 size_t tp_ib_reg_count(struct tp_ib_context *context);
 ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes, const char *what, int error);     /* logs */
@@ -160,6 +168,16 @@ struct tp_ib_memory {
 	struct tp_ib_mr_node *nodes[TP_IB_MAX_KEYS];
 	struct ibv_mr *mrs[TP_IB_MAX_KEYS];
 };
+
+/* ---- GPU memory ---- */
+/* TP_NET_CUDA, TP_NET_DMABUF: how this card reaches it; 0: not at all, context->no_gpu_memory says why. Asked once. */
+uint32_t tp_ib_gpu_memory(struct tp_ib_context *context);
+bool tp_ib_peermem_is_loaded(const char *root);             /* root: where /sys is; "": the machine's */
+/* A function of the card beside the GPU, past the root complex (mlx5's data direct): where it is in the machine. false: there is none. */
+bool tp_ib_data_direct(struct tp_ib_context *context, char *pci_path, size_t bytes);
+struct ibv_mr *tp_ib_data_direct_register(struct ibv_pd *pd, uint64_t offset, size_t bytes, uint64_t iova, int fd, int access);
+ncclResult_t tp_ib_hold_memory(int dev, void *data, size_t bytes, int fd, void **held);
+void tp_ib_drop_memory(void *held);
 
 /* ---- control ---- */
 enum { TP_IB_INBOX = 32 };
@@ -239,6 +257,7 @@ struct tp_ib_path {
 struct tp_ib_request {
 	struct tp_ib_comm *comm;
 	bool busy, done;
+	bool is_flush;                          /* its completions come in flush.c */
 	uint64_t message;
 	int n;                                  /* receives of a group */
 	size_t bytes;                           /* of a send */
@@ -265,8 +284,10 @@ struct tp_ib_block {
 	uint32_t sizes[TP_IB_RING][TP_NET_MAX_RECVS];          /* sender: what it writes from; receiver: written by the sender */
 };
 
+struct tp_ib_flush;
 struct tp_ib_comm {
 	bool sending;
+	struct tp_ib_flush *flush;              /* receiver of GPU memory; NULL: no flush was wanted */
 	int nqps, npaths, active;               /* queue pairs a path; active: the way in use */
 	int nways, nused, ncontexts;
 	uint32_t max_bytes;                     /* of a message: what all ports in use take */
@@ -351,6 +372,11 @@ ncclResult_t tp_ib_isend(void *comm, const void *data, size_t bytes, int tag, vo
 ncclResult_t tp_ib_irecv(void *comm, int n, void *const *data, const size_t *bytes, const int *tags, void *const *mhandles, void **request);
 ncclResult_t tp_ib_test(void *request, bool *done, size_t *sizes);
 int tp_ib_poll_fds(void *comm, int *fds, uint32_t *events, int max);
+/* What was received into GPU memory over the paths in use is there for kernels: a READ of the same card, which pushes its writes before it. */
+ncclResult_t tp_ib_iflush(void *comm, int n, void *const *data, const size_t *bytes, void *const *mhandles, void **request);
+ncclResult_t tp_ib_test_flush(struct tp_ib_request *request, bool *done);
+bool tp_ib_flush_is_under_way(const struct tp_ib_comm *comm);
+void tp_ib_flush_destroy(struct tp_ib_comm *comm);
 void tp_ib_send_message(struct tp_ib_comm *comm, uint64_t number);
 bool tp_ib_queues_have_room(const struct tp_ib_comm *comm);
 /* Sends again what waits for that, as far as there is room. */

@@ -5,7 +5,7 @@
 
 enum { P_DISABLE, P_HCA, P_GID_INDEX, P_FAMILY, P_RANGE, P_ROCE_VERSION, P_TIMEOUT, P_RETRY, P_SL, P_TC, P_FIFO_TC, P_PKEY, P_QPS, P_SPLIT, P_AR,
 	P_AR_THRESHOLD, P_RELAXED, P_INLINE, P_FLID, P_ASYNC, P_FAILOVER, P_RECOVERY, P_MQP_ALL, P_MQP_CNT, P_MQP_SLEEP, P_SUBNET, P_MERGE, P_MERGE_VFS, P_MERGE_LEVEL,
-	P_FORCE_MERGE, P_ECE, P_PATHS, P_PATH_TIMEOUT };
+	P_FORCE_MERGE, P_ECE, P_PATHS, P_PATH_TIMEOUT, P_DATA_DIRECT };
 static struct tp_param ib_params[] = {
 	[P_DISABLE] = { .name = "NCCL_IB_DISABLE", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1, .doc = "1: InfiniBand and RoCE are not used" },
 	[P_HCA] = { .name = "NCCL_IB_HCA", .kind = TP_PARAM_STRING,
@@ -48,6 +48,8 @@ static struct tp_param ib_params[] = {
 		.doc = "ports whose IPv4 addresses agree in so many bits belong to one network, and are paired first" },
 	[P_ECE] = { .name = "NCCL_IB_ECE_ENABLE", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
 		.doc = "1: two cards that both can agree on their maker's extensions (enhanced connection establishment)" },
+	[P_DATA_DIRECT] = { .name = "NCCL_IB_DATA_DIRECT", .kind = TP_PARAM_INT, .fallback = "1", .min = 0, .max = 2,
+		.doc = "0: GPU memory is reached through the root complex even where a card has a function beside the GPU (mlx5's data direct)" },
 	[P_MERGE] = { .name = "NCCL_IB_MERGE_NICS", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1, .doc = "0: each port is a device of its own" },
 	[P_MERGE_VFS] = { .name = "NCCL_IB_MERGE_VFS", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1, .doc = "1: virtual functions of one card count as its ports" },
 	[P_MERGE_LEVEL] = { .name = "NCCL_NET_MERGE_LEVEL", .kind = TP_PARAM_ENUM, .fallback = "PORT", .choices = "LOC|PORT|PIX|PXB|P2C|PXN|PHB|SYS",
@@ -75,7 +77,7 @@ void tp_ib_params_read(struct tp_ib_params *out)
 		.modify_retry_all = number(P_MQP_ALL), .modify_retries = number(P_MQP_CNT), .modify_retry_ms = number(P_MQP_SLEEP), .max_paths = number(P_PATHS),
 		.subnet_bits = number(P_SUBNET), .path_timeout_ms = number(P_PATH_TIMEOUT), .ar_threshold = tp_param_int(&ib_params[P_AR_THRESHOLD]), .addr_family = families[number(P_FAMILY)],
 		.merge = number(P_MERGE), .merge_vfs = number(P_MERGE_VFS), .merge_level = number(P_MERGE_LEVEL), .force_merge = tp_param_string(&ib_params[P_FORCE_MERGE]),
-		.ece = number(P_ECE), .hca = tp_param_string(&ib_params[P_HCA]), .addr_range = tp_param_string(&ib_params[P_RANGE]),
+		.ece = number(P_ECE), .data_direct = number(P_DATA_DIRECT), .hca = tp_param_string(&ib_params[P_HCA]), .addr_range = tp_param_string(&ib_params[P_RANGE]),
 	};
 	if (out->fifo_tc < 0) out->fifo_tc = out->tc;
 }

@@ -133,6 +133,7 @@ ncclResult_t tp_ib_test(void *handle, bool *done, size_t *sizes)
 	struct tp_ib_request *request = handle;
 	struct tp_ib_comm *comm = request->comm;
 
+	if (request->is_flush) return tp_ib_test_flush(request, done);
 	if (!request->done) {
 		ncclResult_t result = tp_ib_progress(comm);
 		if (!request->done && result != ncclSuccess) return result;
@@ -191,7 +192,8 @@ int tp_ib_poll_fds(void *handle, int *fds, uint32_t *events, int max)
 		path->moved_ms = 0;
 		ready = true;
 	}
-	if (!ready) return n;
+	/* A flush takes no time to sleep in. */
+	if (!ready && !tp_ib_flush_is_under_way(comm)) return n;
 	fds[0] = tp_ib_ready_fd();
 	events[0] = EPOLLIN;
 	return 1;

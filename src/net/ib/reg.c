@@ -101,28 +101,42 @@ ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes,
 	return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_reg_mr of %zu bytes (%s) failed: %s", context->name, bytes, what, strerror(error));
 }
 
-static struct ibv_mr *register_pages(struct tp_ib_context *context, uintptr_t start, size_t bytes)
+static ncclResult_t gpu_failed(const struct tp_ib_context *context, const struct tp_ib_source *source, size_t bytes, int error)
+{
+	bool dma_buf = source->kind == TP_NET_DMABUF;
+
+	return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to %s of %zu bytes of GPU memory failed: %s. %s", context->name, dma_buf ? "ibv_reg_dmabuf_mr" : "ibv_reg_mr", bytes,
+		strerror(error), error == ENOMEM ? "The GPU's BAR1 (nvidia-smi -q -d MEMORY) or what may be locked (ulimit -l) may be used up" :
+		dma_buf ? "NCCL_DMABUF_ENABLE=0 takes nvidia-peermem instead" : "Is nvidia_peermem loaded, and is it of this driver (modprobe nvidia_peermem; dmesg)?");
+}
+
+static struct ibv_mr *register_pages(struct tp_ib_context *context, const struct tp_ib_source *source, uintptr_t start, size_t bytes)
 {
 	const struct tp_verbs *v = context->verbs;
 	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
 	errno = 0;
+	if (source->kind == TP_NET_DMABUF) {
+		if (context->relaxed) access = (int)((unsigned)access | IBV_ACCESS_RELAXED_ORDERING);
+		if (context->data_direct) return tp_ib_data_direct_register(context->pd, source->offset, bytes, start, source->fd, access);
+		return v->reg_dmabuf_mr(context->pd, source->offset, bytes, start, source->fd, access);
+	}
 	if (context->relaxed && v->reg_mr_iova2)
 		return v->reg_mr_iova2(context->pd, (void *)start, bytes, start, (unsigned)access | IBV_ACCESS_RELAXED_ORDERING);
 	return v->reg_mr(context->pd, (void *)start, bytes, access);
 }
 
-static ncclResult_t add(struct tp_ib_context *context, uintptr_t start, uintptr_t end, struct tp_ib_mr_node **out)
+static ncclResult_t add(struct tp_ib_context *context, const struct tp_ib_source *source, uintptr_t start, uintptr_t end, struct tp_ib_mr_node **out)
 {
 	struct tp_ib_cache *cache = &context->cache;
 	struct tp_ib_mr_node *node = tp_alloc(1, sizeof(*node), "a registration"), *low, *high;
 
 	if (!node) return ncclSystemError;
-	node->mr = register_pages(context, start, end - start);
+	node->mr = register_pages(context, source, start, end - start);
 	if (!node->mr) {
 		int error = errno ? errno : ENOMEM;
 		free(node);
-		return tp_ib_reg_failed(context, end - start, "a buffer", error);
+		return source->kind == TP_NET_HOST ? tp_ib_reg_failed(context, end - start, "a buffer", error) : gpu_failed(context, source, end - start, error);
 	}
 	cache->seed = cache->seed * 1664525u + 1013904223u;
 	node->start = start;
@@ -139,14 +153,25 @@ static ncclResult_t add(struct tp_ib_context *context, uintptr_t start, uintptr_
 
 ncclResult_t tp_ib_reg_get(struct tp_ib_context *context, void *data, size_t bytes, struct tp_ib_mr_node **node, struct ibv_mr **mr)
 {
+	return tp_ib_reg_get_of(context, &(struct tp_ib_source){ .kind = TP_NET_HOST, .fd = -1 }, data, bytes, node, mr);
+}
+
+ncclResult_t tp_ib_reg_get_of(struct tp_ib_context *context, const struct tp_ib_source *source, void *data, size_t bytes, struct tp_ib_mr_node **node, struct ibv_mr **mr)
+{
 	struct tp_ib_cache *cache = &context->cache;
 	struct tp_ib_mr_node *found;
 	ncclResult_t result = ncclSuccess;
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	uintptr_t start = (uintptr_t)data / page * page, end = tp_align_up((uintptr_t)data + TP_MAX(bytes, (size_t)1), page);
+	struct tp_ib_source whole = *source;
+
+	/* The page's beginning must be in the DMA-BUF too. */
+	whole.offset -= source->kind == TP_NET_DMABUF ? (uintptr_t)data - start : 0;
+	if (whole.offset > source->offset)
+		return TP_FAIL(ncclInvalidArgument, "NET/IB : a DMA-BUF whose byte %llu is at %p: that page begins before it", (unsigned long long)source->offset, data);
 	pthread_mutex_lock(&cache->lock);
 	found = covering(cache->root, start, end);
-	if (!found) result = add(context, start, end, &found);
+	if (!found) result = add(context, &whole, start, end, &found);
 	if (result == ncclSuccess) {
 		found->holders++;
 		*node = found;
