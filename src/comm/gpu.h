@@ -52,6 +52,9 @@ struct tp_gpu_call {                    /* a call that was made, ready to be mad
 struct tp_gpu_rank {
 	const struct tp_gpu *gpu;
 	struct tp_cuda_kernels *kernels;
+	pthread_t loader;                       /* loads them, while `loads` */
+	bool loads;
+	ncclResult_t load_result;
 	_Atomic(struct tp_cuda_exec *) exec;    /* read without the launch lock by who aborts */
 	/* With comm->launch_lock. */
 	CUevent done;                       /* the last operation, and all before it */
@@ -89,6 +92,8 @@ struct tp_gpu_rank {
 ncclResult_t tp_gpu_rank_new(int ordinal, struct tp_gpu_rank **out);
 ncclResult_t tp_gpu_rank_like(const struct tp_gpu_rank *parent, struct tp_gpu_rank **out);
 void tp_gpu_rank_free(struct tp_gpu_rank *rank);        /* nothing was made with others */
+/* Kernels begin to be loaded, by a thread: that takes about as long as meeting the other ranks does. */
+void tp_gpu_rank_begin(struct tp_gpu_rank *rank);
 /* Kernels, and how many blocks (comm->nchannels). Collective. */
 ncclResult_t tp_gpu_rank_agree(struct ncclComm *comm);
 size_t tp_gpu_rank_region_bytes(const struct ncclComm *comm);

@@ -1,4 +1,5 @@
 /* A communicator's end on a GPU, from the device of the calling thread to an executor that can launch. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,10 +48,36 @@ ncclResult_t tp_gpu_rank_like(const struct tp_gpu_rank *parent, struct tp_gpu_ra
 	return make((struct tp_gpu *)(uintptr_t)parent->gpu, out);
 }
 
+static void *load_kernels(void *arg)
+{
+	struct tp_gpu_rank *rank = arg;
+	rank->load_result = tp_cuda_kernels_load(rank->gpu, &rank->kernels);
+	return NULL;
+}
+
+/* Where there is no thread to be had, await_kernels loads. */
+void tp_gpu_rank_begin(struct tp_gpu_rank *rank)
+{
+	sigset_t every, before;
+	sigfillset(&every);
+	pthread_sigmask(SIG_SETMASK, &every, &before);
+	rank->loads = pthread_create(&rank->loader, NULL, load_kernels, rank) == 0;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static ncclResult_t await_kernels(struct tp_gpu_rank *rank)
+{
+	if (!rank->loads) return rank->kernels ? ncclSuccess : tp_cuda_kernels_load(rank->gpu, &rank->kernels);
+	pthread_join(rank->loader, NULL);
+	rank->loads = false;
+	return rank->load_result;
+}
+
 void tp_gpu_rank_free(struct tp_gpu_rank *rank)
 {
 	if (!rank) return;
 	bool pushed;
+	if (rank->loads) pthread_join(rank->loader, NULL);
 	if ((rank->done || rank->join) && tp_gpu_enter(rank->gpu, &pushed) == ncclSuccess) {
 		if (rank->done) tp_cuda->EventDestroy(rank->done);
 		if (rank->join) tp_cuda->EventDestroy(rank->join);
@@ -81,7 +108,7 @@ ncclResult_t tp_gpu_rank_agree(struct ncclComm *comm)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
 	tp_gpu_rank_bury();
-	TP_TRY(tp_cuda_kernels_load(rank->gpu, &rank->kernels));
+	TP_TRY(await_kernels(rank));
 	struct tp_gpu_budget *all = tp_alloc((size_t)comm->nranks, sizeof(*all), "the GPUs' budgets");
 	if (!all) return ncclSystemError;
 	tp_gpu_budget_fill(comm, &all[comm->rank]);

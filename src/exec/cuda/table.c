@@ -26,8 +26,10 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 		.window = 1 * MB,
 		.owners = 512 * KB,
 		.stream = 16 * KB,
+		.pipes = 1,
 	};
 	if (!shared_gpu) return;
+	out->pipes = 0;
 	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. (LL128 only where asked for.) */
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, 16 * MB };
 	out->limits[TP_FUSED_ROOTED] = out->limits[TP_FUSED_OWNERS] = (struct tp_fused_limit){ 1 * MB, 1 * MB };
@@ -38,7 +40,7 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 static struct tp_param params[] = {
 	{ .name = "TELPHER_CUDA_TABLE", .kind = TP_PARAM_STRING,
 		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 (bytes that a rank sends; one_shot, two_shot, gather, "
-			"scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream), threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
+			"scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream), pipes=0, 1 or 2 (what is larger goes through pipes: never, over NVLink from compute capability 9.0 on, always), threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
 };
 TP_PARAM_TABLE("exec", params)
 
@@ -59,12 +61,12 @@ static bool read_bytes(const char **at, uint64_t *out)
 
 static bool read_entry(const char **at, struct tp_fused_table *table)
 {
-	struct { const char *name; uint64_t *first, *second; } entries[TP_FUSED_CLASSES + 3] = { { "window", &table->window, NULL },
-		{ "two_step_from", &table->owners, NULL }, { "stream", &table->stream, NULL } };
+	struct { const char *name; uint64_t *first, *second; } entries[TP_FUSED_CLASSES + 4] = { { "window", &table->window, NULL },
+		{ "two_step_from", &table->owners, NULL }, { "stream", &table->stream, NULL }, { "pipes", &table->pipes, NULL } };
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) {
-		entries[3 + c].name = class_names[c];
-		entries[3 + c].first = &table->limits[c].ll;
-		entries[3 + c].second = &table->limits[c].ll128;
+		entries[4 + c].name = class_names[c];
+		entries[4 + c].first = &table->limits[c].ll;
+		entries[4 + c].second = &table->limits[c].ll128;
 	}
 	if (strncmp(*at, "threads=", 8) == 0) {
 		uint64_t threads[2];
@@ -96,7 +98,7 @@ ncclResult_t tp_fused_read_table(struct tp_fused_table *table)
 		const char *entry = at;
 		if (!read_entry(&at, &t) || (*at && *at != ','))
 			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 (one_shot, two_shot, gather, scatter, pairs, "
-				"rooted, two_step), NAME=BYTES (window, two_step_from, stream) or threads=LL:LL128, with commas between", text, entry);
+				"rooted, two_step), NAME=BYTES (window, two_step_from, stream), pipes=0, 1 or 2, or threads=LL:LL128, with commas between", text, entry);
 		if (!*at) break;
 		at++;
 	}
