@@ -14,7 +14,7 @@ static struct tp_param params[] = {
 	[PARAM_P2P_LEVEL] = { .name = "NCCL_P2P_LEVEL", .kind = TP_PARAM_STRING,
 		.doc = "how far apart GPUs may be that use each other's memory: LOC, NVL, PIX, PXB, PHB or SYS (0, 1, 2, 3, 4: LOC, PIX, PXB, PHB, SYS); "
 		"unset: wherever CUDA allows it" },
-	[PARAM_P2P_BYTES] = { .name = "TELPHER_P2P_BYTES", .kind = TP_PARAM_BYTES, .fallback = "24M", .min = 1 << 20, .max = 1 << 30,
+	[PARAM_P2P_BYTES] = { .name = "TELPHER_P2P_BYTES", .kind = TP_PARAM_BYTES, .fallback = "8M", .min = 1 << 20, .max = 1 << 30,
 		.doc = "memory of a GPU rank for its links inside the host; equal on all ranks" },
 };
 TP_PARAM_TABLE("link", params)

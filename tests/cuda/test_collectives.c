@@ -40,7 +40,7 @@ static void everything(struct gpu_rank *g)
 
 /* part: where the way matters, not the arithmetic, one call in so many will do. */
 struct way { const char *name; int nranks; bool threads; int ndevices, nhosts; uint64_t part; const char *first, *second; };
-#define PIPES "TELPHER_CUDA_TABLE=one_shot=0:0,two_shot=0:0,gather=0:0,scatter=0:0,pairs=0:0,rooted=0:0,two_step=0:0,two_step_from=1,pipes=2"
+#define PIPES "TELPHER_CUDA_TABLE=one_shot=0:0,two_shot=0:0:0,gather=0:0:0,scatter=0:0:0,pairs=0:0:0,rooted=0:0:0,two_step=0:0:0,two_step_from=1,pipes=2"
 static const struct way ways[] = {
 	{ "1 process", 1, false, 1, 1, 1, NULL, NULL },
 	{ "2 processes", 2, false, 1, 1, 1, NULL, NULL },

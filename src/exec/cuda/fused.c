@@ -207,9 +207,9 @@ static int protocol_of(const struct tp_fused *f, const struct tp_fused_shape *s)
 {
 	const struct tp_fused_limit *limit = &f->table.limits[s->class];
 	const bool counted = s->slice <= MOST_BYTES / (size_t)f->nranks;
+	if (f->pipes.usable && s->class != TP_FUSED_ONE_SHOT && s->sends >= limit->pipes) return TP_FUSED_BY_PIPES;
 	if (counted && s->sends <= limit->ll && !s->owners) return 0;
-	if (counted && f->table.allows_128 && s->sends <= limit->ll128) return 1;
-	return f->pipes.usable && s->class != TP_FUSED_ONE_SHOT ? TP_FUSED_BY_PIPES : -1;
+	return counted && f->table.allows_128 && s->sends <= limit->ll128 ? 1 : -1;
 }
 
 static void fill_args(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_shape *s, struct tp_fused_args *args)

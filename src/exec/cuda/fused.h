@@ -66,11 +66,11 @@ struct tp_fused_args {
 #include "gpu/gpu.h"
 
 /* Each protocol up to how many bytes, counted as what a rank sends to all peers together (of user data, both phases): LL up to `ll`, then
- * LL128, where lines of 128 bytes are allowed, up to `ll128`; what is larger goes through pipes, where there are any, or isn't fused. The
- * same on all ranks. */
+ * LL128, where lines of 128 bytes are allowed, up to `ll128`; what is larger isn't fused. Where there are pipes (pipes.h) they move what has
+ * `pipes` bytes or more. The same on all ranks. */
 enum tp_fused_class { TP_FUSED_ONE_SHOT, TP_FUSED_TWO_SHOT, TP_FUSED_GATHER, TP_FUSED_SCATTER, TP_FUSED_PAIRS, TP_FUSED_ROOTED, TP_FUSED_OWNERS,
 	TP_FUSED_CLASSES };
-struct tp_fused_limit { uint64_t ll, ll128; };
+struct tp_fused_limit { uint64_t ll, ll128, pipes; };
 struct tp_fused_table {
 	struct tp_fused_limit limits[TP_FUSED_CLASSES];
 	uint32_t threads[2];                        /* a block's, LL and LL128: more blocks only once these are busy */
@@ -79,7 +79,7 @@ struct tp_fused_table {
 	uint64_t window;                            /* two-shot all-reduces and reduce-scatters of windows: from so many bytes on where they lie */
 	uint64_t owners;                            /* broadcast and reduce of three ranks and more: from so many bytes on in two steps */
 	uint64_t stream;                            /* gather and scatter: blocks from so many bytes on as sends and receives */
-	uint64_t pipes;                             /* what is larger goes through pipes (pipes.h): 0: none; 1: where all GPUs have bulk copies and NVLink; 2: all */
+	uint64_t pipes;                             /* whether there are any: 0: no; 1: over NVLink, where GPUs have bulk copies; 2: yes */
 };
 
 /* What of a communicator decides; the same on all ranks but for the addresses. */

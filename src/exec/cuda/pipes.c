@@ -58,21 +58,21 @@ static void fill_roles(int n, int rank, int root, const struct tp_fused_shape *s
 		a->fans = s->in_stride == 0 && a->push_to == others;
 	}
 	a->gathers = s->gathers;
+	a->stores = !(s->owners && s->reduces);     /* then only the root has an OUTPUT */
 }
 
 /* Warps and shared memory. */
-static void share_out(int n, bool moves, struct tp_pipe_args *a)
+static void share_out(int n, bool moves, bool sends, struct tp_pipe_args *a)
 {
 	const uint32_t peers = (uint32_t)n - 1, warps = TP_DEV_THREADS / 32, chunks = TP_PIPE_SHARED / a->chunk;
+	a->tiles = sends ? TP_PIPE_TILES : 0;
+	a->pushers = (uint8_t)TP_MIN((chunks - a->tiles) / (a->fans ? 1 : peers), TP_PIPE_PUSHERS);
 	if (moves) {
-		a->collect_warps = (uint8_t)((warps - 1) / (uint32_t)n);
-		a->stages = (uint8_t)TP_MIN(a->fans ? chunks : chunks / peers, TP_PIPE_STAGES);
+		a->collect_warps = (uint8_t)((warps - a->pushers) / (uint32_t)n);
 		return;
 	}
-	a->collect_warps = !a->collect_from ? 0 : peers == 1 ? 5 : peers <= 3 ? 2 : 1;
-	a->reduce_warps = (uint8_t)(warps - 2 - peers * a->collect_warps);
-	a->tiles = chunks >= 12 ? 3 : 2;
-	a->stages = (uint8_t)TP_MIN((chunks - a->tiles) / peers, TP_PIPE_STAGES);
+	a->collect_warps = !sends ? 0 : peers == 1 ? 4 : peers == 2 ? 2 : 1;
+	a->reduce_warps = (uint8_t)(warps - a->pushers - a->tiles - peers * a->collect_warps);
 }
 
 void tp_pipes_fit(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_shape *shape, struct tp_pipe_launch *out)
@@ -91,7 +91,7 @@ void tp_pipes_fit(const struct tp_fused *f, const struct tp_exec_call *call, con
 	memcpy(out->args.rings, pipes->rings, sizeof(out->args.rings));
 	out->args.aligned = (out->args.input | out->args.output | s.in_stride | s.out_stride) % 16 == 0;
 	fill_roles(n, f->rank, call->plan->spec.root, &s, &out->args);
-	share_out(n, out->kind == TP_FUSED_PUSH, &out->args);
+	share_out(n, out->kind == TP_FUSED_PUSH, s.gathers, &out->args);
 	const size_t lines = tp_div_up(s.slice, LINE);
 	out->blocks = (unsigned)TP_MIN(lines, (size_t)f->table.max_blocks);
 	out->args.lines_each = lines / out->blocks;

@@ -7,7 +7,7 @@
 enum {
 	TP_PIPE_RANKS = 8, TP_PIPE_PEERS = TP_PIPE_RANKS - 1,
 	TP_PIPE_SLOTS = 4,                          /* chunks of a pipe: a power of two */
-	TP_PIPE_STAGES = 8,                         /* at most, of each peer */
+	TP_PIPE_PUSHERS = 4, TP_PIPE_TILES = 3,     /* warps that push, at most; tiles, and warps that send them */
 	TP_PIPE_SHARED = 96 << 10                   /* a block's stages and tiles */
 };
 
@@ -23,13 +23,13 @@ struct tp_pipe_args {
 	uint32_t tag;
 	int16_t rank, nranks;
 	uint16_t nchannels;
-	uint8_t stages, tiles;
+	uint8_t pushers, tiles;                     /* tiles: 0 where nothing is sent */
 	uint8_t push_to, sources, send_to, collect_from;
 	int8_t slice_of[TP_PIPE_RANKS];             /* which slice is a rank's */
 	int8_t keep_slice, keep_place;
 	uint8_t keeps;                              /* slices that stay here: 0; 1: keep_slice, at keep_place; more: all */
 	uint8_t fans;                               /* all peers get the same */
-	uint8_t gathers;                            /* what was reduced has its slice's place in OUTPUT */
+	uint8_t stores, gathers;                    /* what was reduced goes to OUTPUT here; at its slice's place */
 	uint8_t aligned;                            /* buffers and strides are, to 16 bytes */
 	uint8_t reduce_warps, collect_warps;
 	uint8_t gives_way, counts;

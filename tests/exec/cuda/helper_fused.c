@@ -161,7 +161,7 @@ static bool launch(struct fused_rank *k, const struct fused_call *c, const struc
 	k->fused.table.allows_128 = c->lines128;
 	k->fused.table.owners = c->owners && c->lines128 ? 0 : UINT64_MAX;
 	for (int i = 0; i < TP_FUSED_CLASSES; i++)
-		k->fused.table.limits[i] = (struct tp_fused_limit){ c->lines128 ? 0 : (uint64_t)1 << 40, (uint64_t)1 << 40 };
+		k->fused.table.limits[i] = (struct tp_fused_limit){ c->lines128 ? 0 : (uint64_t)1 << 40, (uint64_t)1 << 40, UINT64_MAX };
 	if (c->pipes) return launch_pipes(k, c, &call);
 	struct tp_fused_launch l;
 	if (c->windows) {
