@@ -11,7 +11,7 @@ check:
 	@packaging/install-missing.sh check
 	@cmake --preset $(PRESET) -DTELPHER_TESTS=ON >/dev/null
 	@cmake --build --preset $(PRESET)
-	@ctest --preset $(PRESET) -j 2
+	@packaging/check.sh $(PRESET)
 
 build:
 	@packaging/install-missing.sh build

@@ -175,16 +175,16 @@ bool tp_burst_flush(struct tp_burst *burst)
 	return !burst->error;
 }
 
-void tp_burst_send_one(struct tp_qp *qp, const struct tp_packet *packet)
+bool tp_burst_send_one(struct tp_qp *qp, const struct tp_packet *packet)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
 	struct tp_burst *burst = tp_burst_start(qp->port, rc->endpoint, rc->sender, &rc->route, &rc->out);
 	if (!burst)
-		return;
+		return false;
 	uint8_t *payload = tp_burst_packet(burst, packet);
 	if (payload && packet->bytes)
 		memcpy(payload, packet->payload, packet->bytes);
 	if (payload)
 		tp_burst_commit(burst, packet);
-	tp_burst_flush(burst);
+	return tp_burst_flush(burst) || burst->error != EAGAIN;
 }

@@ -14,11 +14,17 @@
 
 /* A datagram that asked what has arrived; sent: the flow's count of bytes with it. */
 struct tp_flow_mark { uint32_t qpn, psn; uint64_t sent; };
+/* And a packet of a connection: its headers, and the kernel's overhead up to the next size that it has buffers of. */
+#define TP_FLOW_PACKET_COST(mtu) ((mtu) + 1280u)
 struct tp_flow {
 	struct tp_flow *next;
 	union tp_addr to;
 	uint32_t slot;
 	_Atomic int64_t bytes;          /* of connected QPs: each counts its own */
+	/* When one of them heard something last, and when one of them asked last because nothing came; how often since then. */
+	_Atomic uint64_t heard_ns, asked_ns;
+	_Atomic uint32_t asks;
+	_Atomic bool uc_mute;           /* nobody there says what arrived of UC */
 	/* Of datagrams, as far as known; and until when that is worth anything. */
 	_Atomic int64_t datagrams;
 	_Atomic uint64_t datagrams_until_ns;

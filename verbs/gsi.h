@@ -31,6 +31,7 @@ void tp_gsi_route(const struct tp_ingress *in, bool struck);
 /* Called for each message that comes in, before it is handed on; NULL: nothing. */
 extern void (*tp_gsi_saw)(const struct tp_ingress *in, const struct tp_cm_mad *mad);
 /* Says something in nobody's name, from an address of ours (ports aren't looked at). */
+void tp_gsi_utter(const union tp_addr *own, const union tp_addr *peer, const struct tp_packet *packet);      /* at most TP_MAD_BYTES, whole words */
 void tp_gsi_say(const union tp_addr *own, const union tp_addr *peer, const struct tp_cm_mad *mad);
 
 /* Addresses are GIDs of RoCE v2. Hears what comes for QP 1 to own (NULL: to each GID's address) from now on; 0 or an errno. */

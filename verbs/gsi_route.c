@@ -77,7 +77,7 @@ static int open_sender(const union tp_addr *addr, union tp_addr *local)
 	return -1;
 }
 
-void tp_gsi_say(const union tp_addr *own, const union tp_addr *peer, const struct tp_cm_mad *mad)
+void tp_gsi_utter(const union tp_addr *own, const union tp_addr *peer, const struct tp_packet *packet)
 {
 	union tp_addr from, to = *peer;
 	struct tp_icrc icrc;
@@ -86,15 +86,23 @@ void tp_gsi_say(const union tp_addr *own, const union tp_addr *peer, const struc
 	if (s < 0)
 		return;
 	to.v4.sin_port = htons(TP_WIRE_UDP_PORT);
-	struct tp_packet packet = { .opcode = TP_WIRE_UD << 5 | TP_OP_SEND_ONLY, .pkey = TP_CARD_PKEY, .qpn = TP_GSI_QPN, .src_qpn = TP_GSI_QPN,
-		.qkey = TP_CARD_QKEY_GSI, .bytes = TP_MAD_BYTES };
-	size_t bytes = tp_wire_build(&packet, data);
-	tp_cm_build(mad, data + bytes);
-	bytes += TP_MAD_BYTES;
+	size_t bytes = tp_wire_build(packet, data);
+	if (packet->bytes)
+		memcpy(data + bytes, packet->payload, packet->bytes);
+	bytes += packet->bytes;
 	tp_icrc_prepare(&from, &to, &icrc);
 	tp_icrc_store(data + bytes, tp_icrc_of(&icrc, 0, data, bytes));
 	sendto(s, data, bytes + TP_WIRE_ICRC_BYTES, MSG_DONTWAIT, &to.sa, tp_addr_len(&to));
 	close(s);
+}
+
+void tp_gsi_say(const union tp_addr *own, const union tp_addr *peer, const struct tp_cm_mad *mad)
+{
+	uint8_t bytes[TP_MAD_BYTES];
+	struct tp_packet packet = { .opcode = TP_WIRE_UD << 5 | TP_OP_SEND_ONLY, .pkey = TP_CARD_PKEY, .qpn = TP_GSI_QPN, .src_qpn = TP_GSI_QPN,
+		.qkey = TP_CARD_QKEY_GSI, .payload = bytes, .bytes = TP_MAD_BYTES };
+	tp_cm_build(mad, bytes);
+	tp_gsi_utter(own, peer, &packet);
 }
 
 static void answer(const struct tp_ingress *in, const struct tp_cm_mad *mad)

@@ -7,8 +7,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include "verbs/engine.h"
+#include "verbs/last.h"
 #include "verbs/port.h"
 #include "verbs/rc.h"
+#include "verbs/tsan.h"
 
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
@@ -18,25 +20,12 @@
 #define SOL_UDP 17
 #endif
 enum { SOURCE_FIRST = 49152, SOURCE_COUNT = 16384, RECEIVE_BYTES = 8 << 20, SEND_BYTES = 4 << 20 };
-enum { BUDGET_MIN = 64 << 10, BUDGET_MAX = 1 << 20 };
+enum { BUDGET_FIRST = 64 << 10, BUDGET_MAX = 1 << 20 };
 enum { BATCH = 8, BUFFER_BYTES = 65536, CONTROL_BYTES = 128, BATCHES = 4 };
 
 /* A packet orders what its sender did before what its receiver does. Where both are threads of one process the thread sanitizer can't
  * know that: it goes from one socket to another. */
-#if defined(__has_feature)
-#define HAS_FEATURE(what) __has_feature(what)
-#else
-#define HAS_FEATURE(what) 0
-#endif
-#if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
-#include <sanitizer/tsan_interface.h>
 static char order_of_packets;
-static void packets_leave(void) { __tsan_release(&order_of_packets); }
-static void packets_have_come(void) { __tsan_acquire(&order_of_packets); }
-#else
-static void packets_leave(void) { }
-static void packets_have_come(void) { }
-#endif
 
 struct tp_receiver {
 	struct mmsghdr messages[BATCH];
@@ -70,7 +59,9 @@ static void fork_child(void)
 		close_all(e);
 	atomic_store_explicit(&endpoints, NULL, memory_order_relaxed);
 	pthread_mutex_init(&endpoints_lock, NULL);
+	tp_wire_forget();
 	tp_rc_hold_forget();
+	tp_last_forget();
 	tp_flow_forget();
 }
 static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
@@ -142,7 +133,7 @@ static struct tp_endpoint *new_endpoint(const union tp_addr *addr)
 	}
 	e->addr = with_port(addr, TP_WIRE_UDP_PORT);
 	e->receive_fd = -1;
-	e->budget = BUDGET_MIN;
+	e->budget = BUDGET_FIRST;
 	pthread_mutex_init(&e->receive_lock, NULL);
 	pthread_mutex_init(&e->lock, NULL);
 	for (int i = 0; i < TP_PORT_SENDERS; i++)
@@ -150,13 +141,13 @@ static struct tp_endpoint *new_endpoint(const union tp_addr *addr)
 	return e;
 }
 
-/* The kernel counts a packet with its overhead, up to twice its bytes or more: a quarter of the buffer is safe. */
+/* Half of the buffer: the other half is for what is sent twice, and for what others send there. */
 static void set_budget(struct tp_endpoint *e)
 {
 	int bytes = 0;
 	socklen_t length = sizeof(bytes);
 	if (getsockopt(e->receive_fd, SOL_SOCKET, SO_RCVBUF, &bytes, &length) == 0)
-		e->budget = (uint32_t)TP_MIN(TP_MAX(bytes / 4, (int)BUDGET_MIN), (int)BUDGET_MAX);
+		e->budget = (uint32_t)TP_MIN(bytes / 2, (int)BUDGET_MAX);
 }
 
 static bool same_host(const union tp_addr *a, const union tp_addr *b)
@@ -348,7 +339,7 @@ int tp_endpoint_send(struct tp_endpoint *endpoint, uint32_t sender, const struct
 	}
 	int sent = 0;
 	*error = 0;
-	packets_leave();
+	tp_tsan_release(&order_of_packets);
 	while (sent < count) {
 		int n = count - sent == 1 ? (sendmsg(fd, &messages[sent].msg_hdr, MSG_DONTWAIT) < 0 ? -1 : 1) :
 			sendmmsg(fd, messages + sent, (unsigned)(count - sent), MSG_DONTWAIT);
@@ -423,7 +414,7 @@ int tp_endpoint_receive(struct tp_endpoint *endpoint, void (*take)(const struct 
 				.msg_iovlen = 1, .msg_control = r->control[i], .msg_controllen = CONTROL_BYTES };
 		}
 		n = recvmmsg(endpoint->receive_fd, r->messages, BATCH, MSG_DONTWAIT, NULL);
-		packets_have_come();
+		tp_tsan_acquire(&order_of_packets);
 		for (int i = 0; i < n; i++)
 			packets += split(endpoint, i, take, arg);
 	}

@@ -29,7 +29,8 @@ struct tp_endpoint {
 	_Atomic int senders[TP_PORT_SENDERS];       /* descriptors; -1: not made yet */
 	uint16_t sender_ports[TP_PORT_SENDERS];     /* network order */
 	_Atomic bool whole;             /* no segmentation offload here: each packet alone */
-	uint32_t budget;                /* bytes that may be under way to one socket: what ours could hold, as the best guess */
+	/* What may be under way to one socket, packets with their overhead: what ours could hold, as the best guess. */
+	uint32_t budget;
 };
 
 /* The endpoint of an address of this machine (its port is not looked at), made at first use. 0 or an errno, logged. */
@@ -72,6 +73,9 @@ struct tp_endpoint *tp_endpoint_first(void);
 int tp_share_slot(void);
 /* The receiving socket of an address for this process; 0 or an errno, logged. */
 int tp_share_socket(const union tp_addr *addr, int *fd);
+/* The process ends: the keeper answers for it (last.h), as far as there is one. */
+struct tp_last;
+void tp_share_leave(const struct tp_last *lasts, int count);
 /* Socket options that every receiving socket needs; bound to addr. reuse: as one of a group. 0 or an errno. */
 int tp_endpoint_bind(const union tp_addr *addr, bool reuse, int *fd);
 /* Says who holds port 4791 at addr, and what helps (WARN). */

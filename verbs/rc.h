@@ -7,6 +7,8 @@
  *   rc_early.c    packets that came before their turn
  *   rc_hold.c     acknowledgements that wait for a request of ours to go with
  *   rc_serve.c    the responder: requests in order, answers, duplicates; calls the objects' target side (engine.h)
+ *   uc.c          UC's sender waits for a word of what arrived
+ *   last.c        answers of connections that are gone
  *   flow.c        how much may be under way to one receiving socket
  *   datagram.c    UD */
 #ifndef TP_VERBS_RC_H
@@ -28,7 +30,7 @@
 
 /* An answer that waits for its turn: the data of a READ, or the result of an atomic. */
 struct tp_answer {
-	bool atomic;
+	bool atomic, again;             /* again: of a READ that was asked for once more */
 	uint32_t psn, msn;
 	uint32_t packets;               /* of the whole READ */
 	uint32_t next;                  /* the packet to send */
@@ -49,6 +51,9 @@ struct tp_rc {
 	uint32_t mtu;
 	struct tp_timer *timer;
 	uint64_t cnp_sent_ns;
+	uint64_t served_ns;             /* when packets came last; 0: never */
+	struct tp_rc *older, *newer;    /* all connections of the wire, for the end of the process (carrier.c) */
+	uint32_t qpn;
 	bool same_host;                 /* the peer's address is ours too */
 	bool warned;                    /* of packets that can't be sent */
 
@@ -62,11 +67,15 @@ struct tp_rc {
 	uint32_t recover;               /* losses of packets before this PSN are one and the same */
 	struct tp_flow *flow;
 	int64_t flow_bytes;             /* of ours in flow */
+	uint32_t repeated;              /* packets sent since the last word from there and taken for lost: they may lie there all the same */
 	uint32_t unasked;               /* packets since one asked for an acknowledgement */
 	uint32_t read_ends[TP_CARD_RD_ATOMIC], reads_first, reads_count;   /* ends (PSN) of READs and atomics under way */
 	uint64_t progress_ns;           /* when una moved, or the first packet went out: the timeout's start */
 	uint64_t probe_ns;              /* when to ask again */
 	uint32_t probes;                /* in a row */
+	uint64_t wants_ns;              /* it would have asked then, but another connection had just asked the same process; 0: no */
+	uint64_t late_ns;               /* how much later than wanted this process got a processor for it, since una moved */
+	uint32_t put_off;               /* times that it wasn't given up because packets were still being read */
 	uint64_t rnr_until_ns;          /* 0: not waiting */
 	uint32_t rnr_tries;
 	uint64_t blocked_until_ns;      /* the socket was full */
@@ -74,8 +83,10 @@ struct tp_rc {
 	uint64_t back_ns;
 	bool paced, credited;           /* UC: the peer is waited for; it is known to say what arrived */
 	uint32_t paced_psn;             /* UC: it has arrived, or was lost, before this */
-	uint64_t paced_ns;
-	uint32_t paced_vain;            /* waits without a word */
+	bool paced_held;                /* UC: no word came, a packet asked once more, and no other goes meanwhile */
+	uint64_t paced_ns;              /* waits for a word since; 0: it doesn't */
+	uint64_t idle_ns;               /* UC: when the last of what was posted was sent */
+	uint32_t paced_vain;            /* waits without one, in a row */
 	bool repairing;                 /* what is lost alone is on its way: of what was sent behind it about half has arrived */
 	bool peer_keeps;                /* what comes early: only what is lost is sent again */
 	uint32_t acked;                 /* acknowledged to here, whatever data is missing before */
@@ -144,8 +155,8 @@ uint8_t *tp_burst_packet(struct tp_burst *burst, const struct tp_packet *packet)
 void tp_burst_commit(struct tp_burst *burst, const struct tp_packet *packet);
 /* Sends all; false: not all went out (error, lost_psn). */
 bool tp_burst_flush(struct tp_burst *burst);
-/* One small packet, at once. */
-void tp_burst_send_one(struct tp_qp *qp, const struct tp_packet *packet);
+/* One small packet, at once; false: it wasn't sent, and may be later. */
+bool tp_burst_send_one(struct tp_qp *qp, const struct tp_packet *packet);
 
 /* ---- rc_request.c ---- */
 void tp_rc_fire(struct tp_qp *qp);
@@ -163,8 +174,10 @@ void tp_rc_complete(struct tp_qp *qp);
 /* The request at count ends with status, those before it first. */
 void tp_rc_fail_at(struct tp_qp *qp, uint32_t count, enum ibv_wc_status status);
 void tp_rc_congested(struct tp_qp *qp);
-/* UC: packets up to psn have arrived. */
-void tp_uc_credit(struct tp_qp *qp, uint32_t psn);
+/* Packets that are under way, as good as we know. */
+uint32_t tp_rc_under_way(const struct tp_rc *rc);
+/* Counts them in the flow, after a change. */
+void tp_rc_set_flow(struct tp_rc *rc);
 /* A request's PSNs: first, and how many (0: it sends nothing). */
 static inline uint32_t tp_wqe_psn(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[0]; }
 static inline uint32_t tp_wqe_packets(const struct tp_wqe *wqe) { return (uint32_t)wqe->carrier[1]; }
@@ -177,6 +190,15 @@ static inline bool tp_wqe_fetches(const struct tp_wqe *wqe)
 	return wqe->opcode == IBV_WR_RDMA_READ || wqe->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wqe->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 
+/* ---- uc.c ---- */
+/* Packets up to psn have arrived. */
+void tp_uc_credit(struct tp_qp *qp, uint32_t psn);
+/* What could be sent was. */
+void tp_uc_pushed(struct tp_qp *qp);
+/* When it has waited long enough for a word; 0: it doesn't wait. And then. */
+uint64_t tp_uc_waits_until(struct tp_qp *qp);
+void tp_uc_unanswered(struct tp_qp *qp, uint64_t now);
+
 /* ---- rc_response.c ---- */
 void tp_rc_answered(struct tp_qp *qp, const struct tp_packet *packet);
 
@@ -186,6 +208,8 @@ void tp_rc_request(struct tp_qp *qp, const struct tp_packet *packet);
 void tp_rc_answer(struct tp_qp *qp);
 /* The acknowledgement that is due, for somebody else to send: false where there is none, or not only that. */
 bool tp_rc_take_ack(struct tp_qp *qp, struct tp_packet *packet);
+/* The connection ends: what it owes is sent, as far as that is possible at once. */
+void tp_rc_answer_all(struct tp_qp *qp);
 /* A congested network marked a packet: tells the sender, at most every 50 us. */
 void tp_rc_notify(struct tp_qp *qp);
 
@@ -205,6 +229,8 @@ void tp_early_free(struct tp_early **early);
 bool tp_rc_hold(struct tp_qp *qp, uint32_t packets);
 /* It left with a request. */
 void tp_rc_hold_paid(struct tp_rc *rc);
+/* From now on none is held: the process ends. */
+void tp_rc_hold_end(void);
 /* Sends those that have waited long enough. No lock held. */
 void tp_rc_flush_held(uint64_t now);
 void tp_rc_hold_forget(void);       /* in a forked child */
@@ -222,6 +248,9 @@ int tp_wire_watch(struct tp_endpoint *endpoint);
 bool tp_wire_icrc_fits(const struct tp_icrc *icrc, const struct tp_ingress *in);
 /* One packet that came in. */
 void tp_wire_take(const struct tp_ingress *in);
+/* Takes in what has come, of all endpoints; false: there may be more, or another thread is at it. No lock held. */
+bool tp_wire_catch_up(void);
+void tp_wire_forget(void);          /* in a forked child */
 /* Opens the endpoint of an address and has it watched. */
 int tp_wire_open(const union tp_addr *addr, struct tp_endpoint **out);
 

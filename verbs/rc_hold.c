@@ -5,7 +5,7 @@
  *
  * Each connection learns whether holding pays: after a time-out the next acknowledgements aren't held, 8 at first, then twice as
  * many after each failure in a row. What is held leaves with the next request, after HOLD_NS by whoever polls or by the thread,
- * when the connection stops, and when the process ends. */
+ * when the connection stops, and when the process ends (at_exit in carrier.c). */
 #include <string.h>
 #include "verbs/internal.h"
 #include "verbs/rc.h"
@@ -17,6 +17,10 @@ static struct {
 	uint32_t qpns[HELD_MAX];
 	int count;
 } held = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static _Atomic bool ended;
+
+void tp_rc_hold_end(void) { atomic_store_explicit(&ended, true, memory_order_relaxed); }
 
 static bool list(uint32_t qpn, uint64_t due_ns)
 {
@@ -33,7 +37,7 @@ static bool list(uint32_t qpn, uint64_t due_ns)
 bool tp_rc_hold(struct tp_qp *qp, uint32_t packets)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
-	if (!rc->ack_due || rc->nak || rc->answers_count || packets > BATCH_MAX || !tp_qp_sends(qp))
+	if (!rc->ack_due || rc->nak || rc->answers_count || packets > BATCH_MAX || !tp_qp_sends(qp) || atomic_load_explicit(&ended, memory_order_relaxed))
 		return false;
 	if (rc->held_ns)
 		return ++rc->held_batches <= BATCH_MAX;
@@ -105,23 +109,5 @@ void tp_rc_hold_forget(void)
 {
 	pthread_mutex_init(&held.lock, NULL);
 	held.count = 0;
-}
-
-/* A program may end right after it took the last message: what it holds is still owed. Nobody is waited for. */
-__attribute__((destructor)) static void at_exit(void)
-{
-	uint32_t qpns[HELD_MAX];
-	if (pthread_mutex_trylock(&held.lock) != 0)
-		return;
-	int count = take_list_locked(qpns);
-	pthread_mutex_unlock(&held.lock);
-	for (int i = 0; i < count; i++) {
-		struct tp_qp *qp = tp_qp_get(qpns[i]);
-		if (qp && pthread_mutex_trylock(&qp->lock) == 0) {
-			flush_one(qp, UINT64_MAX);
-			pthread_mutex_unlock(&qp->lock);
-		}
-		if (qp)
-			tp_qp_put(qp);
-	}
+	atomic_store_explicit(&ended, false, memory_order_relaxed);
 }

@@ -6,20 +6,24 @@
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 
-enum { PACE_NS = 2000000, PACE_KNOWN_NS = 20000000, PACE_TRIES = 3 };
-enum { PROBES_MIN = 4, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7 };
+enum { PROBES_MIN = 4, ASK_EVERY = 16, BLOCKED_NS = 100000, BACKOFF_MAX = 7, FIRST_MOST_NS = 1000000000 };
+/* Of the connections to one process that is silent one asks, then after twice that time another, up to 2^3 times; none waits longer. */
+enum { GAP_DOUBLINGS = 3, WANT_MOST_NS = 64000000 };
+enum { PUT_OFF_MOST = 64, LATE_FACTOR = 16 };
+#define LATE_MOST_NS 4000000000u
 
 /* Packets, as good as we know. */
-static uint32_t under_way(const struct tp_rc *rc)
+uint32_t tp_rc_under_way(const struct tp_rc *rc)
 {
 	bool uc = rc->transport == TP_WIRE_UC;
 	uint32_t out = uc && !rc->paced ? 0 : (uint32_t)tp_psn_diff(rc->next, uc ? rc->paced_psn : rc->una);
 	return rc->repairing ? out - out / 2 : out;
 }
 
-static void set_flow(struct tp_rc *rc)
+/* Counts what is under way, and what was sent before it since the last word: it may be lost, or lie in the socket. */
+void tp_rc_set_flow(struct tp_rc *rc)
 {
-	int64_t bytes = (int64_t)under_way(rc) * rc->mtu;
+	int64_t bytes = (int64_t)(tp_rc_under_way(rc) + rc->repeated) * TP_FLOW_PACKET_COST(rc->mtu);
 	if (bytes == rc->flow_bytes)
 		return;
 	atomic_fetch_add_explicit(&rc->flow->bytes, bytes - rc->flow_bytes, memory_order_relaxed);
@@ -29,11 +33,11 @@ static void set_flow(struct tp_rc *rc)
 /* Packets that may go out now. One always may, else a QP could wait for ever behind others. */
 static uint32_t room(struct tp_rc *rc)
 {
-	uint32_t out = under_way(rc);
+	uint32_t out = tp_rc_under_way(rc);
 	if (out >= rc->window)
 		return 0;
 	int64_t left = (int64_t)rc->endpoint->budget - tp_flow_bytes(rc->flow);
-	uint32_t by_flow = left > 0 ? (uint32_t)left / rc->mtu : 0;
+	uint32_t by_flow = left > 0 ? (uint32_t)left / TP_FLOW_PACKET_COST(rc->mtu) : 0;
 	uint32_t packets = TP_MIN(rc->window - out, by_flow);
 	return packets || out ? packets : 1;
 }
@@ -227,11 +231,11 @@ static bool step(struct tp_qp *qp, struct tp_burst *burst)
 		return false;
 	struct tp_wqe *wqe = tp_sq_at(&qp->sq, rc->current);
 	if (tp_psn_diff(rc->next, tp_wqe_psn(wqe)) < (int32_t)tp_wqe_packets(wqe)) {
-		uint32_t allowed = rc->transport == TP_WIRE_UC && !rc->paced ? UINT32_MAX : room(rc);
+		uint32_t allowed = rc->transport == TP_WIRE_UC && !rc->paced ? UINT32_MAX : rc->paced_held ? 0 : room(rc);
 		bool more = allowed > 0 && (tp_wqe_fetches(wqe) ? send_fetch(qp, burst, wqe, allowed) : send_data(qp, burst, wqe, allowed));
 		if (tp_psn_diff(rc->next, rc->top) > 0)
 			rc->top = rc->next;
-		set_flow(rc);
+		tp_rc_set_flow(rc);
 		if (!more)
 			return false;
 	}
@@ -271,6 +275,7 @@ void tp_rc_push(struct tp_qp *qp)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
 	uint64_t wait = TP_MAX(rc->rnr_until_ns, rc->blocked_until_ns);
+	tp_rc_set_flow(rc);       /* of what was acknowledged */
 	if (wait && tp_clock_ns() < wait)
 		return;
 	rc->rnr_until_ns = rc->blocked_until_ns = 0;
@@ -292,7 +297,7 @@ void tp_rc_push(struct tp_qp *qp)
 		}
 	}
 	if (rc->transport == TP_WIRE_UC)
-		rc->una = rc->next;
+		tp_uc_pushed(qp);
 	else if (!rc->timing && rc->next != before) {
 		rc->timing = true;
 		rc->timed_ns = tp_clock_ns();
@@ -378,6 +383,8 @@ bool tp_rc_send_again(struct tp_qp *qp, uint32_t psn)
 	rc->current = current;
 	rc->reads_count = reads;
 	rc->timing = false;
+	rc->repeated += sent;
+	tp_rc_set_flow(rc);
 	return sent;
 }
 
@@ -388,22 +395,31 @@ void tp_rc_go_back(struct tp_qp *qp, uint32_t psn, bool loss)
 		psn = rc->una;
 	if (tp_psn_diff(psn, rc->next) >= 0)
 		return;
-	if (loss)
+	if (loss) {
 		tp_rc_lost(rc, psn);
+		rc->repeated += (uint32_t)tp_psn_diff(rc->next, psn);
+	}
 	rc->next = psn;
 	rc->timing = rc->repairing = false;
 	rc->unasked = 0;
 	while (rc->reads_count && tp_psn_diff(rc->read_ends[(rc->reads_first + rc->reads_count - 1) % TP_CARD_RD_ATOMIC], psn) > 0)
 		rc->reads_count--;
 	rc->current = request_at(qp, psn);
-	set_flow(rc);
+	tp_rc_set_flow(rc);
 }
 
 /* ---- time ---- */
 
-static uint64_t probe_after(const struct tp_rc *rc)
+static uint64_t first_probe_after(const struct tp_qp *qp)
 {
-	return TP_MAX(4 * rc->rtt_ns, (uint64_t)TP_RC_PROBE_MIN_NS) << TP_MIN(rc->probes, (uint32_t)BACKOFF_MAX);
+	/* Round trips of a time when nobody had a processor would make it later than any hardware is. */
+	uint64_t after = TP_MAX(4 * tp_rc_of((struct tp_qp *)(uintptr_t)qp)->rtt_ns, (uint64_t)TP_RC_PROBE_MIN_NS);
+	return qp->attr.timeout ? TP_MIN(after, TP_MAX(4096ull << qp->attr.timeout, (uint64_t)FIRST_MOST_NS)) : after;
+}
+
+static uint64_t probe_after(const struct tp_qp *qp, const struct tp_rc *rc)
+{
+	return first_probe_after(qp) << TP_MIN(rc->probes, (uint32_t)BACKOFF_MAX);
 }
 
 void tp_rc_arm(struct tp_qp *qp)
@@ -417,25 +433,48 @@ void tp_rc_arm(struct tp_qp *qp)
 		if (!rc->progress_ns)
 			rc->progress_ns = now;
 		if (!rc->probe_ns)
-			rc->probe_ns = now + probe_after(rc);
+			rc->probe_ns = now + probe_after(qp, rc);
 		when = rc->probe_ns;
 	} else {
 		rc->progress_ns = rc->probe_ns = 0;
 	}
-	if (rc->transport == TP_WIRE_UC && !when && rc->current != qp->sq.head && under_way(rc))
-		when = rc->paced_ns + (rc->credited ? PACE_KNOWN_NS : PACE_NS);
+	if (rc->transport == TP_WIRE_UC && !when)
+		when = tp_uc_waits_until(qp);
 	if (rc->answer_ns && (!when || rc->answer_ns < when))
 		when = rc->answer_ns;
 	tp_timer_arm(rc->timer, when);
 }
 
 /* Nobody answered for as long as the QP's timeout and retries say; but who had no processor in that time, or whose peer had none,
- * must have asked a few times: timeouts of microseconds are for hardware. */
+ * must have asked a few times: timeouts of microseconds are for hardware. Where our own timers are late the machine is busy, and a peer on
+ * it, or on one like it, needs more time than that to get a processor at all. */
 static bool given_up(struct tp_qp *qp, uint64_t now)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
 	uint64_t limit = tp_retry_limit_ns(qp->attr.timeout, qp->attr.retry_cnt);
-	return limit && rc->progress_ns && now - rc->progress_ns >= limit && rc->probes >= PROBES_MIN;
+	uint64_t busy_ns = TP_MIN(rc->late_ns * LATE_FACTOR, (uint64_t)LATE_MOST_NS);
+	return limit && rc->progress_ns && now - rc->progress_ns >= limit + busy_ns && rc->probes >= PROBES_MIN;
+}
+
+/* Who has asked a process in vain needn't be joined by all other connections to it: its socket may be full of what they sent. */
+static bool may_ask(struct tp_qp *qp, uint64_t now)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	struct tp_flow *flow = rc->flow;
+	uint64_t asked = atomic_load_explicit(&flow->asked_ns, memory_order_relaxed);
+	uint32_t asks = atomic_load_explicit(&flow->asks, memory_order_relaxed);
+	bool heard = atomic_load_explicit(&flow->heard_ns, memory_order_relaxed) >= asked;
+	uint64_t until = asked + (first_probe_after(qp) << TP_MIN(asks, (uint32_t)GAP_DOUBLINGS));
+	if (!rc->wants_ns)
+		rc->wants_ns = now;
+	if (!heard && now < until && now - rc->wants_ns < WANT_MOST_NS) {
+		rc->probe_ns = TP_MIN(until, rc->wants_ns + WANT_MOST_NS);
+		return false;
+	}
+	rc->wants_ns = 0;
+	atomic_store_explicit(&flow->asked_ns, now, memory_order_relaxed);
+	atomic_store_explicit(&flow->asks, heard ? 1 : asks + 1, memory_order_relaxed);
+	return true;
 }
 
 /* Asks again: the oldest packet alone, which brings an answer whatever was lost. What follows goes out after that answer. */
@@ -459,34 +498,10 @@ static void probe(struct tp_qp *qp, uint64_t now)
 	}
 }
 
-/* UC: what arrived is said by peers like us, so they aren't flooded; others are waited for in vain, and then no more. */
-void tp_uc_credit(struct tp_qp *qp, uint32_t psn)
-{
-	struct tp_rc *rc = tp_rc_of(qp);
-	psn = tp_psn_add(psn, 1);
-	if (!rc->started || tp_psn_diff(psn, rc->paced_psn) <= 0 || tp_psn_diff(psn, rc->next) > 0)
-		return;
-	rc->credited = rc->paced = true;
-	rc->paced_vain = 0;
-	rc->paced_psn = psn;
-	rc->paced_ns = tp_clock_ns();
-	set_flow(rc);
-}
-
-static void uc_unanswered(struct tp_qp *qp, uint64_t now)
-{
-	struct tp_rc *rc = tp_rc_of(qp);
-	rc->paced = rc->credited || ++rc->paced_vain < PACE_TRIES;
-	rc->paced_psn = rc->next;
-	rc->paced_ns = now;
-	set_flow(rc);
-	tp_rc_push(qp);
-}
-
 void tp_rc_fire(struct tp_qp *qp)
 {
 	/* The answer may lie in the socket already, where this process had no processor for a while. */
-	tp_wire.progress();
+	bool all = tp_wire_catch_up();
 	pthread_mutex_lock(&qp->lock);
 	struct tp_rc *rc = qp->carrier == &tp_wire ? tp_rc_of(qp) : NULL;
 	int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
@@ -495,10 +510,15 @@ void tp_rc_fire(struct tp_qp *qp)
 		qp->running = true;
 		if (rc->rnr_until_ns || rc->blocked_until_ns) {
 			tp_rc_push(qp);
-		} else if (rc->transport == TP_WIRE_UC && under_way(rc) && now >= rc->paced_ns + (rc->credited ? PACE_KNOWN_NS : PACE_NS)) {
-			uc_unanswered(qp, now);
+		} else if (rc->transport == TP_WIRE_UC && tp_uc_waits_until(qp) && now >= tp_uc_waits_until(qp)) {
+			tp_uc_unanswered(qp, now);
 		} else if (rc->una != rc->next && rc->probe_ns && now >= rc->probe_ns) {
-			if (given_up(qp, now)) {
+			rc->late_ns += now - rc->probe_ns;
+			if (given_up(qp, now) && !all && rc->put_off++ < PUT_OFF_MOST) {
+				/* Another thread may have read the answer, and not have looked at it yet. */
+				rc->probe_ns = now + TP_RC_PROBE_MIN_NS;
+				tp_rc_arm(qp);
+			} else if (given_up(qp, now)) {
 				char text[TP_ADDR_TEXT];
 				TP_INFO(TP_NET, "QP 0x%06x: no answer from QP 0x%06x at %s for %.3f s (timeout %u, retry_cnt %u): "
 					"%d of %d packets sent are unanswered, %u times asked again", qp->ibv.qp_num, qp->attr.dest_qp_num,
@@ -507,8 +527,10 @@ void tp_rc_fire(struct tp_qp *qp)
 				tp_counter_add(qp->port, TP_CNT_LOCAL_ACK_TIMEOUT_ERR, 1);
 				tp_rc_fail_at(qp, qp->sq.done, IBV_WC_RETRY_EXC_ERR);
 				tp_rc_complete(qp);
-			} else {
+			} else if (may_ask(qp, now)) {
 				probe(qp, now);
+			} else {
+				tp_rc_arm(qp);
 			}
 		} else {
 			tp_rc_arm(qp);
@@ -519,7 +541,7 @@ void tp_rc_fire(struct tp_qp *qp)
 		if (qp->carrier == &tp_wire && qp->again)
 			tp_qp_run_locked(qp);
 	}
-	if (rc && qp->carrier == &tp_wire && rc->answers_count)
+	if (rc && qp->carrier == &tp_wire && (rc->answers_count || rc->answer_ns))
 		tp_rc_answer(qp);
 	pthread_mutex_unlock(&qp->lock);
 }

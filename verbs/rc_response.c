@@ -68,11 +68,13 @@ static bool advance(struct tp_qp *qp, uint32_t psn)
 	}
 	rc->progress_ns = rc->una == rc->next ? 0 : now;
 	rc->probe_ns = 0;
-	rc->probes = 0;
+	rc->probes = rc->put_off = 0;
+	rc->wants_ns = rc->late_ns = 0;
 	rc->rnr_tries = 0;
 	rc->repairing = rc->repairing && tp_psn_diff(rc->back_psn, psn) >= 0;
 	rc->window_part += (uint32_t)moved;
-	uint32_t most = TP_MIN((uint32_t)WINDOW_MAX, TP_MAX(TP_MIN(rc->endpoint->budget, (uint32_t)WINDOW_BYTES) / rc->mtu, TP_RC_WINDOW_MIN));
+	uint32_t most = TP_MIN((uint32_t)WINDOW_MAX, TP_MAX(TP_MIN(rc->endpoint->budget / TP_FLOW_PACKET_COST(rc->mtu),
+		(uint32_t)WINDOW_BYTES / rc->mtu), TP_RC_WINDOW_MIN));
 	rc->window = TP_MIN(rc->window + rc->window_part / GROWTH, most);
 	rc->window_part %= GROWTH;
 	return whole;
@@ -245,6 +247,7 @@ void tp_rc_answered(struct tp_qp *qp, const struct tp_packet *packet)
 		return;
 	bool data = tp_wire_operation(packet->opcode) != TP_OP_ACK;
 	rc->peer_keeps |= packet->keeps;
+	rc->repeated = 0;
 	if (tp_wire_parts(packet->opcode) & TP_HAS_AETH && (packet->syndrome & TP_SYN_KIND) == TP_SYN_ACK)
 		take_credits(qp, packet->psn, packet->syndrome);
 	switch (data ? TP_SYN_ACK : packet->syndrome & TP_SYN_KIND) {

@@ -5,8 +5,9 @@
 #include "verbs/internal.h"
 #include "verbs/rc.h"
 #include "verbs/scatter.h"
+#include "verbs/tsan.h"
 
-enum { ANSWER_EVERY = 24, GAP_EVERY = 16, ANSWER_PACKETS = 128, AGAIN_NS = 20000, CNP_NS = 50000 };
+enum { ANSWER_EVERY = 24, GAP_EVERY = 16, ANSWER_PACKETS = 128, AGAIN_NS = 20000, CNP_NS = 50000, BLOCKED_NS = 100000, ANSWERS_AT_END = 64 };
 
 static struct tp_packet answer_packet(struct tp_qp *qp, uint8_t operation, uint32_t psn, uint8_t syndrome, uint32_t msn)
 {
@@ -54,6 +55,9 @@ static enum tp_reply send_read(struct tp_qp *qp, struct tp_burst *burst, struct 
 			return reply;
 	}
 	uint8_t syndrome = ack_syndrome(qp);
+	/* The program may have been told, by the other side, that the READ is done, and write there: then what we read now is dropped there. */
+	if (answer->again)
+		tp_tsan_ignore_reads();
 	while (answer->next < answer->packets && *budget > 0 && reply == TP_REPLY_ACK) {
 		struct tp_packet packet = answer_packet(qp, read_operation(answer), tp_psn_add(answer->psn, answer->next),
 			syndrome, answer->msn);
@@ -72,6 +76,8 @@ static enum tp_reply send_read(struct tp_qp *qp, struct tp_burst *burst, struct 
 		answer->next++;
 		--*budget;
 	}
+	if (answer->again)
+		tp_tsan_heed_reads();
 	if (answer->length)
 		tp_key_leave(&grip);
 	return reply;
@@ -96,11 +102,17 @@ static void send_verdict(struct tp_qp *qp)
 	uint32_t psn = rc->nak ? qp->recv_psn : tp_psn_add(qp->recv_psn, TP_WIRE_PSN_MASK);
 	uint8_t syndrome = rc->nak ? rc->nak : ack_syndrome(qp);
 	struct tp_packet packet = answer_packet(qp, TP_OP_ACK, psn, syndrome, rc->msn);
+	uint8_t nak = rc->nak;
 	rc->nak = 0;
 	rc->ack_due = false;
 	rc->held_ns = 0;
 	rc->unanswered = 0;
-	tp_burst_send_one(qp, &packet);
+	if (!tp_burst_send_one(qp, &packet)) {
+		rc->nak = nak;
+		rc->ack_due = !nak;
+		rc->answer_ns = tp_clock_ns() + BLOCKED_NS;
+		tp_rc_arm(qp);
+	}
 }
 
 bool tp_rc_take_ack(struct tp_qp *qp, struct tp_packet *packet)
@@ -132,6 +144,7 @@ static void refuse(struct tp_qp *qp, uint32_t psn, enum tp_reply reply)
 void tp_rc_answer(struct tp_qp *qp)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
+	rc->answer_ns = 0;
 	if (rc->answers_count) {
 		struct tp_burst *burst = tp_burst_start(qp->port, rc->endpoint, rc->sender, &rc->route, &rc->out);
 		int budget = ANSWER_PACKETS;
@@ -170,6 +183,13 @@ void tp_rc_answer(struct tp_qp *qp)
 		}
 	}
 	send_verdict(qp);
+}
+
+void tp_rc_answer_all(struct tp_qp *qp)
+{
+	struct tp_rc *rc = tp_rc_of(qp);
+	for (int i = 0; i < ANSWERS_AT_END && (rc->answers_count || rc->ack_due || rc->nak); i++)
+		tp_rc_answer(qp);
 }
 
 void tp_rc_notify(struct tp_qp *qp)
@@ -305,7 +325,7 @@ static enum tp_reply place_data(struct tp_qp *qp, const struct tp_packet *packet
 
 static uint32_t read_packets(const struct tp_rc *rc, uint32_t length) { return length ? (length + rc->mtu - 1) / rc->mtu : 1; }
 
-static enum tp_reply serve_read(struct tp_qp *qp, const struct tp_packet *packet, uint32_t msn)
+static enum tp_reply serve_read(struct tp_qp *qp, const struct tp_packet *packet, uint32_t msn, bool again)
 {
 	struct tp_rc *rc = tp_rc_of(qp);
 	struct tp_grip grip = { 0 };
@@ -317,7 +337,7 @@ static enum tp_reply serve_read(struct tp_qp *qp, const struct tp_packet *packet
 		return reply;
 	if (packet->length)
 		tp_key_leave(&grip);
-	struct tp_answer answer = { .psn = packet->psn, .msn = msn, .packets = read_packets(rc, packet->length), .addr = packet->addr,
+	struct tp_answer answer = { .again = again, .psn = packet->psn, .msn = msn, .packets = read_packets(rc, packet->length), .addr = packet->addr,
 		.rkey = packet->rkey, .length = packet->length };
 	return push_answer(rc, &answer) ? TP_REPLY_ACK : TP_REPLY_SILENT;
 }
@@ -353,7 +373,7 @@ static void serve_again(struct tp_qp *qp, const struct tp_packet *packet)
 				tp_psn_diff(packet->psn, tp_psn_add(answer->psn, answer->packets)) < 0)
 				return;
 		}
-		enum tp_reply reply = serve_read(qp, packet, rc->msn);
+		enum tp_reply reply = serve_read(qp, packet, rc->msn, true);
 		uint32_t end = tp_psn_add(packet->psn, read_packets(rc, packet->length));
 		if (reply == TP_REPLY_ACK && tp_psn_diff(end, qp->recv_psn) > 0)
 			qp->recv_psn = end;
@@ -386,7 +406,7 @@ static void serve(struct tp_qp *qp, const struct tp_packet *packet)
 	if (fetch && rc->message != TP_RC_NONE)
 		reply = TP_REPLY_INVALID_REQUEST;
 	else if (operation == TP_OP_READ_REQUEST)
-		reply = serve_read(qp, packet, msn);
+		reply = serve_read(qp, packet, msn, false);
 	else if (fetch)
 		reply = serve_atomic(qp, packet, msn);
 	else
@@ -462,6 +482,9 @@ void tp_rc_request(struct tp_qp *qp, const struct tp_packet *packet)
 		if (rc->last_word && packet->psn == rc->last_psn) {
 			struct tp_packet again = answer_packet(qp, TP_OP_ACK, rc->last_psn, rc->last_word, rc->msn);
 			tp_burst_send_one(qp, &again);
+		} else if (place_of(tp_wire_operation(packet->opcode)).message != TP_RC_NONE && tp_psn_diff(packet->psn, qp->recv_psn) < 0) {
+			/* Nor must what was taken in before the error be taken for lost. */
+			rc->ack_due = true;
 		}
 		return;
 	}

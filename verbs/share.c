@@ -6,7 +6,9 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -14,11 +16,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "verbs/internal.h"
+#include "verbs/last.h"
 #include "verbs/port.h"
 #include "verbs/rc.h"
 #include "verbs/share.h"
 
-enum { START_MS = 3000, PORT_WAIT_MS = 2000, ANSWER_MS = 5000, ALONE_SLOT = 1 };
+enum { START_MS = 3000, PORT_WAIT_MS = 2000, ANSWER_MS = 5000, ALONE_SLOT = 1, PIPE_BYTES = 65536 };
 
 enum { P_SHARE, P_KEEPER };
 static struct tp_param params[] = {
@@ -50,19 +53,21 @@ static void watch_fork(void) { pthread_atfork(NULL, NULL, fork_child); }
 
 /* ---- starting the keeper ---- */
 
-static bool find_keeper(char *out, size_t bytes)
+/* Its whole path: the library may have been found by a relative one, and the keeper starts in the root. */
+static bool find_keeper(char out[PATH_MAX])
 {
+	char path[PATH_MAX];
 	const char *named = tp_param_string(&params[P_KEEPER]);
 	Dl_info info;
 	if (named) {
-		snprintf(out, bytes, "%s", named);
+		snprintf(path, sizeof(path), "%s", named);
 	} else {
 		if (!dladdr((void *)(uintptr_t)&find_keeper, &info) || !info.dli_fname)
 			return false;
 		const char *slash = strrchr(info.dli_fname, '/');
-		snprintf(out, bytes, "%.*s" TP_SHARE_KEEPER, slash ? (int)(slash - info.dli_fname + 1) : 0, info.dli_fname);
+		snprintf(path, sizeof(path), "%.*s" TP_SHARE_KEEPER, slash ? (int)(slash - info.dli_fname + 1) : 0, info.dli_fname);
 	}
-	return access(out, X_OK) == 0;
+	return realpath(path, out) && access(out, X_OK) == 0;
 }
 
 /* In a child that shares nothing but memory as it was: only system calls. The box becomes descriptor 3. */
@@ -90,8 +95,8 @@ static void become_keeper(const char *path, int with_box)
 /* A grandchild, so that the application never waits for it, and the child in between raises no SIGCHLD. */
 static void start_keeper(int with_box)
 {
-	char path[4096];
-	if (!find_keeper(path, sizeof(path)))
+	char path[PATH_MAX];
+	if (!find_keeper(path))
 		return;
 	pid_t child = (pid_t)syscall(SYS_clone, 0, NULL, NULL, NULL, NULL);
 	if (child == 0) {
@@ -219,13 +224,13 @@ int tp_share_slot(void)
 	int slot = atomic_load_explicit(&my_slot, memory_order_relaxed);
 	if (slot >= 0)
 		return slot;
-	char path[4096];
+	char path[PATH_MAX];
 	pthread_once(&fork_once, watch_fork);
 	pthread_mutex_lock(&lock);
 	slot = atomic_load_explicit(&my_slot, memory_order_relaxed);
 	int error = 0;
 	if (slot < 0) {
-		alone = tp_param_int(&params[P_SHARE]) == 0 || !find_keeper(path, sizeof(path));
+		alone = tp_param_int(&params[P_SHARE]) == 0 || !find_keeper(path);
 		error = alone ? 0 : join_locked();
 		if (error == ETIMEDOUT) {
 			TP_WARN("%s doesn't start: UDP port %d is used by this process alone", path, TP_WIRE_UDP_PORT);
@@ -279,4 +284,24 @@ int tp_share_socket(const union tp_addr *addr, int *fd)
 	if (error)
 		tp_endpoint_explain(addr, error);
 	return error;
+}
+
+void tp_share_leave(const struct tp_last *lasts, int count)
+{
+	struct tp_share_request request = { .magic = TP_SHARE_MAGIC, .version = TP_SHARE_VERSION, .kind = TP_SHARE_LAST };
+	int ends[2];
+	/* Somebody holds the lock where the keeper died just now, or a thread waits for it: then that is lost. */
+	if (pthread_mutex_trylock(&lock) != 0)
+		return;
+	if (keeper_fd >= 0 && pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {
+		/* What a pipe can't hold is left out. */
+		int fits = TP_MIN(count, PIPE_BYTES / (int)sizeof(lasts[0]));
+		size_t bytes = (size_t)fits * sizeof(lasts[0]);
+		bool sent = write(ends[1], lasts, bytes) == (ssize_t)bytes && tp_unix_send_fd(keeper_fd, ends[0], &request, sizeof(request)) == ncclSuccess;
+		if (!sent)
+			TP_INFO(TP_NET, "the keeper of UDP port %d couldn't be told what this process leaves: %m", TP_WIRE_UDP_PORT);
+		close(ends[0]);
+		close(ends[1]);
+	}
+	pthread_mutex_unlock(&lock);
 }

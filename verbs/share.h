@@ -6,7 +6,7 @@
  * datagram socket connected to itself whose queue holds them, and every member holds the box.
  *
  * The keeper (keeper/main.c), started by whoever needs it first, hands out slots and sockets. When it dies nothing moves: a member
- * starts another and gives it the box. It ends 5 s after its last member. Messages are of one size, one at a time, answered
+ * starts another and gives it the box. It answers for those who left (last.h) and ends 5 s after its last member. Messages are of one size, one at a time, answered
  * in order; the first of a connection is HELLO. */
 #ifndef TP_VERBS_SHARE_H
 #define TP_VERBS_SHARE_H
@@ -21,7 +21,8 @@
 #define TP_SHARE_REST_MS 10000      /* a slot that was freed rests */
 #define TP_SHARE_KEEPER "telpher-verbs-keeper"
 
-enum tp_share_kind { TP_SHARE_HELLO, TP_SHARE_SOCKET };
+/* LAST comes with a pipe that holds what a member leaves behind (struct tp_last), and has no answer. */
+enum tp_share_kind { TP_SHARE_HELLO, TP_SHARE_SOCKET, TP_SHARE_LAST };
 enum tp_share_status { TP_SHARE_OK, TP_SHARE_AGAIN /* another may have the port's sockets: ask again soon */, TP_SHARE_ERROR };
 
 struct tp_share_request {

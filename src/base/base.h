@@ -3,6 +3,7 @@
 #define TP_BASE_BASE_H
 
 #include "base/clock.h"
+#include "base/fork.h"
 #include "base/log.h"
 #include "base/param.h"
 #include "base/shm.h"

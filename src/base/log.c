@@ -89,7 +89,7 @@ static void after_fork(void)
 }
 
 /* A child forked while another thread writes a line, or reads a parameter, must be able to do so too: a data loader, for one. */
-__attribute__((constructor)) static void prepare_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+TP_FORK_HOOK(TP_FORK_LOG, before_fork, after_fork, after_fork)
 
 void tp_log_set_device(int device) { thread_device = device; }
 

@@ -26,6 +26,7 @@ struct mapping {
 
 static pthread_mutex_t mappings_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct mapping *mappings;
+TP_FORK_HOLD(TP_FORK_BASE, mappings_lock)
 
 ncclResult_t tp_shm_create(const char *name, size_t bytes, int *fd)
 {

@@ -2,6 +2,7 @@
  * descriptor that follows a frame is never read past. */
 #include "boot/conn.h"
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -331,20 +332,25 @@ static void got_end(struct tp_conn *conn, const char *why)
 	tp_conn_end(conn, TP_END_BROKEN, why);
 }
 
-static void take_descriptor(struct tp_conn *conn)
+/* False: it isn't here yet. */
+static bool take_descriptor(struct tp_conn *conn)
 {
+	struct pollfd here = { .fd = conn->source.fd, .events = POLLIN };
 	int fd = -1;
 	char byte;
+	/* Its sender may have lost the processor since it announced it; nobody else is held up meanwhile. */
+	if (poll(&here, 1, 0) == 0) return false;
 	conn->want_fd = false;
 	if (tp_unix_recv_fd(conn->source.fd, &fd, &byte, 1, tp_clock_ms() + 1000) != ncclSuccess) fd = -1;
 	conn->ops->descriptor(conn, fd);
+	return true;
 }
 
 static void take_input(struct tp_conn *conn)
 {
 	for (int frames = 0; frames < FRAME_BATCH && conn->state != TP_CONN_CLOSED;) {
 		if (conn->want_fd) {
-			take_descriptor(conn);
+			if (!take_descriptor(conn)) return;
 			continue;
 		}
 		uint8_t spill;

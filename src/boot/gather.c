@@ -134,8 +134,11 @@ static ncclResult_t exchange(struct tp_boot_inside *b, uint32_t turn, uint32_t b
 	free(buffer);
 	if (result == ncclSuccess) result = wait_sent(b, turn, what);
 	if (result != ncclSuccess) return result;
+	/* Locked: a gather of this turn that is said again between the two would count as one of the turn after the next. */
+	tp_service_lock();
 	atomic_store_explicit(&site->rounds[turn & 1], 0, memory_order_relaxed);
-	atomic_store_explicit(&site->gather_done, turn + 1, memory_order_release);      /* pairs with tp_gather_arrived */
+	atomic_store_explicit(&site->gather_done, turn + 1, memory_order_release);
+	tp_service_unlock();
 	return ncclSuccess;
 }
 

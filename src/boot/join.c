@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#define ROOT_SAYS_MS 5000
 #define REFUSED_MS 4000             /* how long a refusing root is believed to be on its way */
 
 static void call_root(struct tp_joiner *joiner);
@@ -149,8 +150,8 @@ ncclResult_t tp_join_wait(struct tp_joiner *joiner, const bool *flag, _Atomic ui
 	while (!*flag && joiner->result == ncclSuccess) {
 		uint64_t now = tp_clock_ms();
 		if (abort && atomic_load_explicit(abort, memory_order_relaxed)) tp_join_fail(joiner, ncclInternalError, "init was aborted");
-		/* The root's limit is the same, and it knows who is missing: it gets a little more time to say so. */
-		else if (now > joiner->deadline_ms + 2000) tp_join_fail(joiner, ncclRemoteError, "time is over (TELPHER_INIT_TIMEOUT): the root does not answer");
+		/* The root's limit is the same, and it knows who is missing: it gets a little more time to say so, though it may lack a processor. */
+		else if (now > joiner->deadline_ms + ROOT_SAYS_MS) tp_join_fail(joiner, ncclRemoteError, "time is over (TELPHER_INIT_TIMEOUT): the root does not answer");
 		else tp_service_wait(&joiner->cond, now + TP_BOOT_SLICE_MS);
 	}
 	if (joiner->result != ncclSuccess) result = joiner->result;

@@ -93,6 +93,8 @@ static ncclResult_t claim(struct ncclComm *comm, const char *name)
 ncclResult_t tp_comm_abort(ncclComm_t comm)
 {
 	if (!comm) return ncclSuccess;
+	TP_TRY(tp_comm_check(comm, "ncclCommAbort"));
+	if (tp_comm_forget_forked(comm)) return ncclSuccess;
 	TP_TRY(claim(comm, "ncclCommAbort"));
 	tp_log_set_device(comm->device);
 	atomic_store_explicit(&comm->abort_flag, 1, memory_order_seq_cst);      /* every wait in boot looks at it */
@@ -167,6 +169,8 @@ ncclResult_t tp_comm_finalize(ncclComm_t comm) { return tp_group_note(finalize(c
 static ncclResult_t destroy(ncclComm_t comm)
 {
 	if (!comm) return ncclSuccess;
+	TP_TRY(tp_comm_check(comm, "ncclCommDestroy"));
+	if (tp_comm_forget_forked(comm)) return ncclSuccess;
 	TP_TRY(tp_comm_enter(comm, "ncclCommDestroy"));
 	/* What runs in the background is waited for. */
 	join_thread(comm);

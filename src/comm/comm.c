@@ -4,6 +4,7 @@
  * So a use after destroy reads a handle that says so, instead of somebody else's memory. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "comm/gpu.h"
 
@@ -12,6 +13,19 @@
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ncclComm *all, *free_first, *free_last;
 static int free_count;
+
+/* What a child of a fork has of a communicator is the handle: memory that ranks share, connections and threads are the parent's, and a call would
+ * take part in its place. */
+static void before_fork(void) { pthread_mutex_lock(&pool_lock); }
+static void in_parent(void) { pthread_mutex_unlock(&pool_lock); }
+static void in_child(void)
+{
+	for (struct ncclComm *comm = all; comm; comm = comm->next_all)
+		if (!(atomic_load_explicit(&comm->gate, memory_order_relaxed) & TP_GATE_CLOSED))
+			atomic_fetch_or_explicit(&comm->gate, TP_GATE_FORKED, memory_order_relaxed);
+	pthread_mutex_unlock(&pool_lock);
+}
+TP_FORK_HOOK(TP_FORK_COMM, before_fork, in_parent, in_child)
 
 static uint32_t wanted_tracing(void) { return tp_log_wants(TP_LOG_INFO, TP_COLL) ? TP_GATE_TRACING : 0; }
 
@@ -105,9 +119,24 @@ ncclResult_t tp_comm_check(ncclComm_t comm, const char *name)
 	return ncclSuccess;
 }
 
+bool tp_comm_forget_forked(struct ncclComm *comm)
+{
+	if (!(atomic_load_explicit(&comm->gate, memory_order_relaxed) & TP_GATE_FORKED)) return false;
+	atomic_store_explicit(&comm->magic, 0, memory_order_relaxed);
+	atomic_store_explicit(&comm->magic_end, 0, memory_order_relaxed);
+	return true;
+}
+
+static ncclResult_t refuse_forked(const struct ncclComm *comm, const char *name)
+{
+	return TP_FAIL(ncclInvalidUsage, "%s: communicator %p belongs to the parent of this process (pid %d), which was forked from it: make another here, or use "
+		"it in the parent only", name, (const void *)comm, (int)getpid());
+}
+
 ncclResult_t tp_comm_enter(struct ncclComm *comm, const char *name)
 {
 	TP_TRY(tp_comm_check(comm, name));
+	if (atomic_load_explicit(&comm->gate, memory_order_relaxed) & TP_GATE_FORKED) return refuse_forked(comm, name);
 	/* Pairs with the wait for 0 in close.c: either it sees us, or we see its gate. */
 	atomic_fetch_add_explicit(&comm->inside, 1, memory_order_seq_cst);
 	if (atomic_load_explicit(&comm->gate, memory_order_seq_cst) & (TP_GATE_ABORTED | TP_GATE_CLOSED)) {
@@ -126,6 +155,7 @@ ncclResult_t tp_comm_may_call(struct ncclComm *comm, const char *name)
 {
 	uint32_t gate = atomic_load_explicit(&comm->gate, memory_order_acquire);
 	if (tp_likely(!(gate & TP_GATE_REFUSES))) return ncclSuccess;
+	if (gate & TP_GATE_FORKED) return refuse_forked(comm, name);
 	int error = atomic_load_explicit(&comm->error, memory_order_acquire);
 	if (gate & TP_GATE_ERROR) return error;      /* logged when it was found */
 	if (gate & TP_GATE_INIT) {

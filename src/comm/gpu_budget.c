@@ -29,6 +29,7 @@ TP_PARAM_TABLE("comm", params)
 
 #define MOST 64
 #define USUAL 32
+#define ACROSS_HOSTS 16
 
 struct promise { struct promise *next; const struct tp_gpu *gpu; int blocks; };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -117,7 +118,7 @@ static ncclResult_t check_blocking(const struct ncclComm *comm, const struct tp_
 ncclResult_t tp_gpu_budget_judge(const struct ncclComm *comm, const struct tp_gpu_budget *all, int *nchannels, int *sharers,
 	int *in_process)
 {
-	int least = MOST;
+	int least = MOST, across = ACROSS_HOSTS;
 	const struct tp_gpu_budget *own = &all[comm->rank];
 	*sharers = *in_process = 0;
 	TP_TRY(check_blocking(comm, all));
@@ -125,10 +126,12 @@ ncclResult_t tp_gpu_budget_judge(const struct ncclComm *comm, const struct tp_gp
 		if (all[r].resident < 1)
 			return TP_FAIL(ncclInternalError, "rank %d's GPU (%.16s) holds no block of our kernels", r, all[r].bus_id);
 		least = TP_MIN(least, share_of(all, comm->nranks, r));
+		across = TP_MAX(across, all[r].least);
 		if (!same_device(&all[r], own)) continue;
 		++*sharers;
 		*in_process += all[r].process == own->process;
 	}
-	*nchannels = least;
+	/* Between hosts a chunk costs some 10 us whatever its size, and 16 blocks move more than a host's cards do: larger chunks in fewer channels. */
+	*nchannels = comm->boot->nhosts > 1 ? TP_MIN(least, across) : least;
 	return ncclSuccess;
 }

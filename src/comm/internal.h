@@ -38,9 +38,10 @@ enum tp_gate {
 	TP_GATE_NONBLOCKING = 32,
 	TP_GATE_TRACING = 64,       /* each call is logged (NCCL_DEBUG_SUBSYS=COLL) */
 	TP_GATE_CLOSED = 128,       /* free: the handle means nothing */
-	TP_GATE_GPU = 256           /* a GPU rank: calls go the way of gpu_call.c */
+	TP_GATE_GPU = 256,          /* a GPU rank: calls go the way of gpu_call.c */
+	TP_GATE_FORKED = 512        /* in a forked child: the parent's */
 };
-#define TP_GATE_REFUSES (TP_GATE_INIT | TP_GATE_ERROR | TP_GATE_FINALIZED | TP_GATE_ABORTED | TP_GATE_REVOKED | TP_GATE_CLOSED)
+#define TP_GATE_REFUSES (TP_GATE_INIT | TP_GATE_ERROR | TP_GATE_FINALIZED | TP_GATE_ABORTED | TP_GATE_REVOKED | TP_GATE_CLOSED | TP_GATE_FORKED)
 
 struct tp_config {              /* ncclConfig_t with everything decided */
 	bool blocking;
@@ -182,6 +183,8 @@ struct ncclComm *tp_comm_new(void);
 void tp_comm_free(struct ncclComm *comm);
 /* Counts this thread in; an error if the handle means nothing. tp_comm_leave after. */
 ncclResult_t tp_comm_enter(struct ncclComm *comm, const char *name);
+/* True: this is a forked child, comm was its parent's, and means nothing here from now on. */
+bool tp_comm_forget_forked(struct ncclComm *comm);
 void tp_comm_leave(struct ncclComm *comm);
 /* ncclSuccess if calls that need a working communicator may go on. */
 ncclResult_t tp_comm_may_call(struct ncclComm *comm, const char *name);

@@ -12,6 +12,7 @@ struct block { struct block *next; void *address; size_t bytes; const void *comm
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block *allocated, *registered;
+TP_FORK_HOLD(TP_FORK_COMM, lock)
 
 static ncclResult_t add(struct block **list, void *address, size_t bytes, const void *comm)
 {

@@ -11,6 +11,7 @@
 #define LOOK_BACK 4
 #define ASK_MS 250
 #define EXPLAIN_MS 1500             /* how long a tag that doesn't match waits for the other side's record */
+#define DEATH_MS 600                /* how long a connection that broke waits for the news that its peer has died */
 
 struct tp_op *tp_op_new(struct ncclComm *comm)
 {
@@ -136,6 +137,7 @@ ncclResult_t tp_comm_explain(struct ncclComm *comm, ncclResult_t found, uint64_t
 {
 	if (verdict(comm) != ncclSuccess) return verdict(comm);
 	uint64_t start = tp_clock_ms();
+	if (found == ncclRemoteError) budget_ms = TP_MIN(budget_ms, (uint64_t)DEATH_MS);
 	while (found == ncclInvalidUsage || found == ncclRemoteError) {
 		tp_comm_look_for_events(comm);
 		if (verdict(comm) != ncclSuccess) return verdict(comm);

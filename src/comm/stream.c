@@ -17,6 +17,19 @@ struct tp_stream {
 pthread_mutex_t tp_order_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tp_stream *live;
 
+static void before_fork(void) { pthread_mutex_lock(&tp_order_lock); }
+static void in_parent(void) { pthread_mutex_unlock(&tp_order_lock); }
+/* What is on a stream is of the parent's communicators, so the streams are the parent's too. Kept reachable, never used. */
+static void in_child(void)
+{
+	static struct tp_stream *abandoned;
+	if (live) abandoned = live;
+	live = NULL;
+	(void)abandoned;
+	pthread_mutex_unlock(&tp_order_lock);
+}
+TP_FORK_HOOK(TP_FORK_ORDER, before_fork, in_parent, in_child)
+
 static void free_if_over(struct tp_stream *stream)
 {
 	if (stream->destroyed && !stream->first && !stream->waiters) free(stream);

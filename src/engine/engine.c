@@ -14,7 +14,7 @@
 struct engine {
 	pthread_mutex_t mutex;
 	pthread_cond_t let_go;
-	bool started, forked;
+	bool started;
 	struct tp_runnable *incoming;
 	struct tp_runnable *forget;         /* what a caller wants out of the list */
 	_Atomic uint32_t kick;              /* changes when the thread should look */
@@ -114,24 +114,32 @@ static void *run_engine(void *arg)
 	return NULL;
 }
 
+/* A child starts anew: what the parent's thread runs is the parent's. Its list, which may be growing just now, is kept reachable, never used. */
 static void before_fork(void) { pthread_mutex_lock(&engine.mutex); }
-static void after_fork_parent(void) { pthread_mutex_unlock(&engine.mutex); }
-static void after_fork_child(void)
+static void in_parent(void) { pthread_mutex_unlock(&engine.mutex); }
+static void in_child(void)
 {
-	engine.forked = engine.started;
+	static struct tp_runnable **abandoned_list;
+	static bool *abandoned_idle;
+	if (engine.started) {
+		abandoned_list = engine.list;
+		abandoned_idle = engine.idle;
+		engine.list = NULL;
+		engine.idle = NULL;
+		engine.count = engine.room = 0;
+		engine.incoming = engine.forget = NULL;
+		engine.started = false;
+		pthread_cond_init(&engine.let_go, NULL);
+	}
+	(void)abandoned_list;
+	(void)abandoned_idle;
 	pthread_mutex_unlock(&engine.mutex);
 }
+TP_FORK_HOOK(TP_FORK_ENGINE, before_fork, in_parent, in_child)
 
 static ncclResult_t start_locked(void)
 {
-	if (engine.forked)
-		return TP_FAIL(ncclInvalidUsage, "this process was forked from one that had communicators in use; the threads that move "
-			"their data are not in the child: make communicators in the child, or use them in the parent only");
 	if (engine.started) return ncclSuccess;
-	static bool hooked;
-	if (!hooked && pthread_atfork(before_fork, after_fork_parent, after_fork_child) != 0)
-		return TP_FAIL(ncclSystemError, "no memory to watch for forks");
-	hooked = true;
 	tp_engine_prepare();
 	pthread_t thread;
 	sigset_t all, before;
@@ -169,7 +177,7 @@ ncclResult_t tp_engine_submit(struct tp_runnable *runnable)
 void tp_engine_forget(struct tp_runnable *runnable)
 {
 	pthread_mutex_lock(&engine.mutex);
-	if (engine.started && !engine.forked) {
+	if (engine.started) {
 		while (engine.forget) pthread_cond_wait(&engine.let_go, &engine.mutex);
 		engine.forget = runnable;
 		kick();

@@ -26,6 +26,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;   /* what follows, and 
 static enum { UNOPENED, WITHOUT, WITH } opened;
 static struct tp_gpu_inside *gpus;
 static int device_count, driver_version;
+TP_FORK_RENEW(lock)
 
 bool tp_gpu_vmm_allowed(void) { return tp_param_int(&params[PARAM_CUMEM]) != 0; }
 

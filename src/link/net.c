@@ -8,7 +8,7 @@
 
 #include "link/net_link.h"
 
-#define FLUSH_STALL_MS 2000
+#define PATIENCE_MS 2000            /* for peers that take nothing, at the end: of all links together */
 #define QUIET_LOOKS 64
 #define MANY_ENDS 8
 #define GPU_CHUNK ((size_t)128 << 10)
@@ -103,6 +103,7 @@ ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links
 	nets->boot = boot;
 	nets->gpu = options->gpu;
 	nets->nchannels = options->nchannels;
+	nets->patience_ms = PATIENCE_MS;
 	nets->capacity = tp_align_up((size_t)tp_param_int(&params[PARAM_CHUNK]), TP_CACHE_LINE);
 	/* Rings in pinned memory, and a channel for each block: so smaller ones, unless the user says what he wants. */
 	if (nets->gpu && !tp_param_is_set(&params[PARAM_CHUNK])) nets->capacity = GPU_CHUNK;
@@ -380,12 +381,13 @@ static void flush(struct tp_link_net *end)
 		bool moved = false;
 		if (tp_net_links_progress(nets, &moved) != ncclSuccess) return;
 		if (moved) since = tp_clock_ms();
-		else if (tp_clock_ms() - since > FLUSH_STALL_MS) break;
+		else if (tp_clock_ms() - since > nets->patience_ms) break;
 		else sched_yield();
 	}
-	if (has_unsent(end))
-		TP_INFO(TP_NET, "network link (channel %d, class %d) %d -> %d closed with %u chunks unsent", end->channel, end->lane_class, end->from, end->to,
-			(unsigned)(end->link->next - end->finished));
+	if (!has_unsent(end)) return;
+	if (!is_over(nets->boot)) nets->patience_ms = 0;
+	TP_INFO(TP_NET, "network link (channel %d, class %d) %d -> %d closed with %u chunks unsent", end->channel, end->lane_class, end->from, end->to,
+		(unsigned)(end->link->next - end->finished));
 }
 
 void tp_net_links_close(struct tp_net_links *nets, struct tp_link *link)
@@ -395,15 +397,16 @@ void tp_net_links_close(struct tp_net_links *nets, struct tp_link *link)
 	if (!end) return;
 	if (end->sending) {
 		flush(end);
-		if (end->state == TP_NET_READY && !has_unsent(end)) tp_net_link_say_bye(end);
+		if (end->state == TP_NET_READY && !has_unsent(end) && !is_over(nets->boot)) tp_net_link_say_bye(end);
 		if (end->connecting && nets->ops->cancel_connect) nets->ops->cancel_connect(end->connecting);
 	} else if (end->state == TP_NET_CONNECTING) {
 		nets->nexpected--;
 	}
 	if (end->comm) {
-		nets->ops->dereg_memory(end->comm, end->mhandle);
+		/* The memory last: until the connection is closed data may be on its way out of it, or into it. */
 		if (end->sending) nets->ops->close_send(end->comm);
 		else nets->ops->close_recv(end->comm);
+		nets->ops->dereg_memory(NULL, end->mhandle);
 	}
 	for (int i = 0; i < nets->nends; i++)
 		if (nets->ends[i] == end) {

@@ -57,6 +57,7 @@ struct tp_net_links {
 	struct tp_link_net **ends;
 	int nends, size_ends;
 	uint32_t turn;              /* calls of progress */
+	uint64_t patience_ms;       /* at the end: what is left to wait for peers that take nothing */
 	int nexpected;              /* receiving ends whose sender hasn't come */
 	struct tp_net_guest *early; /* who came before this rank asked for the link */
 	int nearly, size_early;

@@ -133,22 +133,35 @@ ncclResult_t tp_net_link_pump(struct tp_link_net *end, bool *moved)
 	return end->sending ? pump_send(end, moved) : pump_receive(end, moved);
 }
 
+/* The other links' ends go on meanwhile; what is wrong with them is found when it is their turn. */
+static void pump_all(struct tp_net_links *nets)
+{
+	for (int i = 0; i < nets->nends; i++) {
+		bool moved;
+		if (nets->ends[i]->state == TP_NET_READY) (void)tp_net_link_pump(nets->ends[i], &moved);
+	}
+}
+
 void tp_net_link_say_bye(struct tp_link_net *end)
 {
 	/* From the next slot, which is free and, unlike anything else here, registered memory. */
 	struct tp_slot *slot = slot_at(end->link, end->posted);
-	const struct tp_net_ops *ops = end->nets->ops;
+	struct tp_net_links *nets = end->nets;
+	const struct tp_net_ops *ops = nets->ops;
 	void *request = NULL;
 	bool done = false;
+	uint64_t since = tp_clock_ms(), waited = 0;
 
 	if (ops->leaving) ops->leaving(end->comm);
 	slot->bytes = slot->tag = 0;
 	slot->kind = TP_NET_KIND_BYE;
 	/* A transport whose receiver says where data goes has room only when the receiver has used a chunk up. */
-	for (uint64_t until = tp_clock_ms() + BYE_MS; !request;) {
-		if (ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk), TP_NET_LINK_TAG, end->mhandle, &request) != ncclSuccess) return;
-		if (!request && (tp_clock_ms() >= until || sched_yield() != 0)) return;
+	while (waited <= (request ? nets->patience_ms : TP_MIN(nets->patience_ms, (uint64_t)BYE_MS))) {
+		if (!request && ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk), TP_NET_LINK_TAG, end->mhandle, &request) != ncclSuccess) return;
+		if (request && (ops->test(request, &done, NULL) != ncclSuccess || done)) return;
+		pump_all(nets);
+		sched_yield();
+		waited = tp_clock_ms() - since;
 	}
-	for (int tries = 0; tries < 100 && !done; tries++)
-		if (ops->test(request, &done, NULL) != ncclSuccess || (!done && sched_yield() != 0)) return;
+	nets->patience_ms -= TP_MIN(waited, nets->patience_ms);
 }

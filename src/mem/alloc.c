@@ -6,6 +6,7 @@
 struct allocation { struct allocation *next; struct tp_gpu_memory memory; };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct allocation *all;
+TP_FORK_HOLD(TP_FORK_MEM, lock)
 
 static ncclResult_t allow_peers(const struct tp_gpu_memory *memory)
 {

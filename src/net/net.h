@@ -49,6 +49,7 @@ struct tp_net_ops {
 	ncclResult_t (*accept)(void *listener, const struct tp_net_hello *expect, struct tp_net_hello *who, void **recv_comm);
 	ncclResult_t (*reg_memory)(void *comm, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle);
 	ncclResult_t (*reg_dmabuf)(void *comm, void *data, size_t bytes, uint64_t offset, int fd, void **mhandle);
+	/* comm: NULL where it is closed already, which is right where data may still be under way. */
 	ncclResult_t (*dereg_memory)(void *comm, void *mhandle);
 	/* *request NULL: no room now. The tag must match; a receive may be larger than the send. */
 	ncclResult_t (*isend)(void *send_comm, const void *data, size_t bytes, int tag, void *mhandle, void **request);

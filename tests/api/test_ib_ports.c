@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@
 
 #define COUNT 50000
 #define WAIT_S 60
+#define END_S 25
 
 struct shared {
 	ncclUniqueId id;
@@ -63,6 +65,8 @@ static void run_rank(int rank)
 	float *send = malloc(COUNT * sizeof(float)), *recv = malloc(COUNT * sizeof(float));
 	ncclResult_t result;
 
+	/* A test that is killed for its time leaves nothing behind that keeps processors busy. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (unshare(CLONE_NEWNET) != 0) _exit(77);
 	atomic_store(&shared->ready[rank], 1);
 	while (!atomic_load(&shared->go)) usleep(1000);
@@ -128,6 +132,16 @@ static void start(const char *devices)
 	atomic_store(&shared->go, 1);
 }
 
+/* The ends of both ranks' logs, for whoever must find out from this test's output alone. */
+static void print_logs(void)
+{
+	for (int i = 0; i < 2; i++) {
+		print_message("rank %d: %u rounds, result %d %s\n", i, shared->rounds[i], shared->result[i], shared->error[i]);
+		fflush(stdout);
+		command("tail -n 60 %s/rank.%d | cut -c 1-600", logs, (int)ranks[i]);
+	}
+}
+
 static bool more_rounds(unsigned more)
 {
 	unsigned from[2] = { atomic_load(&shared->rounds[0]), atomic_load(&shared->rounds[1]) };
@@ -136,7 +150,7 @@ static bool more_rounds(unsigned more)
 	for (int i = 0; i < 2; i++)
 		while (atomic_load(&shared->rounds[i]) - from[i] < more) {
 			if (now() > until || atomic_load(&shared->result[0]) >= 0 || atomic_load(&shared->result[1]) >= 0) {
-				print_message("rank 0: %u rounds, %d %s\nrank 1: %u rounds, %d %s\n", shared->rounds[0], shared->result[0], shared->error[0], shared->rounds[1], shared->result[1], shared->error[1]);
+				print_logs();
 				return false;
 			}
 			usleep(2000);
@@ -163,7 +177,8 @@ static bool is_said(const char *what, int times)
 {
 	for (double until = now() + WAIT_S; count_said(what) < times; usleep(20000))
 		if (now() > until || atomic_load(&shared->result[0]) >= 0 || atomic_load(&shared->result[1]) >= 0) {
-			print_message("'%s' is said %d times, not %d\nrank 0: %s\nrank 1: %s\n", what, count_said(what), times, shared->error[0], shared->error[1]);
+			print_message("'%s' is said %d times, not %d\n", what, count_said(what), times);
+			print_logs();
 			return false;
 		}
 	return true;
@@ -174,20 +189,29 @@ static void port(int rank, int card, const char *state)
 	assert_true(command("nsenter -t %d -n ip link set v%d %s", (int)ranks[rank], card, state));
 }
 
+static bool ended(int rank)
+{
+	if (ranks[rank] > 0 && waitpid(ranks[rank], NULL, WNOHANG) == 0) return false;
+	ranks[rank] = 0;
+	return true;
+}
+
+/* Within a time in which the queue pairs themselves give up nothing, busy as the machine may be. */
 static void end(void)
 {
-	for (int i = 0; i < 2; i++) {
-		if (ranks[i] > 0) waitpid(ranks[i], NULL, 0);
-		ranks[i] = 0;
-	}
+	for (double until = now() + END_S; !ended(0) | !ended(1); usleep(2000))
+		if (now() > until) {
+			print_logs();
+			fail_msg("the ranks have not ended in %d s", END_S);
+		}
 }
 
 static int kill_what_is_left(void **state)
 {
 	(void)state;
 	for (int i = 0; i < 2; i++)
-		if (ranks[i] > 0) kill(ranks[i], SIGKILL);
-	end();
+		if (ranks[i] > 0 && kill(ranks[i], SIGKILL) == 0) waitpid(ranks[i], NULL, 0);
+	memset(ranks, 0, sizeof(ranks));
 	return 0;
 }
 
@@ -195,14 +219,14 @@ static void a_job_goes_on_when_one_of_two_ports_dies_and_lives_again(void **stat
 {
 	(void)state;
 	start("telpher");
-	assert_true(more_rounds(100));
+	assert_true(more_rounds(40));
 	const int ends = count_said("] via NET/IB/");
 	assert_true(ends > 0);
 	for (int i = 0; i < 2; i++) {
 		port(i, 1 + i, "down");
-		assert_true(is_said("port has gone down", 2 * (i + 1)) && more_rounds(200));
+		assert_true(is_said("port has gone DOWN", 2 * (i + 1)) && more_rounds(60));
 		port(i, 1 + i, "up");
-		assert_true(is_said("lives again", ends * (i + 1)) && more_rounds(200));
+		assert_true(is_said("lives again", ends * (i + 1)) && more_rounds(60));
 	}
 	atomic_store(&shared->stop, 1);
 	end();
@@ -229,7 +253,7 @@ static void with_one_port_the_error_names_it(void **state)
 
 	(void)state;
 	start("=telpher0");
-	assert_true(more_rounds(100));
+	assert_true(more_rounds(40));
 	port(1, 1, "down");
 	since = now();
 	both_say("telpher0:1", "DOWN");
@@ -243,7 +267,7 @@ static void a_path_that_swallows_all_is_an_error_too(void **state)
 
 	(void)state;
 	start("=telpher0");
-	assert_true(more_rounds(100));
+	assert_true(more_rounds(40));
 	assert_true(command("env LD_PRELOAD= %s verbs fault -p %d dead 2>/dev/null || nsenter -t %d -n env LD_PRELOAD= %s verbs fault -p %d dead,side=both", TELPHER, (int)ranks[1], (int)ranks[1], TELPHER,
 		(int)ranks[1]));
 	since = now();
@@ -257,7 +281,7 @@ static void a_killed_peer_is_named(void **state)
 
 	(void)state;
 	start("telpher");
-	assert_true(more_rounds(100));
+	assert_true(more_rounds(40));
 	since = now();
 	kill(ranks[1], SIGKILL);
 	end();

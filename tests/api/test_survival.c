@@ -291,7 +291,8 @@ static int count_descriptors(void)
 	return n - 2;
 }
 
-static void one_try(struct ranks *r, int turn)
+/* True: it went well for both. */
+static bool one_try(struct ranks *r, int turn, int number)
 {
 	float *a = calloc(100000, sizeof(*a));
 	ncclComm_t comm = NULL;
@@ -308,16 +309,24 @@ static void one_try(struct ranks *r, int turn)
 	if (r->rank == 1) REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
 	REQUIRE(result == ncclSuccess || result == ncclSystemError || result == ncclRemoteError);
 	if (result != ncclSuccess) REQUIRE(ncclGetLastError(NULL)[0]);
-	if (!turn) REQUIRE_IS(result, ncclSuccess);
+	_Atomic char *failures = (_Atomic char *)&r->shared->bytes[number];
+	if (result != ncclSuccess) atomic_fetch_add(failures, 1);
 	if (comm) REQUIRE_OK(result == ncclSuccess ? ncclCommDestroy(comm) : ncclCommAbort(comm));
 	free(a);
 	ranks_barrier(r);
+	return !atomic_load(failures);
 }
 
 static void runs_out(struct ranks *r)
 {
 	static const int turns[] = { 0, 1, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 24, 0 };
-	for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) one_try(r, turns[i]);
+	int number = 0;
+	for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
+		bool good = one_try(r, turns[i], number++);
+		/* The time limit is short: on a busy machine a rank may come too late. */
+		for (int again = 0; !turns[i] && !good && again < 20; again++) good = one_try(r, turns[i], number++);
+		REQUIRE(turns[i] || good);
+	}
 }
 
 static void too_few_descriptors_of_one_rank_are_an_error_of_all(void **state)
@@ -351,10 +360,11 @@ static void rests(struct ranks *r)
 	ranks_barrier(r);
 	usleep(100000);
 	double before = cpu_ms();
-	usleep(1000000);
-	double used = cpu_ms() - before;
-	if (used > 30) fprintf(stderr, "rank %d used %.1f ms of processor time in an idle second\n", r->rank, used);
-	REQUIRE(used <= 30);
+	uint64_t start = ranks_now_ms();
+	usleep(500000);
+	double used = cpu_ms() - before, idle = (double)(ranks_now_ms() - start);
+	if (used > 0.04 * idle) fprintf(stderr, "rank %d used %.1f ms of processor time in %.1f idle ms\n", r->rank, used, idle);
+	REQUIRE(used <= 0.04 * idle);
 	ranks_barrier(r);
 }
 

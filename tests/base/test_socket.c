@@ -27,6 +27,17 @@ static union tp_addr loopback(void)
 	return addr;
 }
 
+/* A port that refuses connections, and that nobody else gets, until the socket is closed: bound, but not listening. */
+static int reserve(union tp_addr *addr)
+{
+	socklen_t length = sizeof(*addr);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	*addr = loopback();
+	assert_int_equal(bind(fd, &addr->sa, sizeof(addr->v4)), 0);
+	assert_int_equal(getsockname(fd, &addr->sa, &length), 0);
+	return fd;
+}
+
 static void make_pair(int pair[2])
 {
 	union tp_addr addr = loopback();
@@ -82,55 +93,49 @@ static void listening_at_an_address_of_somebody_else_is_an_error(void **s)
 static void a_refused_connection_is_retried_and_then_names_the_peer(void **s)
 {
 	(void)s;
-	union tp_addr addr = loopback();
-	int listener, fd = -7;
+	union tp_addr addr;
+	int reserved = reserve(&addr), fd = -7;
 	test_set("NCCL_SOCKET_RETRY_CNT", "3");
 	test_set("NCCL_SOCKET_RETRY_SLEEP_MSEC", "1");
-	assert_int_equal(tp_socket_listen(&addr, 4, &listener), ncclSuccess);
-	close(listener);
 	assert_int_equal(tp_socket_connect(&addr, NULL, 5000, "rank 3's service", &fd), ncclRemoteError);
 	assert_int_equal(fd, -7);
 	assert_non_null(strstr(tp_log_last_error(), "rank 3's service at 127.0.0.1<"));
 	assert_non_null(strstr(tp_log_last_error(), "Connection refused (4 tries in"));
+	close(reserved);
 }
 
 static void the_time_limit_ends_the_retries(void **s)
 {
 	(void)s;
-	union tp_addr addr = loopback();
-	int listener, fd;
-	assert_int_equal(tp_socket_listen(&addr, 4, &listener), ncclSuccess);
-	close(listener);
+	union tp_addr addr;
+	int reserved = reserve(&addr), fd;
 	uint64_t start = tp_clock_ms();
 	assert_int_equal(tp_socket_connect(&addr, NULL, 20, "the test", &fd), ncclRemoteError);
 	/* With the default pauses all 34 tries would take a minute. */
 	assert_true(tp_clock_ms() - start < 30000);
+	close(reserved);
 }
 
 static void *listen_later(void *arg)
 {
-	union tp_addr *addr = arg;
-	static int listener;
 	usleep(30000);
-	return tp_socket_listen(addr, 4, &listener) == ncclSuccess ? &listener : NULL;
+	return listen(*(int *)arg, 4) == 0 ? arg : NULL;
 }
 
 static void a_listener_that_comes_late_is_found(void **s)
 {
 	(void)s;
-	union tp_addr addr = loopback(), again;
-	int listener, fd, *later;
+	union tp_addr addr;
+	int listener = reserve(&addr), fd;
 	pthread_t thread;
+	void *listens;
 	test_set("NCCL_SOCKET_RETRY_SLEEP_MSEC", "5");
-	assert_int_equal(tp_socket_listen(&addr, 4, &listener), ncclSuccess);
-	close(listener);
-	again = addr;
-	pthread_create(&thread, NULL, listen_later, &again);
+	pthread_create(&thread, NULL, listen_later, &listener);
 	assert_int_equal(tp_socket_connect(&addr, NULL, 20000, "the test", &fd), ncclSuccess);
-	pthread_join(thread, (void **)&later);
-	assert_non_null(later);
+	pthread_join(thread, &listens);
+	assert_non_null(listens);
 	close(fd);
-	close(*later);
+	close(listener);
 }
 
 static void a_connection_never_meets_itself(void **s)
@@ -160,6 +165,7 @@ static void a_started_connection_is_finished_later(void **s)
 	assert_int_equal(tp_socket_connect_finish(fd), ncclSuccess);
 	close(fd);
 	close(listener);
+	listener = reserve(&addr);
 	result = tp_socket_connect_start(&addr, NULL, &fd);
 	if (result == ncclInProgress) {
 		p.fd = fd;
@@ -168,16 +174,15 @@ static void a_started_connection_is_finished_later(void **s)
 		close(fd);
 	}
 	assert_int_equal(result, ncclRemoteError);
+	close(listener);
 }
 
 static void a_quiet_attempt_says_what_failed_and_logs_nothing(void **s)
 {
 	(void)s;
-	union tp_addr addr = loopback();
+	union tp_addr addr;
 	bool hopeless = true;
-	int listener, fd = -1;
-	assert_int_equal(tp_socket_listen(&addr, 4, &listener), ncclSuccess);
-	close(listener);
+	int reserved = reserve(&addr), fd = -1;
 	assert_int_equal(tp_socket_connect_finish(-1), ncclSystemError);        /* the last thing that is logged */
 	char before[512];
 	snprintf(before, sizeof(before), "%s", tp_log_last_error());
@@ -191,6 +196,7 @@ static void a_quiet_attempt_says_what_failed_and_logs_nothing(void **s)
 	}
 	assert_int_equal(error, ECONNREFUSED);
 	assert_string_equal(tp_log_last_error(), before);
+	close(reserved);
 }
 
 struct transfer { int fd; char *data; size_t bytes; ncclResult_t result; };

@@ -117,6 +117,11 @@ static int count_entries(const char *path)
 }
 int helper_count_fds(void) { return count_entries("/proc/self/fd"); }
 int helper_count_threads(void) { return count_entries("/proc/self/task"); }
+bool helper_settle(int fds, int threads)
+{
+	for (int i = 0; i < 1000 && (helper_count_fds() > fds || helper_count_threads() > threads); i++) usleep(20000);
+	return helper_count_fds() <= fds && helper_count_threads() <= threads;
+}
 
 struct thread_rank {
 	pthread_t thread;

@@ -44,6 +44,8 @@ bool helper_event(struct tp_boot *boot, int ms, struct tp_event *out);
 void helper_check_gather(struct tp_boot *boot, int rounds, size_t bytes_each);
 int helper_count_fds(void);
 int helper_count_threads(void);
+/* No more than these are left, at once or soon: a connection lingers for a while, and a joined thread is listed for a moment longer. */
+bool helper_settle(int fds, int threads);
 /* nranks threads of this process; body gets its open boot. */
 void helper_threads(int nranks, void (*body)(struct tp_boot *boot, void *arg), void *arg);
 

@@ -37,10 +37,11 @@ static void call_differently(struct helper_job *job)
 		tp_boot_post_call(boot, &call);
 	}
 	must(!tp_boot_find_mismatch(boot, 6, &event));
+	must(tp_boot_barrier(boot) == ncclSuccess);         /* nobody has heard of the next call yet */
 	call = job->rank == 3 ? call_of(7, 3, 8) : call_of(7, 0, 4);
 	tp_boot_post_call(boot, &call);
 	must(tp_boot_last_call(boot, boot->rank, &seen) && memcmp(&seen, &call, sizeof(call)) == 0);
-	must(find(boot, 7, 6000, &event));
+	must(find(boot, 7, 30000, &event));
 	must(event.kind == TP_EVENT_MISMATCH && event.result == ncclInvalidUsage);
 	must(strstr(event.text, "called AllReduce(count 4, float, sum)") && strstr(event.text, " as its 7th call, "));
 	must(strstr(event.text, "rank 3 called Broadcast(count 8, float, root 1)"));

@@ -17,11 +17,12 @@ static void meet_by_address(struct helper_job *job)
 	struct tp_boot *boot;
 	char address[32];
 	if (job->rank == 0) {
-		union tp_addr any = { .v4 = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) } };
-		int fd;
-		must(tp_socket_listen(&any, 1, &fd) == ncclSuccess);
+		/* Below those that the kernel gives to whoever asks for any: nobody gets it while nobody listens there. */
+		union tp_addr at = { .v4 = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) } };
+		int port = 20000 + (int)getpid() % 10000, fd;
+		for (at.v4.sin_port = htons((uint16_t)port); tp_socket_listen(&at, 1, &fd) != ncclSuccess; at.v4.sin_port = htons((uint16_t)++port)) {}
 		close(fd);
-		helper_put(job, 0, ntohs(any.v4.sin_port));
+		helper_put(job, 0, port);
 	}
 	helper_await(job, 0, 1);
 	snprintf(address, sizeof(address), "127.0.0.1:%d", helper_get(job, 0));
@@ -136,7 +137,7 @@ static void shrink(struct helper_job *job)
 	helper_add(job, 0);
 	helper_await(job, 0, job->nranks);
 	if (job->rank == 1) kill(getpid(), SIGKILL);
-	must(helper_event(boot, 6000, &event) && event.rank == 1);
+	must(helper_event(boot, 30000, &event) && event.rank == 1);
 	must(tp_boot_derive_id(boot, 0, "shrunk", 6, &id) == ncclSuccess);
 	open_with(&id, 1, job->rank > 1 ? job->rank - 1 : job->rank, job->nranks - 1, &child);
 	helper_check_gather(child, 3, 64);
@@ -179,7 +180,7 @@ static void one_is_missing_at_several_roots(struct helper_job *job)
 	struct tp_boot *boot;
 	make_ids(job);
 	if (job->rank == 5) return;
-	struct tp_boot_args args = { .rank = job->rank, .nranks = job->nranks, .nids = ROOTS, .ids = root_ids, .timeout_ms = 1000 };
+	struct tp_boot_args args = { .rank = job->rank, .nranks = job->nranks, .nids = ROOTS, .ids = root_ids, .timeout_ms = 2500 };
 	must(tp_boot_open(&args, &boot) == ncclRemoteError);
 	must(strstr(tp_log_last_error(), "never came: ranks 5"));
 	helper_add(job, 1);

@@ -44,8 +44,7 @@ static void a_thousand_opens_leave_nothing_behind(void **state)
 		tp_boot_close(boot);
 	}
 	for (int i = 0; i < 20; i++) helper_threads(4, nothing, NULL);
-	assert_int_equal(helper_count_fds(), fds);
-	assert_int_equal(helper_count_threads(), threads);
+	assert_true(helper_settle(fds, threads));
 }
 
 static void open_often(struct helper_job *job)
@@ -67,8 +66,7 @@ static void open_often(struct helper_job *job)
 			threads = helper_count_threads();
 		}
 	}
-	for (int i = 0; i < 100 && (helper_count_fds() > fds || helper_count_threads() > threads); i++) usleep(20000);
-	must(helper_count_fds() <= fds && helper_count_threads() <= threads);
+	must(helper_settle(fds, threads));
 	must(tp_boot_barrier(boot) == ncclSuccess);
 	tp_boot_close(boot);
 }
@@ -150,7 +148,7 @@ static void watched_descriptors_are_called_until_they_are_unwatched(void **state
 	struct watched w = { .fd = eventfd(0, EFD_NONBLOCK) };
 	uint64_t one = 1;
 	(void)state;
-	int threads = helper_count_threads();
+	int fds = helper_count_fds(), threads = helper_count_threads();
 	assert_int_equal(tp_service_watch_fd(w.fd, EPOLLIN, count_call, &w, &w.watch), ncclSuccess);
 	for (int i = 0; i < 100; i++) {
 		assert_int_equal(write(w.fd, &one, sizeof(one)), sizeof(one));
@@ -158,7 +156,7 @@ static void watched_descriptors_are_called_until_they_are_unwatched(void **state
 	}
 	tp_service_unwatch(w.watch);
 	assert_int_equal(write(w.fd, &one, sizeof(one)), sizeof(one));
-	assert_int_equal(helper_count_threads(), threads);
+	assert_true(helper_settle(fds, threads));
 	assert_int_equal(atomic_load(&w.calls), 100);
 	close(w.fd);
 }

@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 #include "boot/internal.h"
 
-#define EVENT_MS 10000
+#define EVENT_MS 30000
 
 enum { HERE, PID, WIRED = 4, SEEN, STOPPED, BACK };
 

@@ -141,9 +141,9 @@ static void a_long_wait_reports_stalls_and_hardly_uses_the_processor(void **stat
 	getrusage(RUSAGE_THREAD, &before);
 	tp_engine_wait((struct tp_runnable *const[]){ &job.runnable }, 1, has_stalled_twice, &job);
 	getrusage(RUSAGE_THREAD, &after);
-	/* 400 ms at 50 ms a sleep: some 8 wake-ups, where a loop that doesn't sleep has none or a great many. */
+	/* 400 ms at 50 ms a sleep: some 8 wake-ups, or fewer on a busy machine, where a loop that doesn't sleep has none or a great many. */
 	long switches = after.ru_nvcsw - before.ru_nvcsw;
-	assert_true(switches >= 4 && switches < 400);
+	assert_true(switches >= 1 && switches < 400);
 }
 
 static void the_engine_thread_runs_what_is_submitted_until_it_is_idle(void **state)
@@ -189,18 +189,25 @@ static void what_was_forgotten_is_not_run_again(void **state)
 	usleep(20000);
 }
 
-static void a_forked_child_is_told_that_it_has_no_engine(void **state)
+static void a_forked_child_has_an_engine_of_its_own(void **state)
 {
 	(void)state;
+#ifdef __SANITIZE_THREAD__
+	skip();     /* its runtime can't start a thread in a child of a process with several */
+#endif
 	struct job job;
 	make_job(&job, 1);
 	assert_int_equal(tp_engine_submit(&job.runnable), ncclSuccess);
 	while (atomic_load(&job.done) < 1 || atomic_load(&job.runnable.queued)) usleep(1000);
 	pid_t pid = fork();
 	if (!pid) {
-		bool told = tp_engine_submit(&job.runnable) == ncclInvalidUsage && strstr(tp_log_last_error(), "forked");
-		tp_engine_forget(&job.runnable);
-		_exit(told ? 0 : 1);
+		struct job own;
+		alarm(60);
+		make_job(&own, 5);
+		if (tp_engine_submit(&own.runnable) != ncclSuccess) _exit(1);
+		while (atomic_load(&own.done) < 5) usleep(1000);
+		tp_engine_forget(&own.runnable);
+		_exit(0);
 	}
 	int status;
 	waitpid(pid, &status, 0);
@@ -220,7 +227,7 @@ int main(void)
 		cmocka_unit_test(the_engine_thread_runs_what_is_submitted_until_it_is_idle),
 		cmocka_unit_test(many_submits_from_many_threads_lose_nothing),
 		cmocka_unit_test(what_was_forgotten_is_not_run_again),
-		cmocka_unit_test(a_forked_child_is_told_that_it_has_no_engine),
+		cmocka_unit_test(a_forked_child_has_an_engine_of_its_own),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -151,6 +151,8 @@ static void freed_and_used_again(struct tp_boot *boot, void *arg)
 	must(!tp_mem_find(mem, buffer, 4, &place));
 	next = plain_memory(gpu);
 	must(next == buffer);
+	/* Whoever hears of a peer's new buffer maps it, and could map it right where this one was. */
+	must(tp_boot_barrier(boot) == ncclSuccess);
 	must(!tp_mem_find(mem, next, 4, &place));
 	/* The program registers the new one, and gives up the old one later. */
 	must(tp_mem_register(mem, next, BYTES, &again) == ncclSuccess);

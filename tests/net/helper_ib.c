@@ -102,6 +102,8 @@ ncclResult_t ib_exchange(struct ib_pair *pair, size_t offset, size_t bytes, int 
 
 	net_fill(pair->from + offset, bytes, ++seed);
 	receive = ib_recv(pair, offset, bytes, tag);
+	/* The last message may have come through just before the connection failed. */
+	if (!receive && ((struct tp_ib_comm *)pair->recv_comm)->error) return ncclRemoteError;
 	assert_non_null(receive);
 	send = ib_send(pair, offset, bytes, tag);
 	if (!send) return ncclRemoteError;

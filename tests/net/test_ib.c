@@ -1,4 +1,7 @@
 /* The IB transport's data, both ends in one thread on the software card. */
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include "helper_ib.h"
 
 #define BYTES (4u << 20)
@@ -190,6 +193,58 @@ static void a_receiver_may_leave_when_it_has_all(void **state)
 	ib_receiver_leaves();
 }
 
+static void what_no_peer_of_ours_sends_is_called_that(void **state)
+{
+	struct ib_pair pair;
+	ncclResult_t result = ncclSuccess;
+	bool done = false;
+	void *receive;
+
+	(void)state;
+	ib_pair_open(&pair, 4096);
+	receive = ib_recv(&pair, 0, 4096, 1);
+	assert_int_equal(send(((struct tp_ib_comm *)pair.send_comm)->control.fd, "GET / HTTP/1.1\r\n\r\n", 18, 0), 18);
+	while (result == ncclSuccess && !done) result = tp_net_ib.test(receive, &done, NULL);
+	assert_int_equal(result, ncclInternalError);
+	assert_non_null(strstr(tp_log_last_error(), "not what a peer of ours sends"));
+	ib_pair_close(&pair);
+}
+
+static void a_message_larger_than_its_receive_never_counts_as_received(void **state)
+{
+	struct ib_pair pair;
+	bool done = false;
+	void *receive;
+
+	(void)state;
+	ib_pair_open(&pair, 4096);
+	receive = ib_recv(&pair, 0, 1000, 1);
+	tp_ib_arrived(pair.recv_comm, 0, htonl(1001));
+	assert_int_equal(tp_net_ib.test(receive, &done, NULL), ncclInvalidUsage);
+	assert_false(done);
+	ib_pair_close(&pair);
+}
+
+static void a_forked_child_that_closes_takes_nothing_from_its_parent(void **state)
+{
+	struct ib_pair pair;
+	int status = 0;
+
+	(void)state;
+	ib_pair_open(&pair, 4096);
+	assert_int_equal(ib_exchange(&pair, 0, 4096, 1), ncclSuccess);
+	pid_t child = fork();
+	if (child == 0) {
+		tp_net_ib.close_send(pair.send_comm);
+		tp_net_ib.close_recv(pair.recv_comm);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	for (int i = 0; i < 100; i++) assert_int_equal(ib_exchange(&pair, 0, 4096, i), ncclSuccess);
+	ib_pair_close(&pair);
+}
+
 static void nothing_is_left_open(void **state)
 {
 	struct ib_pair pair;
@@ -221,6 +276,9 @@ int main(void)
 		cmocka_unit_test_setup(a_sender_that_leaves_is_seen_by_who_waits, card),
 		cmocka_unit_test_setup(what_was_sent_before_leaving_still_arrives, card),
 		cmocka_unit_test_setup(a_receiver_may_leave_when_it_has_all, card),
+		cmocka_unit_test_setup(what_no_peer_of_ours_sends_is_called_that, card),
+		cmocka_unit_test_setup(a_message_larger_than_its_receive_never_counts_as_received, card),
+		cmocka_unit_test_setup(a_forked_child_that_closes_takes_nothing_from_its_parent, card),
 		cmocka_unit_test_setup(nothing_is_left_open, card),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

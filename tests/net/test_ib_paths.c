@@ -188,6 +188,110 @@ static void life_signs_find_out_before_the_card_does(void **state)
 	ib_pair_close(&pair);
 }
 
+/* As on a busy machine, whose owner comes by a few times a second. */
+static void how_often_somebody_looks_does_not_matter(void **state)
+{
+	struct ib_pair pair;
+	struct tp_ib_comm *receiver;
+	ncclResult_t result = ncclSuccess;
+
+	(void)state;
+	net_set_environment("NCCL_IB_TIMEOUT=20", NULL);
+	ib_pair_open(&pair, BYTES);
+	receiver = pair.recv_comm;
+	messages(&pair, 20);
+	fault("unroute=10.198.0.1,side=both");
+	assert_non_null(ib_recv(&pair, 0, 1000, 1));
+	for (int looks = 0; looks < 40 && result == ncclSuccess; looks++) {
+		usleep(240000);
+		tp_ib_poll_path(receiver, &receiver->paths[0]);
+		result = tp_ib_care(receiver);
+	}
+	assert_int_equal(result, ncclRemoteError);
+	assert_non_null(strstr(tp_log_last_error(), "although the peer answers over TCP"));
+	fault("none");
+	ib_pair_close(&pair);
+}
+
+static void leave_first_path(struct ib_pair *pair)
+{
+	messages(pair, 20);
+	tp_ib_path_failed(sender(pair), &sender(pair)->paths[0], "it is broken by a test");
+	exchange_until(pair, 1);
+}
+
+static void a_path_is_not_left_for_one_that_lives_on_one_side_only(void **state)
+{
+	struct ib_pair pair;
+	struct tp_ib_comm *receiver;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	receiver = pair.recv_comm;
+	leave_first_path(&pair);
+	for (int i = 0; sender(&pair)->paths[0].state != TP_IB_PATH_LIVE || receiver->paths[0].state != TP_IB_PATH_LIVE; i++)
+		assert_int_equal(ib_exchange(&pair, 0, 1000, i), ncclSuccess);
+	if (sender(&pair)->active == 1) {
+		tp_ib_path_failed(receiver, &receiver->paths[0], "it is broken by a test");
+		receiver->paths[0].next_ms = UINT64_MAX;
+		sender(&pair)->paths[0].since_ms = 1;
+		for (uint64_t until = tp_clock_ms() + 1500; tp_clock_ms() < until;) assert_int_equal(ib_exchange(&pair, 0, 1000, 1), ncclSuccess);
+		assert_int_equal(sender(&pair)->active, 1);
+		receiver->paths[0].next_ms = 0;
+	}
+	exchange_until(&pair, 0);
+	ib_pair_close(&pair);
+}
+
+static void a_path_that_is_coming_to_life_is_waited_for(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	net_set_environment("TELPHER_IB_PATH_TIMEOUT=5000", NULL);
+	ib_pair_open(&pair, BYTES);
+	leave_first_path(&pair);
+	for (int i = 0; sender(&pair)->paths[0].state < TP_IB_PATH_REVIVING; i++) assert_int_equal(ib_exchange(&pair, 0, 1000, i), ncclSuccess);
+	tp_ib_path_failed(sender(&pair), &sender(&pair)->paths[1], "it is broken by a test");
+	messages(&pair, 50);
+	ib_pair_close(&pair);
+}
+
+/* The memory of what was acknowledged is the program's again: it can't be sent once more. */
+static void what_was_acknowledged_and_is_not_there_is_an_error(void **state)
+{
+	struct ib_pair pair;
+	struct tp_ib_record lie;
+	ncclResult_t result = ncclSuccess;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	messages(&pair, 20);
+	tp_ib_record_start(&lie, TP_IB_SWITCH);
+	lie.as.change.epoch = 1;
+	lie.as.change.dead = 1;
+	lie.as.change.below = 19;
+	assert_int_equal(tp_ib_control_send(&((struct tp_ib_comm *)pair.recv_comm)->control, &lie), 0);
+	while (result == ncclSuccess) result = tp_ib_progress(pair.send_comm);
+	assert_int_equal(result, ncclInternalError);
+	assert_non_null(strstr(tp_log_last_error(), "message 19 was acknowledged"));
+	ib_pair_close(&pair);
+}
+
+static void a_port_without_an_address_is_left_out(void **state)
+{
+	struct ib_pair pair;
+
+	(void)state;
+	assert_true(command("ip addr del 10.198.1.1/24 dev tp1"));
+	for (struct tp_ib_gid_choice gid; tp_ib_port_has_gid(tp_ib_port(1), &gid);) usleep(20000);
+	ib_pair_open(&pair, BYTES);
+	assert_int_equal(sender(&pair)->npaths, 1);
+	messages(&pair, 20);
+	ib_pair_close(&pair);
+	assert_true(command("ip addr add 10.198.1.1/24 dev tp1"));
+}
+
 static void the_only_port_goes_down_and_is_named(void **state)
 {
 	struct ib_pair pair;
@@ -246,10 +350,15 @@ int main(void)
 		cmocka_unit_test_setup(a_port_that_goes_down_is_left_and_taken_back, two_ports),
 		cmocka_unit_test_setup(the_only_path_falls_silent_and_is_named, one_port),
 		cmocka_unit_test_setup(life_signs_find_out_before_the_card_does, one_port),
+		cmocka_unit_test_setup(how_often_somebody_looks_does_not_matter, one_port),
+		cmocka_unit_test_setup(a_path_is_not_left_for_one_that_lives_on_one_side_only, two_ports),
+		cmocka_unit_test_setup(a_path_that_is_coming_to_life_is_waited_for, two_ports),
+		cmocka_unit_test_setup(what_was_acknowledged_and_is_not_there_is_an_error, two_ports),
 		cmocka_unit_test_setup(the_only_port_goes_down_and_is_named, one_port),
 		cmocka_unit_test_setup(failover_can_be_switched_off, two_ports),
 		cmocka_unit_test_setup(a_receiver_may_leave_when_it_has_all, two_ports),
 		cmocka_unit_test_setup(loss_is_repaired_without_leaving, two_ports),
+		cmocka_unit_test_setup(a_port_without_an_address_is_left_out, two_ports),
 	};
 
 	setenv("TELPHER_VERBS_DEVICES", "2", 1);

@@ -1,5 +1,6 @@
 /* The keeper of UDP port 4791 (share.h): one a user and network namespace. It gives slots and sockets to the processes that use
- * the software card, holds the sockets, hands on what comes for QP 1, and ends 5 s after the last of them. */
+ * the software card, holds the sockets, hands on what comes for QP 1, answers for those who left, and ends 5 s after the last of
+ * them. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <poll.h>
@@ -11,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include "verbs/gsi.h"
+#include "verbs/keeper/last.h"
 #include "verbs/keeper/watch.h"
 #include "verbs/port.h"
 #include "verbs/share.h"
@@ -21,7 +23,7 @@
 #ifndef UDP_GRO
 #define UDP_GRO 104
 #endif
-enum { BOX_FD = 3, GROUPS = 64, RETURN_MS = 500, ROUTE_AT_ONCE = 64 };
+enum { BOX_FD = 3, GROUPS = 64, RETURN_MS = 500, ROUTE_AT_ONCE = 64, LEFT_MAX = 256 };
 
 struct group { union tp_addr addr; int fds[TP_SHARE_SLOTS]; uint32_t count; };
 struct member { int fd; int slot; };
@@ -156,8 +158,10 @@ static struct tp_share_reply answer_hello(struct member *member, const struct tp
 	}
 	if (member->slot < 0) {
 		member->slot = new_slot(request->slot);
-		if (member->slot > 0)
+		if (member->slot > 0) {
 			taken[member->slot] = true;
+			tp_keeper_last_drop(member->slot);
+		}
 	}
 	reply.slot = member->slot;
 	reply.error = member->slot > 0 ? 0 : ENOSPC;
@@ -192,6 +196,13 @@ static bool serve(struct member *member)
 		return false;
 	struct tp_share_reply reply = { .magic = TP_SHARE_MAGIC, .version = TP_SHARE_VERSION, .status = TP_SHARE_ERROR, .error = EPROTO };
 	bool good = request.magic == TP_SHARE_MAGIC && request.version == TP_SHARE_VERSION;
+	if (good && request.kind == TP_SHARE_LAST) {
+		if (with >= 0) {
+			tp_keeper_last_read(with, member->slot);
+			close(with);
+		}
+		return true;
+	}
 	if (good && request.kind == TP_SHARE_HELLO)
 		reply = answer_hello(member, &request, with, &give);
 	else if (good && request.kind == TP_SHARE_SOCKET)
@@ -254,11 +265,24 @@ static void route(const struct group *group)
 	}
 }
 
+/* The sockets of slots whose processes have left and owe something. */
+struct left { int group, slot; };
+static int find_left(struct left lefts[LEFT_MAX])
+{
+	int count = 0;
+	for (int slot = 1; slot < TP_SHARE_SLOTS; slot++)
+		for (int i = 0; i < group_count && count < LEFT_MAX && !taken[slot] && tp_keeper_last_any(slot); i++)
+			if (groups[i].count > (uint32_t)slot)
+				lefts[count++] = (struct left){ i, slot };
+	return count;
+}
+
 static void run(int listener)
 {
 	uint64_t last_ms = tp_clock_ms();
 	while (member_count || tp_clock_ms() - last_ms < TP_SHARE_LINGER_MS) {
-		struct pollfd polls[1 + TP_SHARE_SLOTS + GROUPS];
+		struct pollfd polls[1 + TP_SHARE_SLOTS + GROUPS + LEFT_MAX];
+		struct left lefts[LEFT_MAX];
 		int count = 1, served = member_count;
 		polls[0] = (struct pollfd){ .fd = listener, .events = POLLIN };
 		for (int i = 0; i < member_count; i++)
@@ -266,9 +290,15 @@ static void run(int listener)
 		for (int i = 0; i < group_count; i++)
 			if (groups[i].count)
 				polls[count++] = (struct pollfd){ .fd = groups[i].fds[0], .events = POLLIN };
+		int left_count = find_left(lefts), lefts_at = count;
+		for (int i = 0; i < left_count; i++)
+			polls[count++] = (struct pollfd){ .fd = groups[lefts[i].group].fds[lefts[i].slot], .events = POLLIN };
 		int due_ms = tp_watch_tick(), wait_ms = member_count ? -1 : TP_SHARE_LINGER_MS;
 		if (poll(polls, (nfds_t)count, due_ms >= 0 && (wait_ms < 0 || due_ms < wait_ms) ? due_ms : wait_ms) < 0 && errno != EINTR)
 			return;
+		for (int i = 0; i < left_count; i++)
+			if (polls[lefts_at + i].revents)
+				tp_keeper_last_serve(polls[lefts_at + i].fd, &groups[lefts[i].group].addr);
 		for (int i = served - 1; i >= 0; i--)
 			if (polls[1 + i].revents && !serve(&members[i]))
 				drop(i);

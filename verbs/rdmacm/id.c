@@ -226,7 +226,7 @@ struct cm_id *cm_new(struct rdma_event_channel *channel, void *context, enum rdm
 	id->pub.qp_type = space == RDMA_PS_UDP || space == RDMA_PS_IPOIB ? IBV_QPT_UD : IBV_QPT_RC;
 	id->ud = id->pub.qp_type == IBV_QPT_UD;
 	id->port_fd = -1;
-	id->ack_timeout = 14;
+	id->ack_timeout = 17;       /* as Linux has it for RoCE: a packet lives 2^16 units, and one more */
 	id->retry_count = id->rnr_retry_count = 7;
 	if (getrandom(&id->psn, sizeof(id->psn), 0) != sizeof(id->psn) || getrandom(&id->transaction, sizeof(id->transaction), 0) != sizeof(id->transaction))
 		id->psn = (uint32_t)cm_now_ms();

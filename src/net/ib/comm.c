@@ -51,14 +51,14 @@ void tp_ib_comm_destroy(struct tp_ib_comm *comm)
 	free(comm);
 }
 
-ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, struct tp_ib_port *port)
+ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, struct tp_ib_port *port, const struct tp_ib_gid_choice *gid)
 {
 	struct tp_ib_path *path = &comm->paths[comm->npaths];
 
 	comm->sq_depth = (uint32_t)TP_MIN((int)comm->sq_depth, TP_MAX(port->context->attr.max_qp_wr, 1));
 	path->port = port;
+	path->gid = *gid;
 	comm->npaths++;
-	TP_TRY(tp_ib_port_gid(port, &path->gid));
 	return tp_ib_qps_create(comm, path);
 }
 
@@ -189,6 +189,13 @@ ncclResult_t tp_ib_close(void *handle)
 
 	struct tp_ib_record record;
 
+	/* A forked child has no part in it: what it closes stays open for its parent. */
+	if (comm && tp_ib_control_is_inherited(&comm->control)) {
+		close(comm->control.fd);
+		munmap(comm->block, sizeof(*comm->block));
+		free(comm);
+		return ncclSuccess;
+	}
 	if (comm && comm->sending && comm->leaving) finish_sending(comm);
 	/* The sender's card may still wait for acknowledgements that our queue pairs take with them. */
 	if (comm && !comm->sending && comm->error == ncclSuccess) {

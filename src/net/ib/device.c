@@ -158,7 +158,6 @@ static void find_ports(const struct tp_ib_params *params, const struct tp_ib_hca
 			close_context(context);
 			continue;
 		}
-		context->index = ib.ncontexts;
 		ib.contexts[ib.ncontexts++] = context;
 	}
 	if (devices) ib.verbs->free_device_list(devices);

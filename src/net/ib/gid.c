@@ -183,31 +183,29 @@ static int read_table(struct tp_ib_port *port, struct tp_ib_gid *out)
 	return count;
 }
 
-ncclResult_t tp_ib_port_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *out)
+static ncclResult_t choose(struct tp_ib_port *port, struct tp_ib_gid_choice *out, char *why, size_t bytes)
 {
 	struct tp_ib_params params;
 	struct tp_ib_gid *gids = tp_alloc(GIDS_MAX, sizeof(*gids), "a port's GIDs");
 	struct tp_ib_gid_wish wish = { .range_bits = -1, .ethernet = port->attr.link_layer == IBV_LINK_LAYER_ETHERNET };
-	char why[768], doubt[512];
-	int family = 0, at;
-	ncclResult_t result = ncclSuccess;
+	char doubt[512];
+	int family = 0, at = -1;
 
-	if (!gids) return ncclSystemError;
+	if (!gids) {
+		snprintf(why, bytes, "no memory for its GIDs");
+		return ncclSystemError;
+	}
 	tp_ib_params_read(&params);
 	wish.index = params.gid_index;
 	wish.version = params.roce_version;
 	wish.family = params.addr_family;
-	if (params.addr_range && *params.addr_range) {
-		if (!tp_ib_gid_range(params.addr_range, wish.range, &wish.range_bits, &family)) {
-			free(gids);
-			return TP_FAIL(ncclInvalidUsage, "NCCL_IB_ADDR_RANGE=%s can't be read; an address and its bits would be right: 192.0.2.0/24", params.addr_range);
-		}
-		if (wish.family == 0) wish.family = family;
-	}
-	at = tp_ib_gid_choose(gids, read_table(port, gids), &wish, why, sizeof(why), doubt, sizeof(doubt));
-	if (at < 0) {
-		result = TP_FAIL(ncclInvalidUsage, "NET/IB : %s : %s", port->text, why);
+	if (params.addr_range && *params.addr_range && !tp_ib_gid_range(params.addr_range, wish.range, &wish.range_bits, &family)) {
+		snprintf(why, bytes, "NCCL_IB_ADDR_RANGE=%s can't be read; an address and its bits would be right: 192.0.2.0/24", params.addr_range);
 	} else {
+		if (wish.family == 0) wish.family = family;
+		at = tp_ib_gid_choose(gids, read_table(port, gids), &wish, why, bytes, doubt, sizeof(doubt));
+	}
+	if (at >= 0) {
 		out->index = gids[at].index;
 		out->type = gids[at].type;
 		memcpy(out->raw, gids[at].raw, sizeof(out->raw));
@@ -215,7 +213,24 @@ ncclResult_t tp_ib_port_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *ou
 		if (doubt[0]) TP_WARN("NET/IB : %s : GID %d %s is what NCCL_IB_GID_INDEX asks for, but %s", port->text, out->index, out->text, doubt);
 	}
 	free(gids);
-	return result;
+	return at >= 0 ? ncclSuccess : ncclInvalidUsage;
+}
+
+ncclResult_t tp_ib_port_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *out)
+{
+	char why[768];
+	ncclResult_t result = choose(port, out, why, sizeof(why));
+
+	return result == ncclSuccess ? ncclSuccess : TP_FAIL(result, "NET/IB : %s : %s", port->text, why);
+}
+
+bool tp_ib_port_has_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *out)
+{
+	char why[768];
+
+	if (choose(port, out, why, sizeof(why)) == ncclSuccess) return true;
+	if (tp_ib_port_count() > 1 && !atomic_exchange_explicit(&port->told_gid, 1, memory_order_relaxed)) TP_WARN("NET/IB : %s is not used: %s", port->text, why);
+	return false;
 }
 
 /* ---- can they reach each other? ---- */

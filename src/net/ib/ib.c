@@ -28,13 +28,13 @@ static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 
 static ncclResult_t ib_dereg_memory(void *handle, void *mhandle)
 {
-	struct tp_ib_comm *comm = handle;
 	struct tp_ib_memory *memory = mhandle;
 	ncclResult_t result = ncclSuccess;
 
-	for (int p = 0; memory && p < comm->npaths; p++) {
+	(void)handle;
+	for (int p = 0; memory && p < TP_IB_MAX_PATHS; p++) {
 		if (!memory->nodes[p]) continue;
-		ncclResult_t one = tp_ib_reg_put(comm->paths[p].port->context, memory->nodes[p]);
+		ncclResult_t one = tp_ib_reg_put(memory->contexts[p], memory->nodes[p]);
 		if (result == ncclSuccess) result = one;
 	}
 	free(memory);
@@ -52,6 +52,7 @@ static ncclResult_t ib_reg_memory(void *handle, void *data, size_t bytes, enum t
 	if (!memory) return ncclSystemError;
 	for (int p = 0; p < comm->npaths; p++) {
 		if (!comm->paths[p].port) continue;
+		memory->contexts[p] = comm->paths[p].port->context;
 		ncclResult_t result = tp_ib_reg_get(comm->paths[p].port->context, data, bytes, &memory->nodes[p], &memory->mrs[p]);
 		if (result == ncclSuccess) continue;
 		ib_dereg_memory(comm, memory);

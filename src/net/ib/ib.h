@@ -74,7 +74,6 @@ struct tp_ib_context {                      /* an open device; its ports share i
 	struct ibv_pd *pd;
 	char name[64], pci_path[128];
 	uint64_t guid;
-	int index;
 	bool relaxed;                           /* relaxed ordering is asked for and there */
 	struct tp_ib_cache cache;
 	_Atomic uint32_t fatal;                 /* enum ibv_event_type + 1 of the event that ended it; 0: none */
@@ -89,6 +88,7 @@ struct tp_ib_port {
 	uint32_t mbps;
 	_Atomic uint32_t state;                 /* enum ibv_port_state; kept by the watch thread */
 	_Atomic uint64_t told_ms;               /* when a warning said that it is left */
+	_Atomic uint32_t told_gid;              /* a warning said that it has no address to use */
 	char text[80];                          /* "mlx5_0:1" */
 };
 
@@ -115,6 +115,8 @@ const char *tp_ib_gid_format(const uint8_t raw[16], char text[48]);
 const char *tp_ib_gid_type_name(int type);
 /* Reads the port's table and chooses. */
 ncclResult_t tp_ib_port_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *out);
+/* The same, and false where there is none: said once a port, as a warning, since the others do without it. */
+bool tp_ib_port_has_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *out);
 /* Why a packet from one can't get to the other: NULL where nothing speaks against it. text: room for words. */
 const char *tp_ib_gid_unreachable(const uint8_t from[16], int from_type, const uint8_t to[16], int to_type, bool ethernet, char *text, size_t bytes);
 /* How many leading bits two GIDs share: the more, the nearer. */
@@ -127,7 +129,12 @@ ncclResult_t tp_ib_reg_put(struct tp_ib_context *context, struct tp_ib_mr_node *
 size_t tp_ib_reg_count(struct tp_ib_context *context);
 ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes, const char *what, int error);     /* logs */
 
-struct tp_ib_memory { struct tp_ib_mr_node *nodes[TP_IB_MAX_PATHS]; struct ibv_mr *mrs[TP_IB_MAX_PATHS]; };
+/* Knows its devices: it may outlive the connection. */
+struct tp_ib_memory {
+	struct tp_ib_context *contexts[TP_IB_MAX_PATHS];
+	struct tp_ib_mr_node *nodes[TP_IB_MAX_PATHS];
+	struct ibv_mr *mrs[TP_IB_MAX_PATHS];
+};
 
 /* ---- control ---- */
 enum { TP_IB_INBOX = 32 };
@@ -142,6 +149,7 @@ struct tp_ib_control {
 	_Atomic uint32_t waiting;               /* records in the inbox: a look without the lock */
 	_Atomic uint32_t pongs;
 	_Atomic uint32_t closed;                /* the peer's end is gone; 2: it sent what no peer sends */
+	uint32_t forks;
 	struct tp_ib_control *next;
 };
 ncclResult_t tp_ib_watch_start(void);
@@ -150,6 +158,8 @@ void tp_ib_watch_stop(void);                                /* tests: with forge
 int tp_ib_ready_fd(void);                   /* a descriptor that is always readable */
 ncclResult_t tp_ib_control_add(struct tp_ib_control *control, int fd);      /* takes fd over */
 void tp_ib_control_remove(struct tp_ib_control *control);
+/* Made by a parent of this process, whose connection it stays. */
+bool tp_ib_control_is_inherited(const struct tp_ib_control *control);
 /* 0 or errno: the peer will hear of it by the closed connection if it can't be sent. */
 int tp_ib_control_send(struct tp_ib_control *control, const struct tp_ib_record *record);
 bool tp_ib_control_take(struct tp_ib_control *control, struct tp_ib_record *out);
@@ -163,7 +173,6 @@ enum tp_ib_kind { TP_IB_DATA = 1, TP_IB_FIFO, TP_IB_RECEIVE, TP_IB_PROBE };
 
 struct tp_ib_qp {
 	struct ibv_qp *ibv;
-	uint32_t remote_qpn;
 	uint32_t posted, freed;                 /* of the send queue: handed in, known to be over */
 	uint32_t receives;                      /* posted and not completed */
 	uint32_t since_signal;                  /* FIFO writes since the last that completes */
@@ -186,6 +195,7 @@ struct tp_ib_path {
 	uint32_t attempt, peer_attempt;         /* of reviving */
 	uint32_t psn, peer_psn;                 /* of the queue pairs as they are now, or will be */
 	bool peer_connected, peer_proven;
+	bool open;                              /* its queue pairs aren't in ERROR, or not all that they had was taken */
 	int probes;                             /* writes of no bytes under way */
 	uint32_t failures;                      /* since it last proved itself for long */
 	uint64_t next_ms, since_ms;             /* when to try again; since when it is in its state */
@@ -207,7 +217,7 @@ struct tp_ib_request {
 
 struct tp_ib_message {                      /* by number % TP_IB_RING */
 	int n;
-	bool sent, done;                        /* sender: on the wire, or tried to be; both: through */
+	bool done;                              /* through */
 	uint32_t left;                          /* ends (completions) that are still to come */
 	uint64_t imm;                           /* receiver: the size that came */
 	struct tp_ib_request *requests[TP_NET_MAX_RECVS];      /* receiver: [0] only */
@@ -243,13 +253,18 @@ struct tp_ib_comm {
 	/* stalls */
 	uint32_t looks;
 	uint64_t moved_ms, ping_ms, probe_ms, care_ms;
-	uint32_t pongs_at_probe;
-	bool probing, leaving;
+	uint32_t pongs_at_probe, pings, pings_at_probe, failing_pings;
+	uint64_t probed_ms, slowest_ms;         /* when it was posted first; the longest that one took lately */
+	uint64_t watched_ms, silent_ms;         /* how long the probe, or the peer while a path is left, has been looked after */
+	bool probing, leaving, to_close;        /* to_close: a path that isn't active has failed */
 	uint64_t failing_ms;                    /* since when no path is left: the peer may turn out to have ended */
 	/* leaving a path */
 	uint32_t epoch;
-	bool switching, peer_says;
-	uint64_t switch_ms;
+	bool switching, willingly;
+	uint32_t told_dead;                     /* what the peer was told */
+	uint64_t switch_ms, want_ms;
+	bool resending;                         /* sender: from this message on they wait to be sent again */
+	uint64_t resend;
 	struct tp_ib_wire_switch peer_switch;
 	uint32_t switches;                      /* for tests and the log */
 };
@@ -257,7 +272,7 @@ struct tp_ib_comm {
 ncclResult_t tp_ib_comm_create(bool sending, const struct tp_net_hello *who, int nqps, struct tp_ib_comm **out);
 void tp_ib_comm_destroy(struct tp_ib_comm *comm);
 /* Adds a path over this port; its queue pairs are in INIT with their receives posted. */
-ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, struct tp_ib_port *port);
+ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, struct tp_ib_port *port, const struct tp_ib_gid_choice *gid);
 void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out);
 /* What the peer says of itself; checked already (tp_ib_wire_check_meta). Connects all paths; at least one, or an error. */
 ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer);
@@ -268,11 +283,11 @@ ncclResult_t tp_ib_close(void *comm);
 /* ---- queue pairs ---- */
 ncclResult_t tp_ib_qps_create(struct tp_ib_comm *comm, struct tp_ib_path *path);
 void tp_ib_qps_destroy(struct tp_ib_comm *comm, struct tp_ib_path *path);
-/* To INIT (from RESET or anew), with all receives posted. */
-ncclResult_t tp_ib_qps_prepare(struct tp_ib_comm *comm, struct tp_ib_path *path);
-/* To RTR and RTS. Where quiet the reason goes to path->why instead of the log. */
+/* To INIT (from RESET or anew), with all receives posted. Where quiet nothing is tried again: the caller has the run lock. */
+ncclResult_t tp_ib_qps_prepare(struct tp_ib_comm *comm, struct tp_ib_path *path, bool quiet);
+/* To RTR and RTS. Where quiet the same, and the reason goes to path->why instead of the log. */
 ncclResult_t tp_ib_qps_connect(struct tp_ib_comm *comm, struct tp_ib_path *path, bool quiet);
-/* To ERROR, and takes all that completes until nothing is outstanding (200 ms at most). */
+/* To ERROR, and takes all that completes until nothing is outstanding, as far as the card delivers it. */
 void tp_ib_qps_close(struct tp_ib_comm *comm, struct tp_ib_path *path);
 void tp_ib_qp_fill(struct tp_ib_comm *comm, struct tp_ib_path *path, int q);
 uint64_t tp_ib_wr_id(enum tp_ib_kind kind, const struct tp_ib_path *path, int q, int count, uint64_t message);
@@ -286,6 +301,11 @@ ncclResult_t tp_ib_irecv(void *comm, int n, void *const *data, const size_t *byt
 ncclResult_t tp_ib_test(void *request, bool *done, size_t *sizes);
 int tp_ib_poll_fds(void *comm, int *fds, uint32_t *events, int max);
 void tp_ib_send_message(struct tp_ib_comm *comm, uint64_t number);
+bool tp_ib_queues_have_room(const struct tp_ib_comm *comm);
+/* Sends again what waits for that, as far as there is room. */
+void tp_ib_resend(struct tp_ib_comm *comm);
+/* The peer's end of the control connection is closed, and all that it sent before is taken: what that means. */
+ncclResult_t tp_ib_peer_gone(struct tp_ib_comm *comm);
 void tp_ib_announce(struct tp_ib_comm *comm, uint64_t number);
 /* Receiver: the end of a message came in at queue pair q. Sender: one end of it is through. */
 void tp_ib_arrived(struct tp_ib_comm *comm, int q, uint32_t imm);

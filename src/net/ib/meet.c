@@ -42,15 +42,20 @@ struct listener { void *socket; int dev; struct guest *guests; };
 
 static ncclResult_t own_paths(struct tp_ib_comm *comm, int dev)
 {
-	int count = tp_ib_port_count(), wanted = TP_MIN(comm->params.max_paths, count);
+	int count = tp_ib_port_count();
+	struct tp_ib_gid_choice gid;
 
-	for (int i = 0; i < wanted; i++) TP_TRY(tp_ib_comm_add_path(comm, tp_ib_port((dev + i) % count)));
-	return ncclSuccess;
+	/* A port without an address to use is no path, as long as there is one. */
+	for (int i = 0; i < count && comm->npaths < comm->params.max_paths; i++) {
+		struct tp_ib_port *port = tp_ib_port((dev + i) % count);
+		if (tp_ib_port_has_gid(port, &gid)) TP_TRY(tp_ib_comm_add_path(comm, port, &gid));
+	}
+	return comm->npaths > 0 ? ncclSuccess : tp_ib_port_gid(tp_ib_port(dev), &gid);
 }
 
 /* Of the ports that are still free the one nearest to the peer's: the same kind of link, then the same network, as far as leading
  * bits tell, then the same place in both hosts' lists (rails). */
-static int nearest_port(const struct tp_ib_params *params, const struct tp_ib_wire_path *peer, uint32_t taken, int dev)
+static int nearest_port(const struct tp_ib_params *params, const struct tp_ib_wire_path *peer, uint32_t taken, int dev, struct tp_ib_gid_choice *best_gid)
 {
 	int count = tp_ib_port_count(), best = -1, best_bits = -1;
 	int enough = peer->gid[10] == 0xff && peer->gid[11] == 0xff ? 96 + params->subnet_bits : 64;
@@ -59,9 +64,12 @@ static int nearest_port(const struct tp_ib_params *params, const struct tp_ib_wi
 		int at = (dev + i) % count, bits;
 		struct tp_ib_gid_choice gid;
 		struct tp_ib_port *port = tp_ib_port(at);
-		if ((taken >> at & 1) || port->attr.link_layer != peer->link_layer || tp_ib_port_gid(port, &gid) != ncclSuccess) continue;
+		if ((taken >> at & 1) || port->attr.link_layer != peer->link_layer || !tp_ib_port_has_gid(port, &gid)) continue;
 		bits = 2 * TP_MIN(tp_ib_gid_common_bits(gid.raw, peer->gid), enough) + (at == peer->index);
-		if (bits > best_bits) best = at, best_bits = bits;
+		if (bits <= best_bits) continue;
+		best = at;
+		best_bits = bits;
+		*best_gid = gid;
 	}
 	return best;
 }
@@ -71,13 +79,14 @@ static ncclResult_t matching_paths(struct tp_ib_comm *comm, const struct tp_ib_w
 	uint32_t taken = 0;
 
 	for (uint32_t p = 0; p < peer->npaths; p++) {
-		int at = peer->paths[p].port ? nearest_port(&comm->params, &peer->paths[p], taken, dev) : -1;
+		struct tp_ib_gid_choice gid;
+		int at = peer->paths[p].port ? nearest_port(&comm->params, &peer->paths[p], taken, dev, &gid) : -1;
 		if (at < 0) {
 			comm->npaths++;
 			continue;
 		}
 		taken |= 1u << at;
-		TP_TRY(tp_ib_comm_add_path(comm, tp_ib_port(at)));
+		TP_TRY(tp_ib_comm_add_path(comm, tp_ib_port(at), &gid));
 	}
 	return ncclSuccess;
 }

@@ -93,7 +93,7 @@ static bool wants_care(struct tp_ib_comm *comm)
 {
 	const struct tp_ib_path *path = &comm->paths[comm->active];
 
-	if (comm->switching || path->state != TP_IB_PATH_LIVE) return true;
+	if (comm->switching || comm->to_close || path->state != TP_IB_PATH_LIVE) return true;
 	if (atomic_load_explicit(&path->port->state, memory_order_relaxed) != IBV_PORT_ACTIVE) return true;
 	if (atomic_load_explicit(&comm->control.waiting, memory_order_acquire)) return true;   /* pairs with the watch thread's */
 	return comm->looks % CARE_LOOKS == 0;
@@ -104,8 +104,21 @@ ncclResult_t tp_ib_progress(struct tp_ib_comm *comm)
 	TP_TRY(comm->error);
 	comm->looks++;
 	if (tp_ib_poll_path(comm, &comm->paths[comm->active]) > 0) comm->moved_ms = 0;
+	if (comm->resending) tp_ib_resend(comm);
 	if (wants_care(comm)) TP_TRY(tp_ib_care(comm));
 	return comm->error;
+}
+
+ncclResult_t tp_ib_peer_gone(struct tp_ib_comm *comm)
+{
+	/* What completed before the peer went is in the queue by now, and what it said last in the inbox. */
+	tp_ib_poll_path(comm, &comm->paths[comm->active]);
+	TP_TRY(tp_ib_care(comm));
+	if (comm->below == comm->head && !comm->sending) return ncclSuccess;
+	if (atomic_load_explicit(&comm->control.closed, memory_order_relaxed) == 2)
+		return tp_ib_fail(comm, ncclInternalError, "what came over the TCP connection is not what a peer of ours sends: does something else write to it, or are the libraries of "
+			"different versions?");
+	return tp_ib_fail(comm, ncclRemoteError, "the peer closed the connection while data was outstanding; has it died or been aborted?");
 }
 
 ncclResult_t tp_ib_test(void *handle, bool *done, size_t *sizes)
@@ -117,11 +130,8 @@ ncclResult_t tp_ib_test(void *handle, bool *done, size_t *sizes)
 		ncclResult_t result = tp_ib_progress(comm);
 		if (!request->done && result != ncclSuccess) return result;
 		if (!request->done && atomic_load_explicit(&comm->control.closed, memory_order_acquire)) {     /* pairs with the watch thread's */
-			/* What completed before the peer went is in the queue by now, and what it said last in the inbox. */
-			tp_ib_poll_path(comm, &comm->paths[comm->active]);
-			TP_TRY(tp_ib_care(comm));
-			if (!request->done)
-				return comm->error ? comm->error : tp_ib_fail(comm, ncclRemoteError, "the peer closed the connection while data was outstanding; has it died or been aborted?");
+			result = tp_ib_peer_gone(comm);
+			if (!request->done) return result;
 		}
 		if (!request->done) {
 			*done = false;
@@ -154,6 +164,8 @@ int tp_ib_poll_fds(void *handle, int *fds, uint32_t *events, int max)
 	struct tp_ib_path *path = &comm->paths[comm->active];
 
 	if (max < 1 || !path->channel) return 0;
+	/* Whoever sleeps looks seldom: then with care. */
+	comm->looks = CARE_LOOKS - 1;
 	take_cq_events(path);
 	fds[0] = path->channel->fd;
 	events[0] = EPOLLIN;

@@ -9,6 +9,7 @@
 #include "net/ib/ib.h"
 
 #define DRAIN_MS 200
+#define DRAIN_LOOKS 30
 #define RNR_TIMER 12                        /* 0.64 ms; receives are posted ahead, so it hardly matters */
 
 /* count: how many requests are posted together with it; when the last is over, all are. */
@@ -53,7 +54,7 @@ ncclResult_t tp_ib_qps_create(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	path->mr = v->reg_mr(path->port->context->pd, comm->block, sizeof(*comm->block), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	if (!path->mr) return tp_ib_reg_failed(path->port->context, sizeof(*comm->block), "a connection's FIFO", errno ? errno : ENOMEM);
 	for (int q = 0; q < comm->nqps; q++) TP_TRY(create_one(comm, path, q));
-	return tp_ib_qps_prepare(comm, path);
+	return tp_ib_qps_prepare(comm, path, false);
 }
 
 void tp_ib_qps_destroy(struct tp_ib_comm *comm, struct tp_ib_path *path)
@@ -87,30 +88,31 @@ void tp_ib_qp_fill(struct tp_ib_comm *comm, struct tp_ib_path *path, int q)
 }
 
 /* The kernel resolves the peer's address here, which may take its time; NCCL tries again, and so do we. */
-static int modify(const struct tp_ib_comm *comm, const struct tp_ib_path *path, struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+static int modify(const struct tp_ib_comm *comm, const struct tp_ib_path *path, struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, bool quiet)
 {
 	int error = 0;
 
 	for (int tries = 0; ; tries++) {
 		error = path->port->context->verbs->modify_qp(qp, attr, mask);
-		if (error == 0 || tries >= comm->params.modify_retries || (error != ETIMEDOUT && !comm->params.modify_retry_all)) return error;
+		if (error == 0 || quiet || tries >= comm->params.modify_retries || (error != ETIMEDOUT && !comm->params.modify_retry_all)) return error;
 		if (tries == 0) TP_INFO(TP_NET, "NET/IB : %s : Call to ibv_modify_qp failed: %s, will retry", path->port->text, strerror(error));
 		struct timespec pause = { comm->params.modify_retry_ms / 1000, comm->params.modify_retry_ms % 1000 * 1000000L };
 		nanosleep(&pause, NULL);
 	}
 }
 
-ncclResult_t tp_ib_qps_prepare(struct tp_ib_comm *comm, struct tp_ib_path *path)
+ncclResult_t tp_ib_qps_prepare(struct tp_ib_comm *comm, struct tp_ib_path *path, bool quiet)
 {
+	path->open = true;
 	for (int q = 0; q < comm->nqps; q++) {
 		struct tp_ib_qp *qp = &path->qps[q];
 		struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
-		int error = qp->ibv->state != IBV_QPS_RESET ? modify(comm, path, qp->ibv, &attr, IBV_QP_STATE) : 0;
+		int error = qp->ibv->state != IBV_QPS_RESET ? modify(comm, path, qp->ibv, &attr, IBV_QP_STATE, quiet) : 0;
 
 		if (error == 0) {
 			attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT, .pkey_index = (uint16_t)comm->params.pkey, .port_num = path->port->number,
 				.qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
-			error = modify(comm, path, qp->ibv, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+			error = modify(comm, path, qp->ibv, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, quiet);
 		}
 		if (error)
 			return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_modify_qp failed: %s, to INIT with partition key index %d (NCCL_IB_PKEY)", path->port->text,
@@ -161,14 +163,13 @@ ncclResult_t tp_ib_qps_connect(struct tp_ib_comm *comm, struct tp_ib_path *path,
 			.rq_psn = (path->remote.psn + (uint32_t)q) & 0xffffff, .max_dest_rd_atomic = 1, .min_rnr_timer = RNR_TIMER };
 		int error;
 
-		path->qps[q].remote_qpn = path->remote.qpns[q];
 		fill_address(comm, path, &attr.ah_attr);
 		error = modify(comm, path, path->qps[q].ibv, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN
-			| IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+			| IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, quiet);
 		if (error) return connect_failed(comm, path, q, "RTR", error, quiet);
 		attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = (uint8_t)comm->params.timeout, .retry_cnt = (uint8_t)comm->params.retry_cnt,
 			.rnr_retry = 7, .sq_psn = (path->psn + (uint32_t)q) & 0xffffff, .max_rd_atomic = 1 };
-		error = modify(comm, path, path->qps[q].ibv, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+		error = modify(comm, path, path->qps[q].ibv, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC, quiet);
 		if (error) return connect_failed(comm, path, q, "RTS", error, quiet);
 	}
 	return ncclSuccess;
@@ -181,18 +182,39 @@ static bool is_drained(const struct tp_ib_comm *comm, const struct tp_ib_path *p
 	return true;
 }
 
+/* FIFO writes complete only now and then, so that the last ones are never heard of: one more, which is flushed behind them. */
+static void mark_end(struct tp_ib_comm *comm, struct tp_ib_path *path, int q)
+{
+	struct tp_ib_qp *qp = &path->qps[q];
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED, .wr_id = tp_ib_wr_id(TP_IB_FIFO, path, q, 1, 0) }, *bad;
+
+	if (comm->sending || qp->posted == qp->freed) return;
+	wr.wr.rdma.remote_addr = comm->remote_block;
+	wr.wr.rdma.rkey = path->remote.rkey;
+	if (ibv_post_send(qp->ibv, &wr, &bad) == 0) qp->posted++;
+}
+
 void tp_ib_qps_close(struct tp_ib_comm *comm, struct tp_ib_path *path)
 {
-	uint64_t until;
+	uint64_t until = tp_clock_ms() + DRAIN_MS;
+	struct timespec nap = { 0, 1000000 };
+	int empty = 0;
 
+	if (!path->open) return;
 	for (int q = 0; q < comm->nqps; q++) {
 		struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
 		path->port->context->verbs->modify_qp(path->qps[q].ibv, &attr, IBV_QP_STATE);
+		mark_end(comm, path, q);
 	}
-	for (until = tp_clock_ms() + DRAIN_MS; !is_drained(comm, path) && tp_clock_ms() < until;)
-		if (tp_ib_poll_path(comm, path) == 0) sched_yield();
+	/* What came in before is known only by its completion. On a busy machine time passes without a look, so looks count too. */
+	while (tp_ib_poll_path(comm, path), !is_drained(comm, path) && (tp_clock_ms() < until || empty < DRAIN_LOOKS)) {
+		if (empty++ < 5) sched_yield();
+		else nanosleep(&nap, NULL);
+	}
+	if (!is_drained(comm, path)) TP_INFO(TP_NET, "NET/IB : %s : not all requests came back in %d ms after their queue pair was closed", path->port->text, DRAIN_MS);
 	/* What a broken card still delivers is not of this life. */
 	path->generation++;
+	path->open = false;
 }
 
 bool tp_ib_post(struct tp_ib_comm *comm, struct tp_ib_path *path, int q, struct ibv_send_wr *wr, int count)

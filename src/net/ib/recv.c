@@ -82,7 +82,7 @@ ncclResult_t tp_ib_irecv(void *handle, int n, void *const *data, const size_t *b
 	return ncclSuccess;
 }
 
-static void take_sizes(struct tp_ib_comm *comm, struct tp_ib_message *m, uint64_t number)
+static bool take_sizes(struct tp_ib_comm *comm, struct tp_ib_message *m, uint64_t number)
 {
 	struct tp_ib_request *request = m->requests[0];
 
@@ -90,10 +90,11 @@ static void take_sizes(struct tp_ib_comm *comm, struct tp_ib_message *m, uint64_
 		size_t bytes = m->n == 1 ? m->imm : comm->block->sizes[number % TP_IB_RING][r];
 		if (bytes > m->capacity[r]) {
 			tp_ib_fail(comm, ncclInvalidUsage, "%zu bytes came for a receive of at most %zu", bytes, m->capacity[r]);
-			return;
+			return false;
 		}
 		request->sizes[r] = bytes;
 	}
+	return true;
 }
 
 void tp_ib_arrived(struct tp_ib_comm *comm, int q, uint32_t imm)
@@ -109,7 +110,7 @@ void tp_ib_arrived(struct tp_ib_comm *comm, int q, uint32_t imm)
 	}
 	m->imm = ntohl(imm);
 	if (--m->left == 0) {
-		take_sizes(comm, m, number);
+		if (!take_sizes(comm, m, number)) return;
 		tp_ib_message_done(comm, number);
 	}
 	qp->next = first_at(comm, q, number + 1);

@@ -88,7 +88,6 @@ void tp_ib_send_message(struct tp_ib_comm *comm, uint64_t number)
 	struct tp_ib_path *path = &comm->paths[comm->active];
 
 	m->left = comm->split ? (uint32_t)comm->nqps : 1;
-	m->sent = true;
 	/* Between two paths: it goes out with those that the peer doesn't have. */
 	if (comm->switching || path->state != TP_IB_PATH_LIVE) return;
 	if (!comm->split) {
@@ -99,13 +98,19 @@ void tp_ib_send_message(struct tp_ib_comm *comm, uint64_t number)
 		if (!post_part(comm, path, q, q, comm->nqps, number)) return;
 }
 
-static bool queues_have_room(const struct tp_ib_comm *comm)
+bool tp_ib_queues_have_room(const struct tp_ib_comm *comm)
 {
 	const struct tp_ib_path *path = &comm->paths[comm->active];
 
 	for (int q = 0; q < comm->nqps; q++)
 		if (path->qps[q].posted - path->qps[q].freed + WRS_MAX + 1 > comm->sq_depth) return false;
 	return true;
+}
+
+/* Nothing overtakes what is still to be sent again. */
+static bool may_begin(const struct tp_ib_comm *comm)
+{
+	return comm->head - comm->below < TP_NET_MAX_REQUESTS && !comm->resending && tp_ib_queues_have_room(comm);
 }
 
 /* The receiver's entries for the next message; false: not all are there yet. */
@@ -156,12 +161,10 @@ ncclResult_t tp_ib_isendv(void *handle, const struct iovec *parts, int n, int ta
 		return TP_FAIL(ncclInvalidArgument, "NET/IB : a message of %zu bytes; port %s takes %u at most", bytes, comm->paths[comm->active].port->text,
 			comm->paths[comm->active].port->attr.max_msg_sz);
 	TP_TRY(comm->error);
-	if (comm->head - comm->below >= TP_NET_MAX_REQUESTS || !queues_have_room(comm) || (m->n == 0 && !take_entries(comm, m))) {
+	if (!may_begin(comm) || (m->n == 0 && !take_entries(comm, m))) {
 		TP_TRY(tp_ib_progress(comm));
-		if (atomic_load_explicit(&comm->control.closed, memory_order_acquire))
-			return tp_ib_fail(comm, ncclRemoteError, "the receiver has died or closed the connection");
-		m = &comm->messages[comm->head % TP_IB_RING];
-		if (comm->head - comm->below >= TP_NET_MAX_REQUESTS || !queues_have_room(comm) || !take_entries(comm, m)) return comm->error;
+		if (atomic_load_explicit(&comm->control.closed, memory_order_acquire)) return tp_ib_peer_gone(comm);    /* pairs with the watch thread's */
+		if (!may_begin(comm) || !take_entries(comm, m)) return comm->error;
 	}
 	r = match(comm, m, bytes, tag);
 	TP_TRY(comm->error);

@@ -25,6 +25,7 @@ static struct {
 	struct tp_ib_context *contexts[TP_IB_MAX_PORTS];
 	int ncontexts;
 } watch = { .lock = PTHREAD_MUTEX_INITIALIZER };
+static uint32_t forks;                  /* between this process and the first; only a child's only thread writes it */
 
 /* ---- devices ---- */
 
@@ -33,10 +34,11 @@ static void port_changed(struct tp_ib_context *context, int number, bool up)
 	for (int i = 0; i < tp_ib_port_count(); i++) {
 		struct tp_ib_port *port = tp_ib_port(i);
 		if (port->context != context || port->number != number) continue;
-		if (up)
-			TP_INFO(TP_NET, "NET/IB : %s : port is ACTIVE again", port->text);
-		else
-			TP_WARN("NET/IB : %s : port has gone down: look at its cable and the switch; connections leave it where they have another port", port->text);
+		/* No news where a connection has asked before: then its own message, which says more, stays the last. */
+		bool news = atomic_load_explicit(&port->state, memory_order_relaxed) == IBV_PORT_ACTIVE;
+		if (up) TP_INFO(TP_NET, "NET/IB : %s : port is ACTIVE again", port->text);
+		else if (news) TP_WARN("NET/IB : %s : port has gone DOWN: look at its cable and the switch; connections leave it where they have another port", port->text);
+		else TP_INFO(TP_NET, "NET/IB : %s : port has gone DOWN", port->text);
 		atomic_store_explicit(&port->state, up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN, memory_order_relaxed);
 	}
 }
@@ -64,9 +66,15 @@ static void one_event(struct tp_ib_context *context, const struct ibv_async_even
 	}
 }
 
-static void take_events(struct tp_ib_context *context)
+static void take_events(struct tp_ib_context *context, uint32_t ready)
 {
 	struct ibv_async_event event;
+
+	/* A descriptor that is broken is so for good: it would wake this thread without end. */
+	if (ready & (EPOLLERR | EPOLLHUP)) {
+		TP_WARN("NET/IB : %s : events don't come any more (was the device taken away?); its port's state is asked for instead", context->name);
+		epoll_ctl(watch.epoll, EPOLL_CTL_DEL, context->ibv->async_fd, NULL);
+	}
 
 	while (context->verbs->get_async_event(context->ibv, &event) == 0) {
 		one_event(context, &event);
@@ -162,7 +170,7 @@ static void *run(void *arg)
 		bool stop = watch.stopping;
 		for (int i = 0; i < n && !stop; i++) {
 			uint64_t tag = events[i].data.u64;
-			if (tag & DEVICE_BIT) take_events(watch.contexts[(uint32_t)tag]);
+			if (tag & DEVICE_BIT) take_events(watch.contexts[(uint32_t)tag], events[i].events);
 			else if (!(tag & WAKE_BIT)) serve_id((uint32_t)tag);
 		}
 		pthread_mutex_unlock(&watch.lock);
@@ -176,6 +184,7 @@ static void after_fork_parent(void) { pthread_mutex_unlock(&watch.lock); }
 static void after_fork_child(void)
 {
 	pthread_mutex_unlock(&watch.lock);
+	forks++;
 	if (watch.running) {
 		close(watch.epoll);
 		close(watch.wake);
@@ -271,12 +280,15 @@ void tp_ib_watch_port(struct tp_ib_context *context)
 	pthread_mutex_unlock(&watch.lock);
 }
 
+bool tp_ib_control_is_inherited(const struct tp_ib_control *control) { return control->fd >= 0 && control->forks != forks; }
+
 ncclResult_t tp_ib_control_add(struct tp_ib_control *control, int fd)
 {
 	struct epoll_event event = { .events = EPOLLIN };
 	ncclResult_t result = ncclSuccess;
 
 	control->fd = fd;
+	control->forks = forks;
 	pthread_mutex_lock(&watch.lock);
 	control->id = ++watch.last_id;
 	event.data.u64 = control->id;

@@ -11,6 +11,7 @@ size_t tp_ib_record_bytes(int type)
 		[TP_IB_PING] = 0, [TP_IB_PONG] = 0, [TP_IB_SWITCH] = sizeof(struct tp_ib_wire_switch),
 		[TP_IB_REVIVE] = sizeof(struct tp_ib_wire_revive), [TP_IB_CONNECTED] = sizeof(struct tp_ib_wire_revive),
 		[TP_IB_PROVEN] = sizeof(struct tp_ib_wire_revive), [TP_IB_GOODBYE] = sizeof(struct tp_ib_wire_text), [TP_IB_LEAVING] = sizeof(struct tp_ib_wire_switch),
+		[TP_IB_WANT] = sizeof(struct tp_ib_wire_revive),
 	};
 
 	return type >= TP_IB_META && type < TP_IB_RECORD_TYPES ? sizeof(struct tp_ib_wire_head) + bytes[type] : 0;

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TP_IB_WIRE_VERSION 1
+#define TP_IB_WIRE_VERSION 2
 #define TP_IB_MAX_PATHS 4
 #define TP_IB_MAX_QPS 16                    /* of a path */
 
@@ -23,6 +23,7 @@ enum tp_ib_record_type {
 	TP_IB_PROVEN,                           /* … and a write went through */
 	TP_IB_GOODBYE,                          /* the connection has failed here: text says why */
 	TP_IB_LEAVING,                          /* receiver, at a good end: what it has got; acknowledgements may be lost with its queue pairs */
+	TP_IB_WANT,                             /* sender: this path, which comes before the active one, lives again */
 	TP_IB_RECORD_TYPES
 };
 
@@ -48,7 +49,7 @@ struct tp_ib_wire_path {
 struct tp_ib_wire_meta {
 	uint64_t block;                         /* address of the FIFO and sizes */
 	uint32_t nqps, npaths;
-	uint32_t split, adaptive;
+	uint32_t split;
 	uint32_t ports;                         /* that this side could use in all */
 	int32_t rank;
 	char host[64];
@@ -63,7 +64,7 @@ struct tp_ib_wire_switch {                  /* SWITCH, LEAVING (below and ahead)
 	char why[256];
 } __attribute__((packed));
 
-struct tp_ib_wire_revive { uint32_t path, attempt, psn; } __attribute__((packed));      /* READY, REVIVE, CONNECTED, PROVEN */
+struct tp_ib_wire_revive { uint32_t path, attempt, psn; } __attribute__((packed));      /* READY, REVIVE, CONNECTED, PROVEN, WANT */
 
 struct tp_ib_wire_text { char text[512]; } __attribute__((packed));
 
