@@ -8,6 +8,7 @@
  *   transfers.c groups of sends and receives to launches
  *   streams.c   the same between ranks that map each other's regions, and collectives that are such groups
  *   fused.c     which calls run as fused kernels, and how
+ *   pipes.c     large ones through pipes
  *   table.c     from which sizes on */
 #ifndef TP_EXEC_CUDA_INTERNAL_H
 #define TP_EXEC_CUDA_INTERNAL_H
@@ -30,6 +31,7 @@ struct tp_cuda_kernels {
 	CUfunction copy[TP_CUDA_NKINDS];
 	CUfunction transfers, transfers_more, streams, streams_more;
 	int resident;
+	bool pipes;                         /* those of pipes can be used */
 };
 /* reduces: of this type and operation; else the copying one. */
 static inline CUfunction tp_cuda_kernel(const struct tp_cuda_kernels *k, enum tp_cuda_kind kind, bool reduces, const struct tp_reduce *r)
@@ -87,6 +89,9 @@ struct tp_cuda_exec {
 void tp_cuda_fill_reduce(const struct tp_exec_call *call, struct tp_dev_reduce *out);
 /* Launches one of our kernels and counts it. */
 ncclResult_t tp_cuda_exec_run(struct tp_cuda_exec *exec, CUstream stream, CUfunction function, unsigned blocks, unsigned threads, void *args);
+/* The same with so many bytes of dynamic shared memory. */
+ncclResult_t tp_cuda_exec_run_shared(struct tp_cuda_exec *exec, CUstream stream, CUfunction function, unsigned blocks, unsigned threads, unsigned shared,
+	void *args);
 
 /* ---- memory.c ---- */
 /* Device memory that lives as long as the executor, zeroed, 128-byte aligned. */

@@ -15,9 +15,13 @@ TP_PARAM_TABLE("exec", params)
 enum { MOST_MODULES = 32, MOST_IMAGE_BYTES = 64 << 20 };
 
 static const char *const kind_names[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = "steps", [TP_CUDA_FUSED + TP_FUSED_LL] = "ll",
-	[TP_CUDA_FUSED + TP_FUSED_LL128] = "ll128", [TP_CUDA_FUSED + TP_FUSED_WINDOW] = "window", [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = "two_step" };
+	[TP_CUDA_FUSED + TP_FUSED_LL128] = "ll128", [TP_CUDA_FUSED + TP_FUSED_WINDOW] = "window", [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = "two_step",
+	[TP_CUDA_FUSED + TP_FUSED_PIPE] = "pipe", [TP_CUDA_FUSED + TP_FUSED_PUSH] = "push" };
 static const bool kind_copies[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = true, [TP_CUDA_FUSED + TP_FUSED_LL] = true,
-	[TP_CUDA_FUSED + TP_FUSED_LL128] = true, [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = true };
+	[TP_CUDA_FUSED + TP_FUSED_LL128] = true, [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = true,
+	[TP_CUDA_FUSED + TP_FUSED_PIPE] = true, [TP_CUDA_FUSED + TP_FUSED_PUSH] = true };
+/* Of a block's memory that its launch gives it. */
+static const int kind_shared[TP_CUDA_NKINDS] = { [TP_CUDA_FUSED + TP_FUSED_PIPE] = TP_PIPE_SHARED, [TP_CUDA_FUSED + TP_FUSED_PUSH] = TP_PIPE_SHARED };
 static const char *const op_names[TP_CUDA_NOPS] = { [ncclSum] = "sum", [ncclProd] = "prod", [ncclMax] = "max", [ncclMin] = "min" };
 static const char *const type_names[ncclNumTypes] = { [ncclInt8] = "i8", [ncclUint8] = "u8", [ncclInt32] = "i32", [ncclUint32] = "u32",
 	[ncclInt64] = "i64", [ncclUint64] = "u64", [ncclFloat16] = "f16", [ncclFloat32] = "f32", [ncclFloat64] = "f64",
@@ -28,6 +32,7 @@ struct loading {
 	CUmodule modules[MOST_MODULES];
 	int nmodules, at;               /* at: where the last function was */
 	int resident;                   /* blocks on a multiprocessor, the least so far */
+	int shared;                     /* bytes that launches give to blocks of what is being loaded */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -52,6 +57,13 @@ static ncclResult_t load_function(struct loading *l, CUfunction function)
 	int value, blocks;
 	if (tp_cuda->FuncLoad) TP_CUDA_TRY(gpu, FuncLoad(function));
 	else TP_CUDA_TRY(gpu, FuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, function));
+	if (l->shared) {
+		/* Where two blocks of them don't fit a multiprocessor, nobody uses these, and so they don't count. */
+		CUresult result = tp_cuda->FuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, l->shared);
+		if (result == CUDA_SUCCESS) result = tp_cuda->OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, TP_DEV_THREADS, (size_t)l->shared);
+		if (result != CUDA_SUCCESS || blocks < 2) l->kernels->pipes = false;
+		return ncclSuccess;
+	}
 	TP_CUDA_TRY(gpu, OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, TP_DEV_THREADS, 0));
 	if (blocks < l->resident) l->resident = blocks;
 	return ncclSuccess;
@@ -77,7 +89,8 @@ static ncclResult_t find_kind(struct loading *l, enum tp_cuda_kind kind)
 {
 	struct tp_cuda_kernels *k = l->kernels;
 	char name[64];
-	for (int type = 0; type < ncclNumTypes; type++) {
+	l->shared = kind_shared[kind];
+	for (int type = 0; type < ncclNumTypes && kind != TP_CUDA_FUSED + TP_FUSED_PUSH; type++) {
 		for (int op = 0; op < TP_CUDA_NOPS; op++) {
 			if ((int)plain_type(type, op) != type) continue;
 			snprintf(name, sizeof(name), "tp_%s_%s_%s", kind_names[kind], type_names[type], op_names[op]);
@@ -137,6 +150,7 @@ static ncclResult_t load_all(struct loading *l)
 		l->at = 0;
 		TP_TRY(find_kind(l, kind));
 	}
+	l->shared = 0;
 	TP_TRY(find_function(l, "tp_transfers", &l->kernels->transfers));
 	TP_TRY(find_function(l, "tp_transfers_more", &l->kernels->transfers_more));
 	TP_TRY(find_function(l, "tp_streams", &l->kernels->streams));
@@ -154,6 +168,7 @@ static ncclResult_t load_new(const struct tp_gpu *gpu, struct tp_cuda_kernels **
 	int mode;
 	if (!l.kernels) return ncclSystemError;
 	l.kernels->gpu = gpu;
+	l.kernels->pipes = true;
 	ncclResult_t result = tp_gpu_enter(gpu, &pushed);
 	if (result == ncclSuccess) {
 		tp_gpu_relax(&mode);
