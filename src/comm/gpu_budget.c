@@ -6,8 +6,9 @@
  * and each has the whole device in its turn.
  *
  * Communicators of one process may run at the same time too. Each takes at most half of what the earlier ones have left (the first on a
- * device so small that half is less than 32: up to 32), so that a few get all that is of use (32, or 64 while there is room), and later ones
- * less, but never none: a program with dozens of communicators doesn't use them all at once. A least number that is asked for is
+ * device so small that half is less than 32: up to 32, but for an eighth, or the next one's kernels would have no place beside its own), so that
+ * a few get all that is of use (32, or 64 while there is room), and later ones less, but never none: a program with dozens of communicators
+ * doesn't use them all at once. A least number that is asked for is
  * given at the others' expense, as far as the device holds it. All ranks must have the same number of channels, so the least of all counts. */
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,7 @@ TP_PARAM_TABLE("comm", params)
 #define MOST 64
 #define USUAL 32
 #define ACROSS_HOSTS 16
+#define KEPT 8                  /* one of so many blocks */
 
 struct promise { struct promise *next; const struct tp_gpu *gpu; int blocks; };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -96,7 +98,8 @@ static int share_of(const struct tp_gpu_budget *all, int nranks, int rank)
 	}
 	int fair = TP_MAX(available, 0) / 2 / sharers;
 	int cap = fair >= MOST ? MOST : USUAL;
-	if (fair < cap && sharers == 1 && own->available == own->resident) fair = own->resident;        /* a small device, all for itself */
+	/* A small device that nobody else uses yet. */
+	if (fair < cap && sharers == 1 && own->available == own->resident) fair = own->resident - (own->resident + KEPT - 1) / KEPT;
 	fair = TP_MAX(TP_MIN(fair, cap), 1);
 	fair = TP_MIN(TP_MAX(fair, own->least), own->most);
 	/* What was wished for beyond the others' share, but never more than can be there at all. */
