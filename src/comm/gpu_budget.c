@@ -82,9 +82,20 @@ void tp_gpu_budget_fill(const struct ncclComm *comm, struct tp_gpu_budget *out)
 	out->least = TP_MIN(configured(PARAM_MIN, PARAM_MIN_CHANNELS, comm->config.min_ctas), MOST);
 	out->most = TP_MIN(configured(PARAM_MAX, PARAM_MAX_CHANNELS, comm->config.max_ctas), MOST);
 	out->most = TP_MAX(out->most, out->least);
+	for (int shared = 0; shared < 2; shared++) out->pipes[shared] = (uint8_t)tp_cuda_pipes_wanted(comm->gpu->kernels, comm->nranks, shared);
 }
 
 static bool same_device(const struct tp_gpu_budget *a, const struct tp_gpu_budget *b) { return !memcmp(a->uuid, b->uuid, sizeof(a->uuid)); }
+
+enum tp_cuda_pipes tp_gpu_budget_pipes(const struct ncclComm *comm, const struct tp_gpu_budget *all)
+{
+	bool shared = false;
+	uint8_t least = TP_CUDA_PIPES_ALL;
+	if (comm->boot->nhosts > 1) return TP_CUDA_PIPES_NONE;
+	for (int r = 1; r < comm->nranks; r++) shared |= same_device(&all[r], &all[0]);
+	for (int r = 0; r < comm->nranks; r++) least = TP_MIN(least, all[r].pipes[shared]);
+	return (enum tp_cuda_pipes)least;
+}
 
 /* What a rank can have, from its device's point of view. */
 static int share_of(const struct tp_gpu_budget *all, int nranks, int rank)

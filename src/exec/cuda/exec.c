@@ -10,13 +10,13 @@ static size_t pipes_at(int nlocal, int nchannels)
 	return tp_align_up(tp_align_up(tp_fused_region_bytes(nlocal, nchannels), 4096) + tp_cuda_streams_region_bytes(nlocal, nchannels), 4096);
 }
 
-size_t tp_cuda_region_bytes(int nlocal_max, int nchannels)
+size_t tp_cuda_region_bytes(int nlocal_max, int nchannels, enum tp_cuda_pipes pipes)
 {
-	return pipes_at(nlocal_max, nchannels) + tp_pipes_region_bytes(nlocal_max, nchannels);
+	return pipes_at(nlocal_max, nchannels) + tp_pipes_region_bytes(pipes, nlocal_max, nchannels);
 }
 
 /* After the agreement on fused kernels. */
-static ncclResult_t init_pipes(struct tp_cuda_exec *exec)
+static ncclResult_t init_pipes(struct tp_cuda_exec *exec, enum tp_cuda_pipes level)
 {
 	struct tp_fused *f = &exec->fused;
 	int n = exec->boot->nranks;
@@ -24,7 +24,7 @@ static ncclResult_t init_pipes(struct tp_cuda_exec *exec)
 	if (!f->usable || !f->table.pipes || n > TP_PIPE_RANKS) return ncclSuccess;
 	TP_TRY(tp_cuda_take_memory(exec, tp_pipes_counter_bytes(exec->nchannels), "counters of pipes", &counters));
 	for (int r = 0; r < n; r++) rings[r] = f->region[r] + pipes_at(n, exec->nchannels);
-	tp_pipes_init(n, exec->nchannels, counters, rings, &f->pipes);
+	tp_pipes_init(level, n, exec->nchannels, counters, rings, &f->pipes);
 	return ncclSuccess;
 }
 
@@ -90,10 +90,10 @@ ncclResult_t tp_cuda_exec_create(struct tp_boot *boot, struct tp_links *links, c
 	ncclResult_t result = take_all(exec);
 	if (result == ncclSuccess) result = upload_comm(exec, options);
 	struct tp_fused_options fused = { .gpu = options->gpu, .nchannels = options->nchannels, .shared_gpu = options->shared_gpu,
-		.counts = options->counts, .pipes = exec->kernels && exec->kernels->pipes, .comm = exec->comm };
+		.counts = options->counts, .pipes = options->pipes, .comm = exec->comm };
 	if (result == ncclSuccess) result = tp_fused_init(boot, links, &fused, &exec->fused);
 	if (result == ncclSuccess) result = tp_cuda_streams_init(exec);
-	if (result == ncclSuccess) result = init_pipes(exec);
+	if (result == ncclSuccess) result = init_pipes(exec, options->pipes);
 	if (result == ncclSuccess) *out = exec;
 	else tp_cuda_exec_destroy(exec);
 	return result;

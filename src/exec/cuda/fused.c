@@ -108,8 +108,8 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 	TP_TRY(tp_fused_read_table(&mine.table));
 	if (options->nchannels < (int)mine.table.max_blocks) mine.table.max_blocks = (uint32_t)options->nchannels;
 	mine.allows_128 = allows_128(boot, links);
-	/* Bulk copies came with 9.0; over anything but NVLink nobody has measured them. */
-	if (!options->pipes || (mine.table.pipes == 1 && (options->gpu->major < 9 || !mine.allows_128))) mine.table.pipes = 0;
+	/* Over anything but NVLink nobody has measured them. */
+	if (options->pipes == TP_CUDA_PIPES_NONE || (mine.table.pipes == 1 && !mine.allows_128)) mine.table.pipes = 0;
 	struct word *words = tp_alloc((size_t)boot->nranks, sizeof(*words), "what ranks say of fused kernels");
 	if (!words) return ncclSystemError;
 	words[boot->rank] = mine;
@@ -206,8 +206,10 @@ static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape 
 static int protocol_of(const struct tp_fused *f, const struct tp_fused_shape *s)
 {
 	const struct tp_fused_limit *limit = &f->table.limits[s->class];
-	const bool counted = s->slice <= MOST_BYTES / (size_t)f->nranks;
-	if (f->pipes.usable && s->class != TP_FUSED_ONE_SHOT && s->sends >= limit->pipes) return TP_FUSED_BY_PIPES;
+	const bool counted = s->slice <= MOST_BYTES / (size_t)f->nranks, moves = !s->reduces && !s->owners;
+	const uint64_t pipes = s->reduces && s->class == TP_FUSED_ROOTED ? f->table.reduce : limit->pipes;
+	if (f->pipes.level >= (moves ? TP_CUDA_PIPES_MOVE : TP_CUDA_PIPES_ALL) && s->class != TP_FUSED_ONE_SHOT && s->sends >= pipes)
+		return TP_FUSED_BY_PIPES;
 	if (counted && s->sends <= limit->ll && !s->owners) return 0;
 	return counted && f->table.allows_128 && s->sends <= limit->ll128 ? 1 : -1;
 }

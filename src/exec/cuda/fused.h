@@ -79,6 +79,7 @@ struct tp_fused_table {
 	uint64_t window;                            /* two-shot all-reduces and reduce-scatters of windows: from so many bytes on where they lie */
 	uint64_t owners;                            /* broadcast and reduce of three ranks and more: from so many bytes on in two steps */
 	uint64_t stream;                            /* gather and scatter: blocks from so many bytes on as sends and receives */
+	uint64_t reduce;                            /* reduce in one step: from so many bytes on through pipes */
 	uint64_t pipes;                             /* whether there are any: 0: no; 1: over NVLink, where GPUs have bulk copies; 2: yes */
 };
 
@@ -112,7 +113,7 @@ struct tp_fused_options {
 	int nchannels;                              /* blocks at most */
 	bool shared_gpu;
 	bool counts;
-	bool pipes;                                 /* the GPU has kernels for them */
+	enum tp_cuda_pipes pipes;                   /* that there is room for */
 	uint64_t comm;                              /* struct tp_dev_comm, the device's address */
 };
 
@@ -139,6 +140,8 @@ bool tp_fused_fit_windows(const struct tp_fused *fused, const struct tp_exec_cal
 bool tp_fused_suggest(const struct tp_fused *fused, enum tp_coll coll, size_t block_bytes, enum tp_algo *out);
 
 /* ---- table.c ---- */
+/* What goes through pipes by this table. */
+enum tp_cuda_pipes tp_fused_table_pipes(const struct tp_fused_table *table);
 void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out);
 /* TELPHER_CUDA_TABLE over what is there. */
 ncclResult_t tp_fused_read_table(struct tp_fused_table *table);

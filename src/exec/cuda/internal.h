@@ -31,7 +31,7 @@ struct tp_cuda_kernels {
 	CUfunction copy[TP_CUDA_NKINDS];
 	CUfunction transfers, transfers_more, streams, streams_more;
 	int resident;
-	bool pipes;                         /* those of pipes can be used */
+	enum tp_cuda_pipes pipes;           /* that are loaded and can be used */
 };
 /* reduces: of this type and operation; else the copying one. */
 static inline CUfunction tp_cuda_kernel(const struct tp_cuda_kernels *k, enum tp_cuda_kind kind, bool reduces, const struct tp_reduce *r)

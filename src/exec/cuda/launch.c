@@ -106,7 +106,7 @@ static bool fit_pipes(const struct tp_cuda_exec *exec, const struct tp_exec_call
 	struct tp_fused_shape shape;
 	struct tp_fused_launch fused;
 	int protocol;
-	if (!exec->fused.pipes.usable || !tp_fused_find(&exec->fused, call, &shape, &protocol) || protocol != TP_FUSED_BY_PIPES) return false;
+	if (!exec->fused.pipes.level || !tp_fused_find(&exec->fused, call, &shape, &protocol) || protocol != TP_FUSED_BY_PIPES) return false;
 	if (call->in_window && fit_fused(exec, call, &fused)) return false;
 	tp_pipes_fit(&exec->fused, call, &shape, out);
 	return true;

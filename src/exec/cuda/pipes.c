@@ -9,19 +9,24 @@ enum { LINE = 128, HEADS = 3 * LINE };
 /* All pipes of a block together hold about as much, whatever the number of peers: what a block moves while a chunk goes and its news
  * comes back. */
 static uint32_t chunk_of(int nlocal) { return nlocal == 2 ? 16 << 10 : nlocal <= 4 ? 8 << 10 : 4 << 10; }
-static uint32_t pipe_bytes(int nlocal) { return HEADS + 2 * TP_PIPE_SLOTS * chunk_of(nlocal); }
-
-size_t tp_pipes_region_bytes(int nlocal, int nchannels)
+/* What only moves has one phase. */
+static uint32_t pipe_bytes(enum tp_cuda_pipes level, int nlocal)
 {
-	if (nlocal < 2 || nlocal > TP_PIPE_RANKS) return 0;
-	return (size_t)(nlocal - 1) * (size_t)nchannels * pipe_bytes(nlocal);
+	return HEADS + (level == TP_CUDA_PIPES_MOVE ? 1u : 2u) * TP_PIPE_SLOTS * chunk_of(nlocal);
+}
+
+size_t tp_pipes_region_bytes(enum tp_cuda_pipes level, int nlocal, int nchannels)
+{
+	if (level == TP_CUDA_PIPES_NONE || nlocal < 2 || nlocal > TP_PIPE_RANKS) return 0;
+	return (size_t)(nlocal - 1) * (size_t)nchannels * pipe_bytes(level, nlocal);
 }
 
 size_t tp_pipes_counter_bytes(int nchannels) { return (size_t)nchannels * 2 * TP_PIPE_RANKS * 2 * sizeof(uint32_t); }
 
-void tp_pipes_init(int nranks, int nchannels, uint64_t counters, const uint64_t *rings, struct tp_pipes *out)
+void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, uint64_t counters, const uint64_t *rings, struct tp_pipes *out)
 {
-	*out = (struct tp_pipes){ .usable = true, .nchannels = nchannels, .chunk = chunk_of(nranks), .pipe_bytes = pipe_bytes(nranks), .counters = counters };
+	*out = (struct tp_pipes){ .level = level, .nchannels = nchannels, .chunk = chunk_of(nranks), .pipe_bytes = pipe_bytes(level, nranks),
+		.counters = counters };
 	memcpy(out->rings, rings, (size_t)nranks * sizeof(*rings));
 }
 
@@ -92,8 +97,9 @@ void tp_pipes_fit(const struct tp_fused *f, const struct tp_exec_call *call, con
 	out->args.aligned = (out->args.input | out->args.output | s.in_stride | s.out_stride) % 16 == 0;
 	fill_roles(n, f->rank, call->plan->spec.root, &s, &out->args);
 	share_out(n, out->kind == TP_FUSED_PUSH, s.gathers, &out->args);
+	/* Less than a quarter of a chunk isn't worth another block. */
 	const size_t lines = tp_div_up(s.slice, LINE);
-	out->blocks = (unsigned)TP_MIN(lines, (size_t)f->table.max_blocks);
+	out->blocks = (unsigned)TP_MIN(tp_div_up(s.slice, pipes->chunk / 4), (size_t)f->table.max_blocks);
 	out->args.lines_each = lines / out->blocks;
 	out->args.lines_more = lines % out->blocks;
 	if (s.reduces) tp_cuda_fill_reduce(call, &out->args.reduce);

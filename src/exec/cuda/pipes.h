@@ -37,12 +37,11 @@ struct tp_pipe_args {
 };
 
 #ifndef __cplusplus
-#include <stdbool.h>
-#include <stddef.h>
+#include "exec/cuda.h"
 
 /* A communicator's; the same on all ranks but for the addresses. */
 struct tp_pipes {
-	bool usable;
+	enum tp_cuda_pipes level;
 	int nchannels;
 	uint32_t chunk, pipe_bytes;
 	uint64_t counters;                          /* in this rank's memory: [channel][phase][rank]{sent, received} */
@@ -56,10 +55,10 @@ struct tp_pipe_launch {
 	struct tp_pipe_args args;
 };
 /* Of a rank's region; of its counters. */
-size_t tp_pipes_region_bytes(int nlocal, int nchannels);
+size_t tp_pipes_region_bytes(enum tp_cuda_pipes level, int nlocal, int nchannels);
 size_t tp_pipes_counter_bytes(int nchannels);
 /* rings: of each rank, zeroed, as the counters are. */
-void tp_pipes_init(int nranks, int nchannels, uint64_t counters, const uint64_t *rings, struct tp_pipes *out);
+void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, uint64_t counters, const uint64_t *rings, struct tp_pipes *out);
 /* A call whose protocol is TP_FUSED_BY_PIPES. */
 struct tp_fused;
 struct tp_exec_call;

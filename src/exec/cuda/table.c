@@ -11,14 +11,14 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 {
 	*out = (struct tp_fused_table){
 		/* NVLink; without it lines of 128 bytes aren't allowed, and the first column alone counts. Two ranks send in one shot as much as
-		 * in two; with more, two shots soon send less. Reductions through pipes are slower than lines so far. */
+		 * in two; with more, two shots soon send less. Pipes where they were measured to be better: two ranks, what only moves. */
 		.limits = {
 			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1 * MB, NEVER },
 			[TP_FUSED_TWO_SHOT] = { 96 * KB, GB, NEVER },
-			[TP_FUSED_GATHER] = { 96 * KB, GB, nranks == 2 ? 12 * MB : 64 * MB },
+			[TP_FUSED_GATHER] = { 96 * KB, GB, nranks == 2 ? 16 * MB : NEVER },
 			[TP_FUSED_SCATTER] = { 96 * KB, GB, NEVER },
-			[TP_FUSED_PAIRS] = { 96 * KB, GB, nranks == 2 ? 10 * MB : 64 * MB },
-			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB, nranks == 2 ? 16 * MB : 48 * MB },
+			[TP_FUSED_PAIRS] = { 96 * KB, GB, nranks == 2 ? 16 * MB : NEVER },
+			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB, nranks == 2 ? 16 * MB : NEVER },
 			[TP_FUSED_OWNERS] = { 0, GB, NEVER },
 		},
 		.threads = { 128, 256 },
@@ -27,6 +27,7 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 		.window = 1 * MB,
 		.owners = 512 * KB,
 		.stream = 16 * KB,
+		.reduce = NEVER,
 		.pipes = 1,
 	};
 	if (!shared_gpu) return;
@@ -36,12 +37,24 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 	out->limits[TP_FUSED_ROOTED] = out->limits[TP_FUSED_OWNERS] = (struct tp_fused_limit){ 1 * MB, 1 * MB, NEVER };
 }
 
+enum tp_cuda_pipes tp_fused_table_pipes(const struct tp_fused_table *t)
+{
+	const struct tp_fused_limit *l = t->limits;
+	if (!t->pipes) return TP_CUDA_PIPES_NONE;
+	if (t->reduce != NEVER || l[TP_FUSED_TWO_SHOT].pipes != NEVER || l[TP_FUSED_SCATTER].pipes != NEVER || l[TP_FUSED_OWNERS].pipes != NEVER)
+		return TP_CUDA_PIPES_ALL;
+	return l[TP_FUSED_GATHER].pipes != NEVER || l[TP_FUSED_PAIRS].pipes != NEVER || l[TP_FUSED_ROOTED].pipes != NEVER ? TP_CUDA_PIPES_MOVE
+		: TP_CUDA_PIPES_NONE;
+}
+
 /* ---- what the user says ---- */
 
 static struct tp_param params[] = {
 	{ .name = "TELPHER_CUDA_TABLE", .kind = TP_PARAM_STRING,
-		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 or NAME=LL:LL128:PIPES (bytes that a rank sends, up to which these lines and from which on pipes; one_shot, two_shot, gather, "
-			"scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
+		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 or NAME=LL:LL128:PIPES (bytes that a rank sends, up to "
+			"which these lines and from which on pipes are used; one_shot, two_shot, gather, scatter, pairs, rooted, two_step), NAME=BYTES (from which on: "
+			"window, two_step_from, stream, and reduce: through pipes), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), "
+			"threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
 };
 TP_PARAM_TABLE("exec", params)
 
@@ -62,13 +75,14 @@ static bool read_bytes(const char **at, uint64_t *out)
 
 static bool read_entry(const char **at, struct tp_fused_table *table)
 {
-	struct { const char *name; uint64_t *first, *second, *third; } entries[TP_FUSED_CLASSES + 4] = { { .name = "window", .first = &table->window },
-		{ .name = "two_step_from", .first = &table->owners }, { .name = "stream", .first = &table->stream }, { .name = "pipes", .first = &table->pipes } };
+	struct { const char *name; uint64_t *first, *second, *third; } entries[TP_FUSED_CLASSES + 5] = { { .name = "window", .first = &table->window },
+		{ .name = "two_step_from", .first = &table->owners }, { .name = "stream", .first = &table->stream },
+		{ .name = "reduce", .first = &table->reduce }, { .name = "pipes", .first = &table->pipes } };
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) {
-		entries[4 + c].name = class_names[c];
-		entries[4 + c].first = &table->limits[c].ll;
-		entries[4 + c].second = &table->limits[c].ll128;
-		entries[4 + c].third = &table->limits[c].pipes;
+		entries[5 + c].name = class_names[c];
+		entries[5 + c].first = &table->limits[c].ll;
+		entries[5 + c].second = &table->limits[c].ll128;
+		entries[5 + c].third = &table->limits[c].pipes;
 	}
 	if (strncmp(*at, "threads=", 8) == 0) {
 		uint64_t threads[2];
@@ -102,8 +116,9 @@ ncclResult_t tp_fused_read_table(struct tp_fused_table *table)
 	for (;;) {
 		const char *entry = at;
 		if (!read_entry(&at, &t) || (*at && *at != ','))
-			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 or NAME=LL:LL128:PIPES (one_shot, two_shot, gather, scatter, pairs, "
-				"rooted, two_step), NAME=BYTES (window, two_step_from, stream), pipes=0, 1 or 2, or threads=LL:LL128, with commas between", text, entry);
+			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 or NAME=LL:LL128:PIPES (one_shot, two_shot, "
+				"gather, scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream, reduce), pipes=0, 1 or 2, or threads=LL:LL128, with commas "
+				"between", text, entry);
 		if (!*at) break;
 		at++;
 	}

@@ -143,6 +143,7 @@ static bool launch_pipes(struct fused_rank *k, const struct fused_call *c, const
 	struct tp_pipe_launch l;
 	int protocol;
 	memset(k->fused.table.limits, 0, sizeof(k->fused.table.limits));
+	k->fused.table.reduce = 0;
 	CHECK(k, tp_fused_find(&k->fused, call, &shape, &protocol) && protocol == TP_FUSED_BY_PIPES);
 	tp_pipes_fit(&k->fused, call, &shape, &l);
 	CHECK(k, l.blocks >= 1 && l.blocks <= (unsigned)k->world->nchannels);
@@ -249,9 +250,9 @@ static void open_pipes(struct fused_rank *k, uint32_t count)
 	struct tp_pipes *pipes = &k->fused.pipes;
 	uint64_t rings[FUSED_MOST_RANKS];
 	for (int p = 0; p < w->n; p++) rings[p] = (uint64_t)(uintptr_t)w->ranks[p].pipes;
-	tp_pipes_init(w->n, w->nchannels, (uint64_t)(uintptr_t)k->counters, rings, pipes);
+	tp_pipes_init(TP_CUDA_PIPES_ALL, w->n, w->nchannels, (uint64_t)(uintptr_t)k->counters, rings, pipes);
 	for (size_t i = 0; i < tp_pipes_counter_bytes(w->nchannels) / sizeof(uint32_t); i++) ((uint32_t *)k->counters)[i] = count;
-	memset(k->pipes, 0, tp_pipes_region_bytes(w->n, w->nchannels));
+	memset(k->pipes, 0, tp_pipes_region_bytes(TP_CUDA_PIPES_ALL, w->n, w->nchannels));
 	for (int i = 0; i < (w->n - 1) * w->nchannels; i++)
 		for (int phase = 0; phase < 2; phase++) ((uint32_t *)((char *)k->pipes + (size_t)i * pipes->pipe_bytes))[phase] = count;
 }
@@ -265,7 +266,7 @@ static void open_world(struct fused_world *w, int n, int nchannels, int layout_c
 	int domains[FUSED_MOST_RANKS] = { 0 };
 	assert_int_equal(tp_layout_create(n, domains, &w->layout), ncclSuccess);
 	for (int r = 0; r < n; r++) assert_int_equal(posix_memalign(&w->ranks[r].region, 128, w->region_bytes), 0);
-	const size_t pipes_bytes = tp_pipes_region_bytes(n, nchannels), counter_bytes = tp_pipes_counter_bytes(nchannels);
+	const size_t pipes_bytes = tp_pipes_region_bytes(TP_CUDA_PIPES_ALL, n, nchannels), counter_bytes = tp_pipes_counter_bytes(nchannels);
 	for (int r = 0; r < n && pipes_bytes; r++) {
 		assert_int_equal(posix_memalign(&w->ranks[r].pipes, 128, pipes_bytes), 0);
 		assert_int_equal(posix_memalign(&w->ranks[r].counters, 128, counter_bytes), 0);

@@ -141,9 +141,27 @@ static void pipes_of_eight_ranks_take_16_mb_at_most(void **unused)
 {
 	(void)unused;
 	for (int n = 2; n <= TP_PIPE_RANKS; n++)
-		for (int channels = 1; channels <= TP_DEV_MAX_CHANNELS; channels++) assert_true(tp_pipes_region_bytes(n, channels) <= (size_t)16 << 20);
-	assert_int_equal(tp_pipes_region_bytes(1, 64), 0);
-	assert_int_equal(tp_pipes_region_bytes(TP_PIPE_RANKS + 1, 64), 0);
+		for (int channels = 1; channels <= TP_DEV_MAX_CHANNELS; channels++) {
+			assert_true(tp_pipes_region_bytes(TP_CUDA_PIPES_ALL, n, channels) <= (size_t)16 << 20);
+			assert_true(tp_pipes_region_bytes(TP_CUDA_PIPES_MOVE, n, channels) <= (size_t)8 << 20);
+			assert_int_equal(tp_pipes_region_bytes(TP_CUDA_PIPES_NONE, n, channels), 0);
+		}
+	assert_int_equal(tp_pipes_region_bytes(TP_CUDA_PIPES_ALL, 1, 64), 0);
+	assert_int_equal(tp_pipes_region_bytes(TP_CUDA_PIPES_ALL, TP_PIPE_RANKS + 1, 64), 0);
+}
+
+/* What was not measured to be better has none, and no memory for them. */
+static void only_what_moves_between_two_gpus_has_pipes_unasked(void **unused)
+{
+	(void)unused;
+	struct tp_fused_table table;
+	for (int n = 2; n <= 64; n++) {
+		tp_fused_defaults(false, n, &table);
+		assert_int_equal(tp_fused_table_pipes(&table), n == 2 ? TP_CUDA_PIPES_MOVE : TP_CUDA_PIPES_NONE);
+		tp_fused_defaults(true, n, &table);
+		assert_int_equal(tp_fused_table_pipes(&table), TP_CUDA_PIPES_NONE);
+	}
+	assert_true(tp_pipes_region_bytes(TP_CUDA_PIPES_MOVE, 2, TP_DEV_MAX_CHANNELS) <= (size_t)5 << 20);
 }
 
 int main(int argc, char **argv)
@@ -158,6 +176,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(an_abort_ends_waiting_kernels),
 		cmocka_unit_test(calls_that_differ_are_reported),
 		cmocka_unit_test(pipes_of_eight_ranks_take_16_mb_at_most),
+		cmocka_unit_test(only_what_moves_between_two_gpus_has_pipes_unasked),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
