@@ -173,6 +173,8 @@ ncclResult_t tp_gpu_memory_free(void *memory);
 ncclResult_t tp_gpu_memory_register(struct ncclComm *comm, void *buffer, size_t bytes, void **handle);
 ncclResult_t tp_gpu_memory_deregister(struct ncclComm *comm, void *handle);
 void tp_gpu_memory_close(struct tp_gpu_rank *rank);
+/* What registered buffers were good for. */
+void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number);
 
 /* gpu_watch.c */
 ncclResult_t tp_gpu_watch_add(struct ncclComm *comm);

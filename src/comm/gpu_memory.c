@@ -150,6 +150,15 @@ bool tp_gpu_find_windows(const struct tp_comm_call *call, struct tp_exec_call *e
 	return true;
 }
 
+void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number)
+{
+	struct tp_cuda_exec *exec = atomic_load_explicit(&rank->exec, memory_order_relaxed);
+	struct tp_cuda_status status;
+	if (!exec) return;
+	tp_cuda_exec_status(exec, &status);
+	if (status.straight) TP_INFO(TP_REG, "rank %d received %u parts of messages straight into its registered buffers", number, status.straight);
+}
+
 /* What the program left registered ends with the communicator. */
 void tp_gpu_memory_close(struct tp_gpu_rank *rank)
 {

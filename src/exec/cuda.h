@@ -51,13 +51,19 @@ bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, si
 /* The algorithm and protocol that a call will run as ("TWO_SHOT/LL128", 32 blocks), for logs and bench. */
 const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec_call *call, int *blocks);
 
+/* Registered buffers: from now on receivers offer theirs, and large messages are stored there without a copy. Collective; before the first launch;
+ * mem lives longer than the executor launches. */
+struct tp_mem;
+void tp_cuda_exec_set_buffers(struct tp_cuda_exec *exec, struct tp_mem *mem);
+
 /* What kernels say. */
-enum tp_cuda_fault { TP_CUDA_FINE, TP_CUDA_ABORTED, TP_CUDA_TAG, TP_CUDA_SIZE };
+enum tp_cuda_fault { TP_CUDA_FINE, TP_CUDA_ABORTED, TP_CUDA_TAG, TP_CUDA_SIZE, TP_CUDA_BUFFER };
 struct tp_cuda_status {
-	enum tp_cuda_fault fault;       /* TAG, SIZE: peer's chunk on channel belongs to another call: found, expected */
+	enum tp_cuda_fault fault;       /* TAG, SIZE: peer's chunk on channel belongs to another call: found, expected; BUFFER: peer's buffer number found isn't mapped */
 	int peer, channel;
 	uint32_t found, expected;
 	uint64_t launched, completed;   /* kernels; completed: where options.counts */
+	uint32_t straight;              /* parts of messages (of a peer and block) that came straight into registered buffers; about */
 };
 void tp_cuda_exec_status(struct tp_cuda_exec *exec, struct tp_cuda_status *out);
 /* Kernels that run or are still to start end at once, without their result. From any thread, no CUDA call. For good. */

@@ -170,6 +170,7 @@ void tp_cuda_exec_status(struct tp_cuda_exec *exec, struct tp_cuda_status *out)
 {
 	struct tp_dev_status *status = exec->status;
 	*out = (struct tp_cuda_status){ .launched = atomic_load_explicit(&exec->launched, memory_order_relaxed),
+		.straight = __atomic_load_n(&status->straight, __ATOMIC_RELAXED),
 		/* Pairs with tp_kernel_end. */
 		.completed = __atomic_load_n(&status->completed, __ATOMIC_ACQUIRE) };
 	out->fault = (enum tp_cuda_fault)__atomic_load_n(&status->fault, __ATOMIC_ACQUIRE);     /* pairs with tp_block_fault */

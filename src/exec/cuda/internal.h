@@ -9,6 +9,7 @@
  *   streams.c   the same between ranks that map each other's regions, and collectives that are such groups
  *   fused.c     which calls run as fused kernels, and how
  *   pipes.c     large ones through pipes
+ *   offers.c    registered buffers, which large messages are stored to without a copy
  *   table.c     from which sizes on */
 #ifndef TP_EXEC_CUDA_INTERNAL_H
 #define TP_EXEC_CUDA_INTERNAL_H
@@ -84,6 +85,7 @@ struct tp_cuda_exec {
 	int transfer_room;
 	bool transfer_uploads;
 	struct tp_cuda_streams streams;
+	struct tp_mem *buffers;                     /* NULL: registered buffers are of no use */
 };
 /* struct tp_reduce as kernels get it. */
 void tp_cuda_fill_reduce(const struct tp_exec_call *call, struct tp_dev_reduce *out);
@@ -134,6 +136,11 @@ struct tp_cuda_ordered { uint64_t cut; int index, from; };  /* from: of a self-r
 uint32_t tp_cuda_transfer_distance(const struct tp_cuda_exec *exec, const struct tp_exec_transfer *t);
 /* Of the largest launch. */
 int tp_cuda_transfers_blocks(const struct tp_cuda_exec *exec, const struct tp_exec_call *call);
+
+/* ---- offers.c ---- */
+/* Of a buffer that a peer may store to; index 0: it isn't registered. */
+struct tp_dev_offer tp_cuda_find_offer(const struct tp_cuda_exec *exec, const void *buffer, size_t bytes);
+void tp_cuda_pipe_offers(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_pipe_launch *pipes);
 
 /* ---- streams.c ---- */
 size_t tp_cuda_streams_region_bytes(int nlocal, int nchannels);

@@ -9,6 +9,9 @@ static ncclResult_t fail_stopped(struct tp_cuda_exec *exec)
 	struct tp_cuda_status status;
 	tp_cuda_exec_status(exec, &status);
 	if (status.fault == TP_CUDA_ABORTED) return ncclInternalError;      /* who aborted has said why */
+	if (status.fault == TP_CUDA_BUFFER)
+		return TP_FAIL(ncclInvalidUsage, "rank %d: rank %d receives into its registered buffer %u, which isn't mapped here any more: a buffer was deregistered "
+			"while it was in use", exec->boot->rank, status.peer, status.found);
 	return TP_FAIL(ncclInvalidUsage, "rank %d: what came from rank %d on channel %d belongs to another call than this rank's (%s 0x%08x, and 0x%08x was "
 		"expected): the ranks' calls differ", exec->boot->rank, status.peer, status.channel, status.fault == TP_CUDA_SIZE ? "size" : "tag",
 		status.found, status.expected);
@@ -115,6 +118,7 @@ static bool fit_pipes(const struct tp_cuda_exec *exec, const struct tp_exec_call
 static ncclResult_t launch_pipes(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, struct tp_pipe_launch *pipes)
 {
 	CUfunction function = tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + pipes->kind, pipes->reduces, &call->reduce);
+	tp_cuda_pipe_offers(exec, call, pipes);
 	return tp_cuda_exec_run_shared(exec, stream, function, pipes->blocks, TP_DEV_THREADS, TP_PIPE_SHARED, &pipes->args);
 }
 

@@ -33,6 +33,9 @@ struct tp_pipe_args {
 	uint8_t aligned;                            /* buffers and strides are, to 16 bytes */
 	uint8_t reduce_warps, collect_warps;
 	uint8_t gives_way, counts;
+	uint8_t offers;                             /* what only moves: receivers offer their buffers */
+	uint64_t table;                             /* registered buffers, and OUTPUT among them */
+	struct tp_dev_offer offer;
 	struct tp_dev_reduce reduce;
 };
 

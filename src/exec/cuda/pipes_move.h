@@ -11,8 +11,11 @@
  * takes as long as the link is busy, others' are under way, and no flag waits for a later chunk. The threads of such a warp have a peer each.
  *
  * A chunk's number counts on for ever, kernel after kernel, so that no kernel has to meet another; it is the chunk's flag, beside the
- * call's tag. A flag is stored once the chunk's bulk copy has arrived. 32 bits are enough, as each flag is compared with the one number that
+ * call's tag. A flag is stored once the chunk's bulk copy has arrived. 31 bits are enough, as each flag is compared with the one number that
  * is due, and the reader is never a ring ahead.
+ *
+ * Where nothing is reduced, receivers offer their buffers (offers.h), in the line of the heads. A chunk that is pushed in bulk to a buffer that was
+ * offered goes there, and its flag says so in its lowest bit; the rest of the protocol is the same.
  *
  * No two ranks can wait for each other: a chunk of phase 0 waits for room, which an earlier chunk's reduction makes, which needs earlier
  * chunks of all; and whoever waits has published what it stored. In place nothing is written before it was read: what comes
@@ -21,6 +24,7 @@
 #define TP_EXEC_CUDA_PIPES_MOVE_H
 
 #include "exec/cuda/lines_move.h"
+#include "exec/cuda/offers.h"
 #include "exec/cuda/pipes.h"
 
 struct tp_pipes_shared {
@@ -29,6 +33,7 @@ struct tp_pipes_shared {
 	uint32_t sent[2][TP_PIPE_PEERS], received[2][TP_PIPE_PEERS];
 	uint32_t seen[2][TP_PIPE_PUSHERS][TP_PIPE_PEERS];   /* of heads: each pushing or sending warp's view */
 	uint32_t go[1 + TP_PIPE_RANKS];             /* of each group: its first thread's word to the others */
+	uint64_t straight[TP_PIPE_PUSHERS][TP_PIPE_PEERS];  /* where each peer's buffer takes this block's part, as each pushing warp knows it; 0: ring */
 	uint32_t made, freed[TP_PIPE_TILES];        /* chunks reduced to tiles; of each tile, chunks that have been sent from it */
 	uint32_t stopped;
 };
@@ -46,6 +51,7 @@ TP_DEVICE tp_dev_comm *tp_pipe_comm(const tp_pipe_args &a) { return (tp_dev_comm
 TP_DEVICE char *tp_pipe_place(const tp_pipe_args &a, int at, int from)
 { return (char *)a.rings[at] + ((uint64_t)(uint32_t)(from - (from > at)) * a.nchannels + (uint32_t)tp_block()) * a.pipe_bytes; }
 TP_DEVICE uint32_t *tp_pipe_head(const tp_pipe_args &a, int sender, int receiver, int phase) { return (uint32_t *)tp_pipe_place(a, sender, receiver) + phase; }
+TP_DEVICE char *tp_pipe_offer(const tp_pipe_args &a, int sender, int receiver) { return tp_pipe_place(a, sender, receiver) + 16; }
 TP_DEVICE uint64_t *tp_pipe_flag(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
 { return (uint64_t *)(tp_pipe_place(a, receiver, sender) + 128 + phase * 128) + number % TP_PIPE_SLOTS; }
 TP_DEVICE char *tp_pipe_slot(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
@@ -81,14 +87,24 @@ TP_DEVICE void tp_pipe_meet(const tp_pipe_group &g)
 	if (g.warps > 1) tp_group_sync(1 + g.number, g.warps * TP_WARP);
 }
 
+/* Where chunk c goes in a peer's own buffer, or NULL: to the ring. */
+TP_DEVICE char *tp_pipe_straight(const tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int number, int q, uint32_t c)
+{
+	if (!a.offers || !sh.straight[number][q]) return nullptr;
+	const uint32_t bytes = tp_pipe_bytes(a, k, a.fans ? 0 : a.slice_of[tp_pipe_peer(a, q)], c);
+	return bytes && bytes % 16 == 0 ? (char *)sh.straight[number][q] + (uint64_t)c * a.chunk : nullptr;
+}
+
 /* Chunk c has arrived, as this warp's threads know, each of its peer. */
-TP_DEVICE void tp_pipe_publish(const tp_pipes_shared &sh, const tp_pipe_args &a, int phase, uint32_t to, uint32_t c)
+TP_DEVICE void tp_pipe_publish(const tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int phase, int warp, uint32_t to, uint32_t c)
 {
 	TP_NO_UNROLL
 	for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
 		const int p = tp_pipe_peer(a, q);
 		const uint32_t number = sh.sent[phase][q] + c + 1;
-		if (tp_pipe_has(to, p)) tp_store_release64(tp_pipe_flag(a, p, a.rank, phase, number), number | (uint64_t)a.tag << 32);      /* pairs with tp_pipe_await */
+		if (!tp_pipe_has(to, p)) continue;
+		const uint32_t straight = phase == 0 && tp_pipe_straight(sh, a, k, warp, q, c);
+		tp_store_release64(tp_pipe_flag(a, p, a.rank, phase, number), (number << 1 | straight) | (uint64_t)a.tag << 32);        /* pairs with tp_pipe_await */
 	}
 }
 
@@ -110,8 +126,9 @@ TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, in
 	}
 }
 
-/* A thread's, until chunk c has come from a peer. False: stop. */
-TP_DEVICE bool tp_pipe_await(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, uint32_t c)
+/* A thread's, until chunk c has come from a peer, to the ring or straight to OUTPUT. TP_PIPE_STOP: it won't. */
+enum { TP_PIPE_STOP, TP_PIPE_CAME, TP_PIPE_CAME_STRAIGHT };
+TP_DEVICE uint32_t tp_pipe_await(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, uint32_t c)
 {
 	const int p = tp_pipe_peer(a, q);
 	const uint32_t number = sh.received[phase][q] + c + 1;
@@ -119,13 +136,13 @@ TP_DEVICE bool tp_pipe_await(tp_pipes_shared &sh, const tp_pipe_args &a, int pha
 	tp_lines_delay();
 	for (unsigned turn = 0;; turn++) {
 		const uint64_t found = tp_load_acquire64(flag);
-		if ((uint32_t)found == number) {
-			if (found >> 32 == a.tag) return true;
+		if ((uint32_t)found >> 1 == (number & 0x7fffffffu)) {
+			if (found >> 32 == a.tag) return found & 1 ? TP_PIPE_CAME_STRAIGHT : TP_PIPE_CAME;
 			tp_block_fault(tp_pipe_comm(a), TP_BLOCK_TAG, p, tp_block(), (uint32_t)(found >> 32), a.tag);
 			tp_block_set(&sh.stopped, 1);
-			return false;
+			return TP_PIPE_STOP;
 		}
-		if (!tp_pipe_wait(sh, a, turn)) return false;
+		if (!tp_pipe_wait(sh, a, turn)) return TP_PIPE_STOP;
 	}
 }
 /* Chunk c of a peer has been read. What was read is in registers: no order is needed but that of the barrier before this. */
@@ -195,13 +212,32 @@ TP_FAR void tp_pipe_finish(const tp_pipe_args &a, const tp_pipe &k, const R &red
 	tp_bulk_fence();
 }
 
+/* Until all that this rank pushes to have said where. A buffer that this rank hasn't got, or not at such a place, isn't used. False: stop. */
+TP_FAR bool tp_pipe_take_offers(tp_pipes_shared &sh, const tp_pipe_args &a, int number)
+{
+	bool ok = true;
+	TP_NO_UNROLL
+	for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
+		const int p = tp_pipe_peer(a, q);
+		uint64_t offset = 0;
+		uint32_t index = 0;
+		if (!tp_pipe_has(a.push_to, p)) continue;
+		for (unsigned turn = 0; ok && !tp_offer_look(tp_pipe_offer(a, a.rank, p), sh.sent[0][q] + 1, &offset, &index); turn++) ok = tp_pipe_wait(sh, a, turn);
+		const uint64_t entry = ok ? tp_offer_entry(a.table, p, index) : 0;
+		sh.straight[number][q] = entry && (entry + offset) % 16 == 0 ? entry + offset : 0;
+	}
+	tp_warp_sync();
+	return tp_warp_all(ok);
+}
+
 /* Pushing warp `number`: every chunk of a.pushers from there on. */
 template <class R>
 TP_DEVICE void tp_pipe_push(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, const R &reduction, char *stages, int number)
 {
 	uint32_t parity = 0;
-	if (!a.push_to) return;
+	if (!a.push_to || (uint32_t)number >= k.chunks) return;
 	tp_pipe_fetch(sh, a, k, stages, number, (uint32_t)number);
+	if (a.offers && !tp_pipe_take_offers(sh, a, number)) return;
 	TP_NO_UNROLL
 	for (uint32_t c = (uint32_t)number; c < k.chunks; c += a.pushers, parity ^= 1) {
 		const bool all_bulk = tp_pipe_loaded(sh, a, k, number, c, parity);
@@ -214,14 +250,15 @@ TP_DEVICE void tp_pipe_push(tp_pipes_shared &sh, const tp_pipe_args &a, const tp
 			const int p = tp_pipe_peer(a, q);
 			if (!tp_pipe_has(a.push_to, p)) continue;
 			const uint32_t bytes = (tp_pipe_bytes(a, k, tp_pipe_push_slice(a, q), c) + 15) & ~15u;
-			if (bytes) tp_bulk_store(tp_pipe_slot(a, p, a.rank, 0, sh.sent[0][q] + c + 1), tp_pipe_stage(a, stages, q, number), bytes);
+			char *straight = tp_pipe_straight(sh, a, k, number, q, c);
+			if (bytes) tp_bulk_store(straight ? straight : tp_pipe_slot(a, p, a.rank, 0, sh.sent[0][q] + c + 1), tp_pipe_stage(a, stages, q, number), bytes);
 		}
 		tp_bulk_commit();
 		tp_bulk_read<0>();
 		tp_warp_sync();
 		tp_pipe_fetch(sh, a, k, stages, number, c + a.pushers);
 		tp_bulk_stored<0>();
-		tp_pipe_publish(sh, a, 0, a.push_to, c);
+		tp_pipe_publish(sh, a, k, 0, number, a.push_to, c);
 	}
 }
 
@@ -323,7 +360,7 @@ TP_DEVICE void tp_pipe_reduce(tp_pipes_shared &sh, const tp_pipe_args &a, const 
 			for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
 				const int p = tp_pipe_peer(a, q);
 				if (!tp_pipe_has(a.sources, p)) continue;
-				go = go && tp_pipe_await(sh, a, 0, q, c);
+				go = go && tp_pipe_await(sh, a, 0, q, c) != TP_PIPE_STOP;
 				sh.source[p] = (uint64_t)(uintptr_t)tp_pipe_slot(a, a.rank, p, 0, sh.received[0][q] + c + 1);
 			}
 			for (unsigned turn = 0; go && a.send_to && tp_block_load(&sh.freed[c % a.tiles]) < c / a.tiles; turn++) go = tp_pipe_wait(sh, a, turn);
@@ -371,7 +408,7 @@ TP_FAR void tp_pipe_send(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pi
 		tp_warp_sync();
 		if (tp_pipe_lane() == 0) tp_block_set(&sh.freed[number], c / a.tiles + 1);     /* seen by tp_pipe_reduce */
 		tp_bulk_stored<0>();
-		tp_pipe_publish(sh, a, 1, a.send_to, c);
+		tp_pipe_publish(sh, a, k, 1, number, a.send_to, c);
 	}
 }
 
@@ -426,16 +463,23 @@ TP_FAR void tp_pipe_collect(tp_pipes_shared &sh, const tp_pipe_args &a, const tp
 {
 	const int p = tp_pipe_peer(a, q);
 	char *to = (char *)a.output + (uint64_t)(uint32_t)place * a.out_stride + k.begin;
+	bool straight = false;
+	if (a.offers && g.thread == 0)
+		tp_offer_make(tp_pipe_offer(a, p, a.rank), tp_offer_stands(a.table, a.rank, a.offer, a.output), a.offer, (uint64_t)to - a.output,
+			sh.received[phase][q] + 1);
 	TP_NO_UNROLL
 	for (uint32_t c = 0; c < k.chunks; c++) {
 		if (g.thread == 0) sh.go[g.number] = tp_pipe_await(sh, a, phase, q, c);
 		tp_pipe_meet(g);
-		if (!sh.go[g.number]) return;
-		tp_pipe_copy<6, true>(tp_pipe_slot(a, a.rank, p, phase, sh.received[phase][q] + c + 1), to + (uint64_t)c * a.chunk, tp_pipe_bytes(a, k, slice, c),
+		const uint32_t came = sh.go[g.number];
+		if (came == TP_PIPE_STOP) return;
+		straight |= came == TP_PIPE_CAME_STRAIGHT;
+		if (came == TP_PIPE_CAME) tp_pipe_copy<6, true>(tp_pipe_slot(a, a.rank, p, phase, sh.received[phase][q] + c + 1), to + (uint64_t)c * a.chunk, tp_pipe_bytes(a, k, slice, c),
 			a.aligned, g.thread, g.warps * TP_WARP);
 		tp_pipe_meet(g);
 		if (g.thread == 0) tp_pipe_consumed(sh, a, phase, q, c);
 	}
+	if (straight && g.thread == 0) tp_offer_count(tp_pipe_comm(a));
 }
 
 /* What a rank gives to itself: `slices` of them, from INPUT to OUTPUT. */

@@ -28,6 +28,7 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 		.owners = 512 * KB,
 		.stream = 16 * KB,
 		.reduce = NEVER,
+		.offer = 4 * MB,
 		.pipes = 1,
 	};
 	if (!shared_gpu) return;
@@ -53,7 +54,7 @@ static struct tp_param params[] = {
 	{ .name = "TELPHER_CUDA_TABLE", .kind = TP_PARAM_STRING,
 		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 or NAME=LL:LL128:PIPES (bytes that a rank sends, up to "
 			"which these lines and from which on pipes are used; one_shot, two_shot, gather, scatter, pairs, rooted, two_step), NAME=BYTES (from which on: "
-			"window, two_step_from, stream, and reduce: through pipes), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), "
+			"window, two_step_from, stream, reduce: through pipes, offer: registered buffers), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), "
 			"threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
 };
 TP_PARAM_TABLE("exec", params)
@@ -75,14 +76,14 @@ static bool read_bytes(const char **at, uint64_t *out)
 
 static bool read_entry(const char **at, struct tp_fused_table *table)
 {
-	struct { const char *name; uint64_t *first, *second, *third; } entries[TP_FUSED_CLASSES + 5] = { { .name = "window", .first = &table->window },
+	struct { const char *name; uint64_t *first, *second, *third; } entries[TP_FUSED_CLASSES + 6] = { { .name = "window", .first = &table->window },
 		{ .name = "two_step_from", .first = &table->owners }, { .name = "stream", .first = &table->stream },
-		{ .name = "reduce", .first = &table->reduce }, { .name = "pipes", .first = &table->pipes } };
+		{ .name = "reduce", .first = &table->reduce }, { .name = "offer", .first = &table->offer }, { .name = "pipes", .first = &table->pipes } };
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) {
-		entries[5 + c].name = class_names[c];
-		entries[5 + c].first = &table->limits[c].ll;
-		entries[5 + c].second = &table->limits[c].ll128;
-		entries[5 + c].third = &table->limits[c].pipes;
+		entries[6 + c].name = class_names[c];
+		entries[6 + c].first = &table->limits[c].ll;
+		entries[6 + c].second = &table->limits[c].ll128;
+		entries[6 + c].third = &table->limits[c].pipes;
 	}
 	if (strncmp(*at, "threads=", 8) == 0) {
 		uint64_t threads[2];
@@ -117,7 +118,7 @@ ncclResult_t tp_fused_read_table(struct tp_fused_table *table)
 		const char *entry = at;
 		if (!read_entry(&at, &t) || (*at && *at != ','))
 			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 or NAME=LL:LL128:PIPES (one_shot, two_shot, "
-				"gather, scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream, reduce), pipes=0, 1 or 2, or threads=LL:LL128, with commas "
+				"gather, scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream, reduce, offer), pipes=0, 1 or 2, or threads=LL:LL128, with commas "
 				"between", text, entry);
 		if (!*at) break;
 		at++;
