@@ -173,7 +173,9 @@ ncclResult_t tp_gpu_memory_free(void *memory);
 ncclResult_t tp_gpu_memory_register(struct ncclComm *comm, void *buffer, size_t bytes, void **handle);
 ncclResult_t tp_gpu_memory_deregister(struct ncclComm *comm, void *handle);
 void tp_gpu_memory_close(struct tp_gpu_rank *rank);
-/* What registered buffers were good for. */
+/* Registered buffers are offered to peers' kernels from now on. */
+void tp_gpu_memory_offer(struct tp_gpu_rank *rank, struct tp_cuda_exec *exec);
+/* What they were good for. */
 void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number);
 
 /* gpu_watch.c */

@@ -161,7 +161,7 @@ static ncclResult_t open_entered(struct ncclComm *comm)
 	TP_TRY(tp_cuda_exec_create(comm->boot, comm->links, &options, &exec));
 	atomic_store_explicit(&rank->exec, exec, memory_order_release);
 	TP_TRY(open_memory(comm));
-	tp_cuda_exec_set_buffers(exec, rank->mem);
+	tp_gpu_memory_offer(rank, exec);
 	TP_GPU_TRY(comm, EventCreate(&rank->done, CU_EVENT_DISABLE_TIMING));
 	TP_GPU_TRY(comm, EventCreate(&rank->join, CU_EVENT_DISABLE_TIMING));
 	tp_gpu_rank_register(rank);

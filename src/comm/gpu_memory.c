@@ -150,6 +150,21 @@ bool tp_gpu_find_windows(const struct tp_comm_call *call, struct tp_exec_call *e
 	return true;
 }
 
+static bool find_place(void *mem, const void *ptr, size_t bytes, uint32_t *index, uint64_t *offset)
+{
+	struct tp_mem_place place;
+	if (!tp_mem_find(mem, ptr, bytes, &place)) return false;
+	*index = place.index;
+	*offset = place.offset;
+	return true;
+}
+
+void tp_gpu_memory_offer(struct tp_gpu_rank *rank, struct tp_cuda_exec *exec)
+{
+	struct tp_cuda_buffers buffers = { rank->mem, find_place, tp_mem_table(rank->mem), TP_MEM_BUFFERS };
+	if (tp_mem_is_useful(rank->mem)) tp_cuda_exec_set_buffers(exec, &buffers);
+}
+
 void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number)
 {
 	struct tp_cuda_exec *exec = atomic_load_explicit(&rank->exec, memory_order_relaxed);

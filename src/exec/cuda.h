@@ -51,10 +51,15 @@ bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, si
 /* The algorithm and protocol that a call will run as ("TWO_SHOT/LL128", 32 blocks), for logs and bench. */
 const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec_call *call, int *blocks);
 
-/* Registered buffers: from now on receivers offer theirs, and large messages are stored there without a copy. Collective; before the first launch;
- * mem lives longer than the executor launches. */
-struct tp_mem;
-void tp_cuda_exec_set_buffers(struct tp_cuda_exec *exec, struct tp_mem *mem);
+/* Registered buffers, as mem/mem.h has them: from now on receivers offer theirs, and large messages are stored there without a copy. All ranks of
+ * the communicator or none; before the first launch. find: asked at launches; true where all ranks of the host have mapped the range. */
+struct tp_cuda_buffers {
+	void *mem;
+	bool (*find)(void *mem, const void *ptr, size_t bytes, uint32_t *index, uint64_t *offset);
+	const uint64_t *table;          /* tp_mem_table */
+	uint32_t row;                   /* of how many entries */
+};
+void tp_cuda_exec_set_buffers(struct tp_cuda_exec *exec, const struct tp_cuda_buffers *buffers);
 
 /* What kernels say. */
 enum tp_cuda_fault { TP_CUDA_FINE, TP_CUDA_ABORTED, TP_CUDA_TAG, TP_CUDA_SIZE, TP_CUDA_BUFFER };

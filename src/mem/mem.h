@@ -39,6 +39,8 @@ void tp_mem_destroy(struct tp_mem *mem);
 /* ncclCommRegister: [ptr, ptr + bytes). Ranges may overlap and repeat: each has its handle. Memory of the host, and what can't be
  * shared, registers without effect. From any thread; makes no kernel wait and waits for none. */
 ncclResult_t tp_mem_register(struct tp_mem *mem, void *ptr, size_t bytes, void **handle);
+/* NCCL_LOCAL_REGISTER: are registrations to have an effect, of host memory too? */
+bool tp_mem_registers(void);
 /* ncclCommDeregister: nothing that uses the range may be outstanding. A handle that isn't one is ncclInvalidArgument. */
 ncclResult_t tp_mem_deregister(struct tp_mem *mem, void *handle);
 

@@ -13,7 +13,7 @@
 
 static struct tp_param params[] = {
 	{ .name = "NCCL_LOCAL_REGISTER", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
-		.doc = "GPU ranks: 0: ncclCommRegister has no effect, and buffers that it was called for are used like all others" },
+		.doc = "0: ncclCommRegister has no effect, and buffers that it was called for are used like all others" },
 };
 TP_PARAM_TABLE("mem", params)
 
@@ -218,10 +218,12 @@ static ncclResult_t register_range(struct tp_mem *mem, struct tp_mem_range *rang
 	return result;
 }
 
+bool tp_mem_registers(void) { return tp_param_int(&params[0]) != 0; }
+
 ncclResult_t tp_mem_register(struct tp_mem *mem, void *ptr, size_t bytes, void **handle)
 {
 	char why[128] = "no peer on this host reaches it";
-	bool wanted = tp_param_int(&params[0]) != 0;
+	bool wanted = tp_mem_registers();
 	int fd = -1;
 	struct tp_mem_range *range = tp_alloc(1, sizeof(*range), "a registration");
 	if (!range) return ncclSystemError;

@@ -85,7 +85,7 @@ struct tp_cuda_exec {
 	int transfer_room;
 	bool transfer_uploads;
 	struct tp_cuda_streams streams;
-	struct tp_mem *buffers;                     /* NULL: registered buffers are of no use */
+	struct tp_cuda_buffers buffers;             /* table NULL: registered buffers are of no use */
 };
 /* struct tp_reduce as kernels get it. */
 void tp_cuda_fill_reduce(const struct tp_exec_call *call, struct tp_dev_reduce *out);

@@ -76,7 +76,7 @@ ncclResult_t tp_cuda_streams_launch(struct tp_cuda_exec *exec, CUstream stream, 
 			.peer = (int16_t)t->peer };
 		channels |= channels_of(exec, t);
 		if (self) args->streams[n].from = (uint64_t)(uintptr_t)call->transfers[order[i].from].buf;
-		if (!self && !t->is_send && exec->buffers && t->bytes >= args->head.offers_from) {
+		if (!self && !t->is_send && exec->buffers.table && t->bytes >= args->head.offers_from) {
 			struct tp_dev_offer offer = tp_cuda_find_offer(exec, t->buf, t->bytes);
 			args->streams[n].offset = offer.offset;
 			args->streams[n].index = (uint16_t)offer.index;

@@ -149,8 +149,26 @@ static bool launch_pipes(struct fused_rank *k, const struct fused_call *c, const
 	CHECK(k, l.blocks >= 1 && l.blocks <= (unsigned)k->world->nchannels);
 	const struct tp_emulated_kernel *kernel = kernel_of(l.kind, l.reduces, c);
 	CHECK(k, kernel && kernel->args_bytes == sizeof(l.args));
+	if (c->offers && l.kind == TP_FUSED_PUSH) {
+		l.args.offers = 1;
+		l.args.table = (uint64_t)(uintptr_t)k->table;
+		/* Captured when it was registered, whether it still is or not. */
+		l.args.offer = (struct tp_dev_offer){ .index = (uint32_t)(c - k->world->calls) % TP_DEV_BUFFERS + 1 };
+	}
 	tp_emulator_launch(kernel, (int)l.blocks, TP_DEV_THREADS, (int)l.blocks, &l.args);
 	return true;
+}
+
+/* What registration would have told everybody, before any kernel runs. */
+static void tell_buffers(struct fused_rank *k, const struct buffers *buffers)
+{
+	struct fused_world *w = k->world;
+	for (int i = 0; i < w->ncalls; i++) {
+		const struct fused_call *c = &w->calls[i];
+		if (!c->offers || !(c->registered >> k->rank & 1)) continue;
+		for (int p = 0; p < w->n && w->ranks[p].table; p++)
+			w->ranks[p].table[k->rank * TP_DEV_BUFFERS + i % TP_DEV_BUFFERS] = (uint64_t)(uintptr_t)buffers[i].out;
+	}
 }
 
 static bool launch(struct fused_rank *k, const struct fused_call *c, const struct tp_plan *plan, const struct buffers *b)
@@ -224,6 +242,7 @@ static void *run_rank(void *arg)
 	struct buffers *buffers = calloc((size_t)w->ncalls, sizeof(*buffers));
 	for (int i = 0; i < w->ncalls && !k->failed; i++)
 		if (!prepare(k, &w->calls[i], &buffers[i])) describe(k, &w->calls[i]);
+	tell_buffers(k, buffers);
 	pthread_barrier_wait(&w->barrier);
 	for (int i = 0; i < w->ncalls && !k->failed; i++) {
 		const struct fused_call *c = &w->calls[i];
@@ -270,6 +289,8 @@ static void open_world(struct fused_world *w, int n, int nchannels, int layout_c
 	for (int r = 0; r < n && pipes_bytes; r++) {
 		assert_int_equal(posix_memalign(&w->ranks[r].pipes, 128, pipes_bytes), 0);
 		assert_int_equal(posix_memalign(&w->ranks[r].counters, 128, counter_bytes), 0);
+		w->ranks[r].table = calloc((size_t)n * TP_DEV_BUFFERS, sizeof(uint64_t));
+		assert_non_null(w->ranks[r].table);
 	}
 	for (int r = 0; r < n; r++) {
 		struct fused_rank *k = &w->ranks[r];
@@ -341,6 +362,7 @@ void fused_close(struct fused_world *w)
 		free(w->ranks[r].region);
 		free(w->ranks[r].pipes);
 		free(w->ranks[r].counters);
+		free(w->ranks[r].table);
 	}
 	tp_layout_free(w->layout);
 }
@@ -411,6 +433,8 @@ void fused_random_pipes(int n, int nchannels, uint32_t epoch, uint32_t chunk, ui
 	for (int i = 0; i < ncalls; i++) {
 		calls[i] = random_call(&state, n, most_bytes);
 		calls[i].lines128 = calls[i].pipes = true;
+		calls[i].offers = reduce_draw(&state) % 2;
+		calls[i].registered = (unsigned)reduce_draw(&state);
 		if (n > 2 && (calls[i].coll == TP_BROADCAST || calls[i].coll == TP_REDUCE)) calls[i].owners = reduce_draw(&state) % 2;
 		if (calls[i].coll == TP_ALL_REDUCE) calls[i].algo = TP_ALGO_TWO_SHOT;
 	}

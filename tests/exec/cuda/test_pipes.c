@@ -59,6 +59,32 @@ static void all_collectives_of_all_sizes(void **unused)
 	}
 }
 
+static void chunks_come_straight_to_whoever_has_registered(void **unused)
+{
+	(void)unused;
+	static struct fused_world w;
+	struct fused_call calls[FUSED_KINDS * 8];
+	for (int n = 2; n <= 5; n++) {
+		int ncalls = 0;
+		for (size_t kind = 0; kind < FUSED_KINDS; kind++)
+			for (unsigned which = 0; which < 8; which++, ncalls++) {
+				calls[ncalls] = pipe_call(&fused_kinds[kind], n, (int)which % n, which % 2 ? 4001 : 4096, (uint32_t)ncalls);
+				calls[ncalls].offers = true;
+				calls[ncalls].registered = which == 7 ? ~0u : which;
+				calls[ncalls].shift = which == 5;
+				calls[ncalls].in_place = which == 6;
+			}
+		fused_lateness = 3;
+		fused_open(&w, n, 2, 0xfffffff0u);
+		fused_set_chunk(&w, 1024);
+		int failed = fused_run(&w, calls, ncalls);
+		fused_lateness = 0;
+		for (int r = 0; r < n; r++) assert_true(w.ranks[r].status.straight > 0);
+		fused_close(&w);
+		assert_int_equal(failed, 0);
+	}
+}
+
 static void many_chunks_go_through_full_rings(void **unused)
 {
 	(void)unused;
@@ -88,7 +114,7 @@ static void counters_pass_the_end_of_their_bits(void **unused)
 {
 	(void)unused;
 	fused_lateness = 5;
-	for (int n = 2; n <= 4; n++) fused_random_pipes(n, 2, 0xffffffe0u, 512, 40 + (uint64_t)n, 40, 20000);
+	for (int n = 2; n <= 4; n++) fused_random_pipes(n, 2, n == 3 ? 0x7fffffe0u : 0xffffffe0u, 512, 40 + (uint64_t)n, 40, 20000);
 	fused_lateness = 0;
 }
 
@@ -170,6 +196,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_type_and_operation_has_the_host_executors_bits),
 		cmocka_unit_test(all_collectives_of_all_sizes),
+		cmocka_unit_test(chunks_come_straight_to_whoever_has_registered),
 		cmocka_unit_test(many_chunks_go_through_full_rings),
 		cmocka_unit_test(different_kernels_in_a_row_while_ranks_drift_apart),
 		cmocka_unit_test(counters_pass_the_end_of_their_bits),
