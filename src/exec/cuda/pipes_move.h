@@ -118,7 +118,7 @@ TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, in
 			const int p = tp_pipe_peer(a, q);
 			uint32_t *seen = &sh.seen[phase][number][q];
 			if (!tp_pipe_has(to, p) || (int32_t)(sh.sent[phase][q] + c + 1 - *seen) <= TP_PIPE_SLOTS) continue;
-			*seen = tp_load_relaxed(tp_pipe_head(a, a.rank, p, phase));          /* stored by tp_pipe_consumed */
+			*seen = tp_load_read(tp_pipe_head(a, a.rank, p, phase));             /* stored by tp_pipe_consumed */
 			ok &= (int32_t)(sh.sent[phase][q] + c + 1 - *seen) <= TP_PIPE_SLOTS;
 		}
 		if (tp_warp_all(ok)) return true;
@@ -147,7 +147,7 @@ TP_DEVICE uint32_t tp_pipe_await(tp_pipes_shared &sh, const tp_pipe_args &a, int
 }
 /* Chunk c of a peer has been read. What was read is in registers: no order is needed but that of the barrier before this. */
 TP_DEVICE void tp_pipe_consumed(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, uint32_t c)
-{ tp_store_relaxed(tp_pipe_head(a, tp_pipe_peer(a, q), a.rank, phase), sh.received[phase][q] + c + 1); }
+{ tp_store_read(tp_pipe_head(a, tp_pipe_peer(a, q), a.rank, phase), sh.received[phase][q] + c + 1); }
 
 /* ---- push ---- */
 
@@ -516,7 +516,7 @@ TP_DEVICE tp_pipe tp_pipe_begin(tp_pipes_shared &sh, const tp_pipe_args &a)
 		const uint32_t *counter = tp_pipe_counter(a, phase, q);
 		sh.sent[phase][q] = counter[0];
 		sh.received[phase][q] = counter[1];
-		const uint32_t seen = tp_load_relaxed(tp_pipe_head(a, a.rank, tp_pipe_peer(a, q), phase));
+		const uint32_t seen = tp_load_read(tp_pipe_head(a, a.rank, tp_pipe_peer(a, q), phase));
 		TP_NO_UNROLL
 		for (int w = 0; w < TP_PIPE_PUSHERS; w++) sh.seen[phase][w][q] = seen;
 	}

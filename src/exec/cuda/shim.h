@@ -22,6 +22,9 @@ TP_DEVICE void tp_block_set(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __
 #define TP_FAR [[maybe_unused]] static
 #define TP_KERNEL_BLOCKS(name, type, blocks) TP_KERNEL(name, type)
 #define TP_SHARED_DYNAMIC(name, bytes) struct alignas(128) name##_type { char all[bytes]; }; TP_SHARED(name##_type, name##_all); char *const name = name##_all.all
+/* See below; here the order is said, so that the thread sanitizer sees it. */
+TP_DEVICE void tp_store_read(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+TP_DEVICE uint32_t tp_load_read(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 /* Bulk copies (below): done as soon as they are begun. */
 TP_DEVICE void tp_bulk_init(uint64_t *) { }
 TP_DEVICE void tp_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *) { memcpy(to, from, bytes); }
@@ -78,6 +81,10 @@ TP_DEVICE void tp_store_release(uint32_t *p, uint32_t v)
 { asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 TP_DEVICE void tp_store_relaxed(uint32_t *p, uint32_t v)
 { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+/* How far memory has been read, for whoever writes over it: what was loaded before is in registers, or it could not have been stored or added up by then, so
+ * there is nothing to wait for. */
+TP_DEVICE void tp_store_read(uint32_t *p, uint32_t v) { tp_store_relaxed(p, v); }
+TP_DEVICE uint32_t tp_load_read(const uint32_t *p) { return tp_load_relaxed(p); }
 TP_DEVICE uint64_t tp_load_acquire64(const uint64_t *p)
 { uint64_t v; asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
 TP_DEVICE void tp_store_release64(uint64_t *p, uint64_t v)
