@@ -73,7 +73,7 @@ struct rank_times { double device_us[MOST_REPEATS], host_us[MOST_REPEATS]; int b
 struct group {
 	struct library library;
 	int nranks, ndevices;
-	bool threads, registers;
+	bool threads, registers, buffers;               /* buffers: registered memory is no window */
 	size_t most_bytes;
 	ncclDataType_t type;
 	pthread_barrier_t barrier;          /* ranks */

@@ -19,7 +19,7 @@ enum { MOST_GROUPS = 8 };
 static struct {
 	int nranks, ndevices, repeats, calls;
 	size_t min_bytes, max_bytes, factor;
-	bool threads, quick, cold, tunes, registers, colls[NCOLLS], modes[NMODES];
+	bool threads, quick, cold, tunes, registers, buffers, colls[NCOLLS], modes[NMODES];
 	ncclDataType_t type;
 	const char *json, *paths[2];
 } opt = { .nranks = 2, .ndevices = 0, .repeats = 11, .calls = 0, .min_bytes = 8, .max_bytes = (size_t)64 << 20, .factor = 8, .cold = true,
@@ -50,6 +50,7 @@ static void usage(FILE *to)
 		"  --mode LIST       of eager,graph (both)\n"
 		"  --bf16            bfloat16 instead of float\n"
 		"  --no-cold --no-registered   leave these out\n"
+		"  --buffers                   registered as buffers (ncclCommRegister), not as windows\n"
 		"  --repeats N       the median of so many (11); --calls N: in each (by size)\n"
 		"  --tune            each kind of kernel alone, graphs, and the table of crossovers as TELPHER_CUDA_TABLE reads it\n"
 		"  --quick           few calls, small sizes: a look whether all works\n"
@@ -67,10 +68,10 @@ static bool in_list(const char *list, const char *name)
 
 static int parse(int argc, char **argv)
 {
-	enum { OURS, NCCL, RANKS, DEVICES, THREADS, PROCESSES, MIN, MAX, FACTOR, ONLY, MODE, BF16, NO_COLD, NO_REGISTERED, REPEATS, CALLS, QUICK, TUNE, JSON, HELP };
+	enum { OURS, NCCL, RANKS, DEVICES, THREADS, PROCESSES, MIN, MAX, FACTOR, ONLY, MODE, BF16, NO_COLD, NO_REGISTERED, BUFFERS, REPEATS, CALLS, QUICK, TUNE, JSON, HELP };
 	static const struct option options[] = { { "ours", 1, 0, OURS }, { "nccl", 1, 0, NCCL }, { "ranks", 1, 0, RANKS }, { "devices", 1, 0, DEVICES },
 		{ "threads", 0, 0, THREADS }, { "processes", 0, 0, PROCESSES }, { "min", 1, 0, MIN }, { "max", 1, 0, MAX }, { "factor", 1, 0, FACTOR }, { "only", 1, 0, ONLY }, { "mode", 1, 0, MODE },
-		{ "bf16", 0, 0, BF16 }, { "no-cold", 0, 0, NO_COLD }, { "no-registered", 0, 0, NO_REGISTERED }, { "repeats", 1, 0, REPEATS },
+		{ "bf16", 0, 0, BF16 }, { "no-cold", 0, 0, NO_COLD }, { "no-registered", 0, 0, NO_REGISTERED }, { "buffers", 0, 0, BUFFERS }, { "repeats", 1, 0, REPEATS },
 		{ "calls", 1, 0, CALLS }, { "quick", 0, 0, QUICK }, { "tune", 0, 0, TUNE }, { "json", 1, 0, JSON }, { "help", 0, 0, HELP }, { 0, 0, 0, 0 } };
 	const char *only = NULL, *mode = "eager,graph";
 	for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
@@ -89,6 +90,7 @@ static int parse(int argc, char **argv)
 		case BF16: opt.type = ncclBfloat16; break;
 		case NO_COLD: opt.cold = false; break;
 		case NO_REGISTERED: opt.registers = false; break;
+		case BUFFERS: opt.buffers = true; break;
 		case REPEATS: opt.repeats = atoi(optarg); break;
 		case CALLS: opt.calls = atoi(optarg); break;
 		case TUNE: opt.tunes = true; break;
@@ -173,7 +175,7 @@ struct group *open_group(const char *name, const char *path, int nranks, int nde
 	struct group *g = mmap(NULL, sizeof(*g), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (g == MAP_FAILED) abort();
 	*g = (struct group){ .library = { .name = name, .path = path }, .nranks = nranks, .ndevices = ndevices, .threads = opt.threads,
-		.registers = opt.registers, .most_bytes = opt.max_bytes, .type = opt.type };
+		.registers = opt.registers, .buffers = opt.buffers, .most_bytes = opt.max_bytes, .type = opt.type };
 	pthread_barrierattr_t shared;
 	pthread_barrierattr_init(&shared);
 	pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);

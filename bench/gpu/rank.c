@@ -103,7 +103,7 @@ static bool take(struct rank *k, int i, size_t bytes, CUdeviceptr *out)
 	void *ptr = NULL;
 	if (k->l->ncclMemAlloc(&ptr, bytes) != ncclSuccess) return false;
 	*out = (CUdeviceptr)(uintptr_t)ptr;
-	if (k->l->ncclCommWindowRegister &&
+	if (!k->g->buffers && k->l->ncclCommWindowRegister &&
 		k->l->ncclCommWindowRegister(k->comm, ptr, bytes, &k->windows[i], NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess) return true;
 	return k->l->ncclCommRegister(k->comm, ptr, bytes, &k->handles[i]) == ncclSuccess;
 }

@@ -13,12 +13,12 @@ enum { SIZES_MOST = 48 };
 #define ALL(ll, ll128) "gather=" ll ":" ll128 ",scatter=" ll ":" ll128 ",pairs=" ll ":" ll128 ",rooted=" ll ":" ll128
 /* one: in one shot, and to or from a root in one step; two: in two. */
 static const struct { const char *name, *table; } ways[NWAYS] = {
-	[ONE_LL] = { "one LL", "one_shot=1G:1G," ALL("1G", "1G") ",two_step_from=64G,stream=64G" },
-	[ONE_LL128] = { "one LL128", "one_shot=0:1G," ALL("0", "1G") ",two_step_from=64G,stream=64G" },
-	[TWO_LL] = { "two LL", "one_shot=0:0,two_shot=1G:1G,two_step=1G:1G,two_step_from=1," ALL("1G", "1G") ",stream=64G" },
-	[TWO_LL128] = { "two LL128", "one_shot=0:0,two_shot=0:1G,two_step=0:1G,two_step_from=1," ALL("0", "1G") ",stream=64G" },
-	[STREAMS] = { "streams", "stream=1" },
-	[STEPS] = { "steps", "one_shot=0:0,two_shot=0:0,two_step=0:0,two_step_from=64G,stream=64G," ALL("0", "0") },
+	[ONE_LL] = { "one LL", "one_shot=1G:1G," ALL("1G", "1G") ",two_step_from=64G,stream=64G,pipes=0" },
+	[ONE_LL128] = { "one LL128", "one_shot=0:1G," ALL("0", "1G") ",two_step_from=64G,stream=64G,pipes=0" },
+	[TWO_LL] = { "two LL", "one_shot=0:0,two_shot=1G:1G,two_step=1G:1G,two_step_from=1," ALL("1G", "1G") ",stream=64G,pipes=0" },
+	[TWO_LL128] = { "two LL128", "one_shot=0:0,two_shot=0:1G,two_step=0:1G,two_step_from=1," ALL("0", "1G") ",stream=64G,pipes=0" },
+	[STREAMS] = { "streams", "stream=1,pipes=0" },
+	[STEPS] = { "steps", "one_shot=0:0,two_shot=0:0,two_step=0:0,two_step_from=64G,stream=64G," ALL("0", "0") ",pipes=0" },
 };
 static double times[NCOLLS][NWAYS][SIZES_MOST];
 static size_t sizes[SIZES_MOST];

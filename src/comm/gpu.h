@@ -52,6 +52,7 @@ struct tp_gpu_call {                    /* a call that was made, ready to be mad
 struct tp_gpu_rank {
 	const struct tp_gpu *gpu;
 	struct tp_cuda_kernels *kernels;
+	enum tp_cuda_pipes pipes;               /* agreed */
 	pthread_t loader;                       /* loads them, while `loads` */
 	bool loads;
 	pthread_t asker;                        /* asks NVML about the GPU, while `asks` */
@@ -117,13 +118,17 @@ struct tp_gpu_budget {                  /* what a rank tells the others */
 	uint64_t process;
 	int32_t resident, available;        /* of the device; not promised yet in this process */
 	int32_t least, most;                /* as configured */
-	uint8_t mps, launch_blocking, pad[6];
+	uint8_t mps, launch_blocking;
+	uint8_t pipes[2];                   /* enum tp_cuda_pipes: with a GPU for each rank; on shared ones */
+	uint8_t pad[4];
 	char bus_id[16];
 };
 void tp_gpu_budget_fill(const struct ncclComm *comm, struct tp_gpu_budget *out);
 /* From all ranks' words: the number of channels, the same everywhere; *sharers: ranks of this one's GPU, *in_process: those of its process too. */
 ncclResult_t tp_gpu_budget_judge(const struct ncclComm *comm, const struct tp_gpu_budget *all, int *nchannels, int *sharers,
 	int *in_process);
+/* What all ranks have, by what is so on rank 0, whose table of sizes counts. */
+enum tp_cuda_pipes tp_gpu_budget_pipes(const struct ncclComm *comm, const struct tp_gpu_budget *all);
 void tp_gpu_budget_take(const struct tp_gpu *gpu, int blocks);
 void tp_gpu_budget_give_back(const struct tp_gpu *gpu, int blocks);
 
@@ -170,6 +175,10 @@ ncclResult_t tp_gpu_memory_free(void *memory);
 ncclResult_t tp_gpu_memory_register(struct ncclComm *comm, void *buffer, size_t bytes, void **handle);
 ncclResult_t tp_gpu_memory_deregister(struct ncclComm *comm, void *handle);
 void tp_gpu_memory_close(struct tp_gpu_rank *rank);
+/* Registered buffers are offered to peers' kernels from now on. */
+void tp_gpu_memory_offer(struct tp_gpu_rank *rank, struct tp_cuda_exec *exec);
+/* What they were good for. */
+void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number);
 
 /* gpu_watch.c */
 ncclResult_t tp_gpu_watch_add(struct ncclComm *comm);

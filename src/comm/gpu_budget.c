@@ -6,8 +6,9 @@
  * and each has the whole device in its turn.
  *
  * Communicators of one process may run at the same time too. Each takes at most half of what the earlier ones have left (the first on a
- * device so small that half is less than 32: up to 32), so that a few get all that is of use (32, or 64 while there is room), and later ones
- * less, but never none: a program with dozens of communicators doesn't use them all at once. A least number that is asked for is
+ * device so small that half is less than 32: up to 32, but for an eighth, or the next one's kernels would have no place beside its own), so that
+ * a few get all that is of use (32, or 64 while there is room), and later ones less, but never none: a program with dozens of communicators
+ * doesn't use them all at once. A least number that is asked for is
  * given at the others' expense, as far as the device holds it. All ranks must have the same number of channels, so the least of all counts. */
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,7 @@ TP_PARAM_TABLE("comm", params)
 #define MOST 64
 #define USUAL 32
 #define ACROSS_HOSTS 16
+#define KEPT 8                  /* one of so many blocks */
 
 struct promise { struct promise *next; const struct tp_gpu *gpu; int blocks; };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -80,9 +82,20 @@ void tp_gpu_budget_fill(const struct ncclComm *comm, struct tp_gpu_budget *out)
 	out->least = TP_MIN(configured(PARAM_MIN, PARAM_MIN_CHANNELS, comm->config.min_ctas), MOST);
 	out->most = TP_MIN(configured(PARAM_MAX, PARAM_MAX_CHANNELS, comm->config.max_ctas), MOST);
 	out->most = TP_MAX(out->most, out->least);
+	for (int shared = 0; shared < 2; shared++) out->pipes[shared] = (uint8_t)tp_cuda_pipes_wanted(comm->gpu->kernels, comm->nranks, shared);
 }
 
 static bool same_device(const struct tp_gpu_budget *a, const struct tp_gpu_budget *b) { return !memcmp(a->uuid, b->uuid, sizeof(a->uuid)); }
+
+enum tp_cuda_pipes tp_gpu_budget_pipes(const struct ncclComm *comm, const struct tp_gpu_budget *all)
+{
+	bool shared = false;
+	uint8_t least = TP_CUDA_PIPES_ALL;
+	if (comm->boot->nhosts > 1) return TP_CUDA_PIPES_NONE;
+	for (int r = 1; r < comm->nranks; r++) shared |= same_device(&all[r], &all[0]);
+	for (int r = 0; r < comm->nranks; r++) least = TP_MIN(least, all[r].pipes[shared]);
+	return (enum tp_cuda_pipes)least;
+}
 
 /* What a rank can have, from its device's point of view. */
 static int share_of(const struct tp_gpu_budget *all, int nranks, int rank)
@@ -96,7 +109,8 @@ static int share_of(const struct tp_gpu_budget *all, int nranks, int rank)
 	}
 	int fair = TP_MAX(available, 0) / 2 / sharers;
 	int cap = fair >= MOST ? MOST : USUAL;
-	if (fair < cap && sharers == 1 && own->available == own->resident) fair = own->resident;        /* a small device, all for itself */
+	/* A small device that nobody else uses yet. */
+	if (fair < cap && sharers == 1 && own->available == own->resident) fair = own->resident - (own->resident + KEPT - 1) / KEPT;
 	fair = TP_MAX(TP_MIN(fair, cap), 1);
 	fair = TP_MIN(TP_MAX(fair, own->least), own->most);
 	/* What was wished for beyond the others' share, but never more than can be there at all. */

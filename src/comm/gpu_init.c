@@ -136,6 +136,7 @@ ncclResult_t tp_gpu_rank_agree(struct ncclComm *comm)
 		rank->shared = sharers > 1;
 		rank->comm_hash = comm->boot->comm_hash;
 		rank->blocks = nchannels;
+		rank->pipes = tp_gpu_budget_pipes(comm, all);
 		tp_gpu_budget_take(rank->gpu, nchannels);
 		tell_sharing(comm, all, sharers, in_process);
 		TP_INFO(TP_INIT, "%d channels of a thread block each (device %d holds %d blocks, %d of them free)", nchannels, rank->gpu->ordinal,
@@ -149,7 +150,7 @@ size_t tp_gpu_rank_region_bytes(const struct ncclComm *comm)
 {
 	int largest = 1;
 	for (int r = 0; r < comm->nranks; r++) largest = TP_MAX(largest, comm->boot->peers[r].local + 1);
-	return tp_cuda_region_bytes(largest, comm->nchannels);
+	return tp_cuda_region_bytes(largest, comm->nchannels, comm->gpu->pipes);
 }
 
 static ncclResult_t open_memory(struct ncclComm *comm)
@@ -168,11 +169,13 @@ static ncclResult_t open_entered(struct ncclComm *comm)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
 	rank->counts = tp_links_have_net(comm->links);
-	struct tp_cuda_options options = { .gpu = rank->gpu, .nchannels = comm->nchannels, .shared_gpu = rank->shared, .counts = rank->counts };
+	struct tp_cuda_options options = { .gpu = rank->gpu, .nchannels = comm->nchannels, .shared_gpu = rank->shared, .counts = rank->counts,
+		.pipes = rank->pipes };
 	struct tp_cuda_exec *exec;
 	TP_TRY(tp_cuda_exec_create(comm->boot, comm->links, &options, &exec));
 	atomic_store_explicit(&rank->exec, exec, memory_order_release);
 	TP_TRY(open_memory(comm));
+	tp_gpu_memory_offer(rank, exec);
 	TP_GPU_TRY(comm, EventCreate(&rank->done, CU_EVENT_DISABLE_TIMING));
 	TP_GPU_TRY(comm, EventCreate(&rank->join, CU_EVENT_DISABLE_TIMING));
 	tp_gpu_rank_register(rank);

@@ -150,6 +150,30 @@ bool tp_gpu_find_windows(const struct tp_comm_call *call, struct tp_exec_call *e
 	return true;
 }
 
+static bool find_place(void *mem, const void *ptr, size_t bytes, uint32_t *index, uint64_t *offset)
+{
+	struct tp_mem_place place;
+	if (!tp_mem_find(mem, ptr, bytes, &place)) return false;
+	*index = place.index;
+	*offset = place.offset;
+	return true;
+}
+
+void tp_gpu_memory_offer(struct tp_gpu_rank *rank, struct tp_cuda_exec *exec)
+{
+	struct tp_cuda_buffers buffers = { rank->mem, find_place, tp_mem_table(rank->mem), TP_MEM_BUFFERS };
+	if (tp_mem_is_useful(rank->mem)) tp_cuda_exec_set_buffers(exec, &buffers);
+}
+
+void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number)
+{
+	struct tp_cuda_exec *exec = atomic_load_explicit(&rank->exec, memory_order_relaxed);
+	struct tp_cuda_status status;
+	if (!exec) return;
+	tp_cuda_exec_status(exec, &status);
+	if (status.straight) TP_INFO(TP_REG, "rank %d received %u parts of messages straight into its registered buffers", number, status.straight);
+}
+
 /* What the program left registered ends with the communicator. */
 void tp_gpu_memory_close(struct tp_gpu_rank *rank)
 {

@@ -42,6 +42,9 @@ static ncclResult_t as_error(struct ncclComm *comm, const struct tp_cuda_status 
 	if (status->fault == TP_CUDA_TAG)
 		return TP_FAIL(ncclInvalidUsage, "comm %p rank %d: what rank %d sent on channel %d belongs to another call (0x%x, not 0x%x): the ranks don't make "
 			"the same calls in the same order", (void *)comm, comm->rank, status->peer, status->channel, status->found, status->expected);
+	if (status->fault == TP_CUDA_BUFFER)
+		return TP_FAIL(ncclInvalidUsage, "comm %p rank %d: rank %d receives into its registered buffer %u, which isn't mapped here any more: a buffer was "
+			"deregistered while it was in use", (void *)comm, comm->rank, status->peer, status->found);
 	return TP_FAIL(ncclInvalidUsage, "comm %p rank %d: rank %d sent %u bytes on channel %d where %u were expected: a send and its receive must be of the same "
 		"size, and a collective of the same count on all ranks", (void *)comm, comm->rank, status->peer, status->found, status->channel,
 		status->expected);

@@ -89,7 +89,7 @@ ncclResult_t tp_memory_register(ncclComm_t comm, void *buffer, size_t bytes, voi
 	}
 	if (result == ncclSuccess && !(b = tp_alloc(1, sizeof(*b), "a registration"))) result = ncclSystemError;
 	struct tp_net_buffer *net = NULL;
-	if (b && tp_links_have_net(comm->links)) {
+	if (b && tp_mem_registers() && tp_links_have_net(comm->links)) {
 		tp_comm_lock_run(comm);
 		result = tp_links_register(comm->links, buffer, bytes, &net);
 		tp_engine_unlock(&comm->runnable);

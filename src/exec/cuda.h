@@ -19,6 +19,11 @@ ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kerne
 bool tp_cuda_kernels_built(void);                       /* was nvcc there when this library was built? */
 /* Blocks of any of our kernels that fit the device at once (from registers, shared memory, threads; the least over kernels). */
 int tp_cuda_kernels_resident(const struct tp_cuda_kernels *kernels);
+/* What goes through pipes (exec/cuda/pipes.h), and so whether there are any: nothing; what only moves; reductions and broadcasts in two
+ * steps too. By the table of sizes (TELPHER_CUDA_TABLE), for ranks of one host with GPUs of their own, or that share them. Ranks agree on the
+ * least of all. */
+enum tp_cuda_pipes { TP_CUDA_PIPES_NONE, TP_CUDA_PIPES_MOVE, TP_CUDA_PIPES_ALL };
+enum tp_cuda_pipes tp_cuda_pipes_wanted(const struct tp_cuda_kernels *kernels, int nranks, bool shared_gpu);
 
 struct tp_cuda_exec;
 struct tp_cuda_options {
@@ -26,9 +31,10 @@ struct tp_cuda_options {
 	int nchannels;                  /* blocks at most; the links' number of channels; agreed */
 	bool shared_gpu;                /* several ranks of the communicator on one GPU: waits give way to each other */
 	bool counts;                    /* the engine needs to know when kernels are done (net links): tp_cuda_status.completed */
+	enum tp_cuda_pipes pipes;       /* that the region has room for; agreed */
 };
 /* Bytes of the region (tp_links_options.region_bytes) for so many ranks of the largest host and channels. */
-size_t tp_cuda_region_bytes(int nlocal_max, int nchannels);
+size_t tp_cuda_region_bytes(int nlocal_max, int nchannels, enum tp_cuda_pipes pipes);
 /* Collective over the communicator. */
 ncclResult_t tp_cuda_exec_create(struct tp_boot *boot, struct tp_links *links, const struct tp_cuda_options *options, struct tp_cuda_exec **out);
 void tp_cuda_exec_destroy(struct tp_cuda_exec *exec);   /* no kernel of it may be running */
@@ -45,13 +51,24 @@ bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, si
 /* The algorithm and protocol that a call will run as ("TWO_SHOT/LL128", 32 blocks), for logs and bench. */
 const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec_call *call, int *blocks);
 
+/* Registered buffers, as mem/mem.h has them: from now on receivers offer theirs, and large messages are stored there without a copy. All ranks of
+ * the communicator or none; before the first launch. find: asked at launches; true where all ranks of the host have mapped the range. */
+struct tp_cuda_buffers {
+	void *mem;
+	bool (*find)(void *mem, const void *ptr, size_t bytes, uint32_t *index, uint64_t *offset);
+	const uint64_t *table;          /* tp_mem_table */
+	uint32_t row;                   /* of how many entries */
+};
+void tp_cuda_exec_set_buffers(struct tp_cuda_exec *exec, const struct tp_cuda_buffers *buffers);
+
 /* What kernels say. */
-enum tp_cuda_fault { TP_CUDA_FINE, TP_CUDA_ABORTED, TP_CUDA_TAG, TP_CUDA_SIZE };
+enum tp_cuda_fault { TP_CUDA_FINE, TP_CUDA_ABORTED, TP_CUDA_TAG, TP_CUDA_SIZE, TP_CUDA_BUFFER };
 struct tp_cuda_status {
-	enum tp_cuda_fault fault;       /* TAG, SIZE: peer's chunk on channel belongs to another call: found, expected */
+	enum tp_cuda_fault fault;       /* TAG, SIZE: peer's chunk on channel belongs to another call: found, expected; BUFFER: peer's buffer number found isn't mapped */
 	int peer, channel;
 	uint32_t found, expected;
 	uint64_t launched, completed;   /* kernels; completed: where options.counts */
+	uint32_t straight;              /* parts of messages (of a peer and block) that came straight into registered buffers; about */
 };
 void tp_cuda_exec_status(struct tp_cuda_exec *exec, struct tp_cuda_status *out);
 /* Kernels that run or are still to start end at once, without their result. From any thread, no CUDA call. For good. */

@@ -4,7 +4,8 @@
  * through a mapping of their own. Only windows with a promise (tp_mem_window_find) may change the plan. Two kinds:
  *   local    (register) each rank for itself, at any time. The service threads of the peers map it in the background and say so; only
  *            when all of them have it does tp_mem_find tell the caller, who then may offer {index, offset} to its peers in band. A peer's
- *            kernel finds the address in its own table [local rank][index]. (No kernel makes or takes such offers so far.)
+ *            kernel finds the address in its own table [local rank][index]. A rank's entry for its own buffer is there while all peers have it
+ *            mapped: a captured graph may outlive a registration, so its kernels look before they offer what was found at capture.
  *   windows  collective: when the call returns every rank of a host whose GPUs all reach each other has all buffers mapped.
  * cudaFree tells nobody: each look-up compares the allocation's buffer id with that of its registration. Imports are kept once a
  * process and context, by (process, buffer id), counted.
@@ -38,6 +39,8 @@ void tp_mem_destroy(struct tp_mem *mem);
 /* ncclCommRegister: [ptr, ptr + bytes). Ranges may overlap and repeat: each has its handle. Memory of the host, and what can't be
  * shared, registers without effect. From any thread; makes no kernel wait and waits for none. */
 ncclResult_t tp_mem_register(struct tp_mem *mem, void *ptr, size_t bytes, void **handle);
+/* NCCL_LOCAL_REGISTER: are registrations to have an effect, of host memory too? */
+bool tp_mem_registers(void);
 /* ncclCommDeregister: nothing that uses the range may be outstanding. A handle that isn't one is ncclInvalidArgument. */
 ncclResult_t tp_mem_deregister(struct tp_mem *mem, void *handle);
 
@@ -45,6 +48,8 @@ struct tp_mem_place { uint32_t index; uint64_t offset; };
 /* True where [ptr, ptr + bytes) lies in a registered range, still the same allocation, that all ranks of this host have mapped. Cheap: a few
  * compares where nothing is registered, else one question to the driver. */
 bool tp_mem_find(struct tp_mem *mem, const void *ptr, size_t bytes, struct tp_mem_place *out);
+/* Can anything be found? The same on all ranks of the host. */
+bool tp_mem_is_useful(const struct tp_mem *mem);
 /* Device memory: uint64_t [nlocal][TP_MEM_BUFFERS], where this rank's kernels see the buffers of each local rank (its own too),
  * 0 where it has none. Entries change while kernels run, whole, and only where no offer is outstanding. */
 const uint64_t *tp_mem_table(const struct tp_mem *mem);

@@ -1,6 +1,7 @@
 /* A communicator's registrations. Of each range that can be shared, peers are told under an index; once all of them have answered that
  * they have it mapped, tp_mem_find finds it. Kernels read a peer's table entry only for an index that was offered to them, so
  * entries may change while kernels run. An index is used again when all have answered that they let it go. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -9,6 +10,12 @@
 #include "mem/internal.h"
 
 #define LET_GO_MS 200
+
+static struct tp_param params[] = {
+	{ .name = "NCCL_LOCAL_REGISTER", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
+		.doc = "0: ncclCommRegister has no effect, and buffers that it was called for are used like all others" },
+};
+TP_PARAM_TABLE("mem", params)
 
 /* The words of the table, then those of the windows. */
 static size_t table_words(const struct tp_boot *boot) { return (size_t)boot->nlocal * TP_MEM_BUFFERS; }
@@ -108,6 +115,8 @@ void tp_mem_destroy(struct tp_mem *mem)
 	free(mem);
 }
 
+bool tp_mem_is_useful(const struct tp_mem *mem) { return mem->useful; }
+
 const uint64_t *tp_mem_table(const struct tp_mem *mem) { return mem->memory.ptr; }
 
 uint64_t tp_mem_lookup(const struct tp_mem *mem, int local, uint32_t index)
@@ -173,7 +182,7 @@ static uint32_t free_index(struct tp_mem *mem)
 	return TP_MEM_BUFFERS;
 }
 
-/* Its own kernels see the range where the program does. */
+/* Its own kernels see the range where the program does, while all peers have it mapped: so they know whether it can be offered. */
 static ncclResult_t write_own(struct tp_mem *mem, uint32_t index, uint64_t address)
 {
 	return tp_mem_write_words(mem, (size_t)mem->boot->local * TP_MEM_BUFFERS + index, &address, 1);
@@ -188,7 +197,7 @@ static ncclResult_t take_index(struct tp_mem *mem, struct tp_mem_range *range)
 	}
 	mem->by_index[range->index] = range;
 	range->generation = ++mem->generations[range->index];
-	return write_own(mem, range->index, range->begin);
+	return ncclSuccess;
 }
 
 static ncclResult_t register_range(struct tp_mem *mem, struct tp_mem_range *range, int fd)
@@ -209,14 +218,18 @@ static ncclResult_t register_range(struct tp_mem *mem, struct tp_mem_range *rang
 	return result;
 }
 
+bool tp_mem_registers(void) { return tp_param_int(&params[0]) != 0; }
+
 ncclResult_t tp_mem_register(struct tp_mem *mem, void *ptr, size_t bytes, void **handle)
 {
 	char why[128] = "no peer on this host reaches it";
+	bool wanted = tp_mem_registers();
 	int fd = -1;
 	struct tp_mem_range *range = tp_alloc(1, sizeof(*range), "a registration");
 	if (!range) return ncclSystemError;
 	*range = (struct tp_mem_range){ .begin = (uintptr_t)ptr, .end = (uintptr_t)ptr + bytes, .index = TP_MEM_BUFFERS };
-	bool shared = mem->useful && bytes && tp_mem_describe(mem->gpu, mem->process, ptr, bytes, &range->record, &fd, why, sizeof(why));
+	if (!wanted) snprintf(why, sizeof(why), "NCCL_LOCAL_REGISTER=0");
+	bool shared = wanted && mem->useful && bytes && tp_mem_describe(mem->gpu, mem->process, ptr, bytes, &range->record, &fd, why, sizeof(why));
 	if (!shared) memset(&range->record, 0, sizeof(range->record));
 	range->buffer_id = range->record.buffer_id;
 	range->plain = range->record.export.kind == TP_GPU_PLAIN;
@@ -348,6 +361,8 @@ void tp_mem_peer_answered(struct tp_mem *mem, int from, uint32_t index, uint32_t
 	if (range && range->generation == generation && range->retiring == retired) {
 		if (retired || mapped) range->acks |= 1ull << from;
 		else TP_INFO(TP_REG, "rank %d can't map a buffer that rank %d registered: it is used without", mem->boot->local_ranks[from], mem->boot->rank);
+		if (!retired && range->acks == mem->everybody && write_own(mem, index, range->begin) == ncclSuccess)
+			TP_INFO(TP_REG, "rank %d: what it registered at %p is mapped by all ranks of the host", mem->boot->rank, (void *)range->begin);
 		if (retired && range->acks == mem->everybody) {
 			forget(mem, range);
 			pthread_cond_broadcast(&mem->answered);

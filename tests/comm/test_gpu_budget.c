@@ -44,7 +44,21 @@ static void a_gpu_for_each_rank_has_all_that_is_of_use(void **state)
 	set(4, 1, false, 40);
 	assert_int_equal(channels(), 32);
 	set(4, 1, false, 20);
-	assert_int_equal(channels(), 20);
+	assert_int_equal(channels(), 17);
+}
+
+static void a_second_communicator_fits_beside_the_first(void **state)
+{
+	(void)state;
+	for (int resident = 2; resident <= 300; resident++) {
+		int free_blocks = resident;
+		for (int i = 0; i < 2; i++) {
+			set(2, 1, false, resident);
+			for (int r = 0; r < 2; r++) all[r].available = free_blocks;
+			free_blocks -= channels();
+			assert_true(free_blocks >= 0);
+		}
+	}
 }
 
 static void kernels_that_wait_for_each_other_fit_at_once(void **state)
@@ -133,7 +147,8 @@ static void sharers_are_counted(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_gpu_for_each_rank_has_all_that_is_of_use), cmocka_unit_test(kernels_that_wait_for_each_other_fit_at_once),
+		cmocka_unit_test(a_gpu_for_each_rank_has_all_that_is_of_use), cmocka_unit_test(a_second_communicator_fits_beside_the_first),
+		cmocka_unit_test(kernels_that_wait_for_each_other_fit_at_once),
 		cmocka_unit_test(processes_take_turns_on_a_gpu_but_under_mps), cmocka_unit_test(later_communicators_get_less_but_never_nothing),
 		cmocka_unit_test(wishes_are_kept_where_the_gpu_can_hold_them),
 		cmocka_unit_test(blocking_launches_and_ranks_of_one_process_are_an_error), cmocka_unit_test(sharers_are_counted),

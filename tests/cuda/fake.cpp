@@ -156,7 +156,8 @@ long long count_of(const std::string &what)
 	if (what == "graphs") return (long long)(count_handles(GRAPH) + count_handles(GRAPH_EXEC));
 	if (what == "contexts") return (long long)count_handles(CONTEXT);
 	if (what == "launches" || what == "kernels") return (long long)counts[what];
-	return -1;
+	auto found = counts.find(what);             /* of a kernel, by its name */
+	return found == counts.end() ? -1 : (long long)found->second;
 }
 
 void handle_add(void *handle, kind what) { handles()[handle] = { what, true }; }

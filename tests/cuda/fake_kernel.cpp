@@ -80,6 +80,7 @@ op kernel_op(const CUlaunchConfig &c, CUfunction function, std::vector<char> arg
 		{
 			guard inner(fake::lock);
 			counts["kernels"]++;
+			counts[kernel->name]++;
 			if (context->sticky != CUDA_SUCCESS) return;
 			CUresult error = injected("kernel");
 			if (error != CUDA_SUCCESS) {

@@ -36,10 +36,14 @@ static void everything(struct gpu_rank *g)
 				for (int kind = BROADCAST; kind < NKINDS; kind++)
 					one(g, ++step, (enum op_kind)kind, count, type, ncclSum);
 		}
+	struct ranks *r = g->r;
+	const char *table = getenv("TELPHER_CUDA_TABLE");
+	if (gpu_is_fake() && table && strstr(table, "gather=0:0:0")) REQUIRE(gpu_count("tp_push_copy") > 0);
 }
 
 /* part: where the way matters, not the arithmetic, one call in so many will do. */
 struct way { const char *name; int nranks; bool threads; int ndevices, nhosts; uint64_t part; const char *first, *second; };
+#define PIPES "TELPHER_CUDA_TABLE=one_shot=0:0,two_shot=0:0:0,gather=0:0:0,scatter=0:0:0,pairs=0:0:0,rooted=0:0:0,two_step=0:0:0,two_step_from=1,reduce=0,pipes=2"
 static const struct way ways[] = {
 	{ "1 process", 1, false, 1, 1, 1, NULL, NULL },
 	{ "2 processes", 2, false, 1, 1, 1, NULL, NULL },
@@ -61,6 +65,14 @@ static const struct way ways[] = {
 	{ "3 processes, NCCL_P2P_DISABLE", 3, false, 3, 1, 5, "NCCL_P2P_DISABLE=1", NULL },
 	{ "4 processes, large messages' kernels", 4, false, 1, 1, 3, "TELPHER_LL128=on", "TELPHER_CUDA_TABLE=one_shot=0:0,two_shot=0:1G,stream=1,two_step_from=1" },
 	{ "5 threads, large messages' kernels", 5, true, 1, 1, 7, "TELPHER_LL128=on", "TELPHER_CUDA_TABLE=one_shot=0:0,two_shot=0:1G,stream=1,two_step_from=1" },
+	{ "2 threads, pipes", 2, true, 1, 1, 5, "TELPHER_LL128=on", PIPES },
+	{ "3 processes, pipes", 3, false, 1, 1, 7, "TELPHER_LL128=on", PIPES },
+	{ "4 processes, pipes", 4, false, 1, 1, 5, "TELPHER_LL128=on", PIPES },
+	{ "5 threads, pipes", 5, true, 5, 1, 11, "TELPHER_LL128=on", PIPES },
+	{ "6 processes, pipes", 6, false, 1, 1, 11, "TELPHER_LL128=on", PIPES },
+	{ "7 threads, pipes", 7, true, 1, 1, 11, "TELPHER_LL128=on", PIPES },
+	{ "8 processes, pipes", 8, false, 1, 1, 13, "TELPHER_LL128=on", PIPES },
+	{ "2 processes, 2 GPUs, pipes for what moves", 2, false, 2, 1, 7, "TELPHER_LL128=on", "TELPHER_CUDA_TABLE=gather=0:0:0,pairs=0:0:0,rooted=0:0:0" },
 	{ "4 processes, 2 hosts", 4, false, 1, 2, 5, NULL, NULL },
 	{ "3 processes, 3 hosts", 3, false, 1, 3, 5, NULL, NULL },
 };

@@ -56,9 +56,35 @@ static void memory_of_the_librarys_own_registers_and_makes_windows(void **state)
 	assert_true(gpu_run(&o, memory_and_windows, NULL));
 }
 
+static void count_memory(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	size_t before, after, total;
+	gpu_fill(g, gpu_take(g, 4, 0), 0, 4);
+	CUDA_OK(MemGetInfo(&before, &total));
+	REQUIRE_OK(ncclCommInitRank(&g->comm, r->nranks, r->id, r->rank));
+	CUdeviceptr one = gpu_take(g, 64 << 10, 0);
+	REQUIRE_OK(ncclAllReduce(GPU_PTR(one), GPU_PTR(one), 16 << 10, ncclFloat, ncclSum, g->comm, GPU_STREAM(g, 1)));
+	gpu_sync(g, 1);
+	CUDA_OK(MemGetInfo(&after, &total));
+	if (getenv("SHOW_MEMORY")) printf("%d ranks: %.1f MB\n", r->nranks, (double)(before - after) / (1 << 20));
+	REQUIRE(before - after < (size_t)60 << 20);
+}
+
+/* As many channels as there can be, and pipes where they are used unasked. */
+static void a_communicator_takes_less_than_60_mb_of_a_gpu(void **state)
+{
+	(void)state;
+	for (int n = 2; n <= 4; n += 2) {
+		struct gpu_options o = { .nranks = n, .ndevices = n, .no_comm = true, .env = { "FAKE_CUDA_SMS=132", "TELPHER_LL128=on" } };
+		if (gpu_fake_here()) assert_true(gpu_run(&o, count_memory, NULL));
+	}
+}
+
 int main(void)
 {
 	gpu_need();
-	const struct CMUnitTest tests[] = { cmocka_unit_test(memory_of_the_librarys_own_registers_and_makes_windows) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(memory_of_the_librarys_own_registers_and_makes_windows),
+		cmocka_unit_test(a_communicator_takes_less_than_60_mb_of_a_gpu) };
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -201,7 +201,8 @@ static uint64_t first_seed;
 
 static void results_equal_the_reference(void **state)
 {
-	static const char *const settings[] = { NULL, NULL, NULL, "FAKE_CUDA_VMM=0", "FAKE_CUDA_PEER_GROUP=2", "FAKE_CUDA_PEER_GROUP=1", "FAKE_CUDA_SEED=1" };
+	static const char *const settings[] = { NULL, NULL, NULL, "FAKE_CUDA_VMM=0", "FAKE_CUDA_PEER_GROUP=2", "FAKE_CUDA_PEER_GROUP=1", "FAKE_CUDA_SEED=1",
+		"TELPHER_CUDA_TABLE=two_shot=4K:4K:4K,gather=4K:4K:4K,scatter=4K:4K:4K,pairs=4K:4K:4K,rooted=4K:4K:4K,reduce=4K,pipes=2" };
 	(void)state;
 	uint64_t end = ranks_now_ms() + (uint64_t)(seconds_to_run * 1000);
 	int programs = 0;

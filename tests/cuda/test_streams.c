@@ -85,7 +85,7 @@ static void beside_each_other(struct gpu_rank *g)
 	struct ranks *r = g->r;
 	ncclComm_t other;
 	REQUIRE_OK(ncclCommSplit(g->comm, 0, r->rank, &other, NULL));
-	struct gpu_op late = { .kind = ALL_REDUCE, .rank = r->rank, .nranks = r->nranks, .count = 5000, .type = ncclFloat32, .op = ncclSum, .seed = 1 }, o = late;
+	struct gpu_op late = { .kind = ALL_REDUCE, .rank = r->rank, .nranks = r->nranks, .count = 50000, .type = ncclFloat32, .op = ncclSum, .seed = 1 }, o = late;
 	op_prepare(g, &late);
 	op_prepare(g, &o);
 	if (r->rank) REQUIRE_OK(op_issue(&late, g->comm, g->streams[1]));

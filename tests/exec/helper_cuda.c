@@ -18,7 +18,7 @@ bool cuda_open(struct world *world, int nchannels, int ndevices, size_t pool_byt
 	if (tp_gpu_of_ordinal(world->rank % ndevices, &out->gpu) != ncclSuccess) return false;
 	if (tp_gpu_enter(out->gpu, &pushed) != ncclSuccess) return false;       /* stays current: this thread is the rank's */
 	world_barrier(world);
-	struct tp_links_options links = { .nchannels = nchannels, .gpu = out->gpu, .region_bytes = tp_cuda_region_bytes(world->nranks, nchannels) };
+	struct tp_links_options links = { .nchannels = nchannels, .gpu = out->gpu, .region_bytes = tp_cuda_region_bytes(world->nranks, nchannels, TP_CUDA_PIPES_NONE) };
 	if (tp_links_create(world->boot, &links, &out->links) != ncclSuccess) return false;
 	struct tp_cuda_options options = { .gpu = out->gpu, .nchannels = nchannels, .shared_gpu = ndevices < world->nranks, .counts = true };
 	if (tp_cuda_exec_create(world->boot, out->links, &options, &out->exec) != ncclSuccess) return false;

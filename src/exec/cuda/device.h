@@ -25,6 +25,7 @@ struct tp_dev_status {
 	int32_t peer, channel;
 	uint32_t found, expected;
 	uint64_t completed;
+	uint32_t straight, pad;                     /* parts of messages that came straight into registered buffers, about */
 };
 
 /* A block's time in fused kernels (lines.h): read and written at once, 16 bytes. */
@@ -44,8 +45,13 @@ struct tp_dev_comm {
 	uint32_t shared_gpu;                        /* peers run on the same GPU: waits give way */
 	uint64_t completed;
 	uint32_t counts;                            /* somebody reads status.completed: see tp_kernel_end */
+	uint32_t straight;                          /* see struct tp_dev_status */
 	uint32_t stop;                              /* a kernel found a fault: all of this rank's end; near, so cheap to look at */
 };
+
+/* A receiver's registered buffer (offers.h): entry index - 1 of its row in tp_mem_table, offset bytes in; index 0: nothing is offered. */
+enum { TP_DEV_BUFFERS = 1024 };
+struct tp_dev_offer { uint64_t offset; uint32_t index, pad; };
 
 /* The reduction, as struct tp_reduce (exec.h) says it; type and op are the kernel's. post: 0, 1, or TP_DEV_POST_SIGNED: the
  * average of signed integers, whose sums the kernels of unsigned ones make. */
@@ -136,17 +142,19 @@ struct tp_dev_transfers_more { struct tp_dev_transfers_head head; struct tp_dev_
 enum { TP_DEV_STREAM_UNIT = 120, TP_DEV_STREAM_SLOTS = 4, TP_DEV_STREAM_RANKS = 8, TP_DEV_STREAM_LANES = 16 };
 struct tp_dev_stream {
 	uint64_t buf, bytes, from;
+	uint64_t offset;                            /* of the offer, where index isn't 0 */
 	uint32_t units, units_each, units_more;
 	uint16_t base, nparts;
 	uint16_t next;
 	uint8_t is_send, is_first;
 	int16_t peer;
-	uint16_t pad;
+	uint16_t index;
 };
-/* Each (peer, channel) has a ring in the region: a line whose first word is how far the peer has read what this rank sent it, then
- * slots that the peer writes. counters: [peer][is_send][channel], in this rank's memory. */
+/* Each (peer, channel) has a ring in the region: a line that the peer writes (how far it has read what this rank sent it; its offer; the
+ * stamp of what it has stored to this rank's buffer), then slots that the peer writes. counters: [peer][is_send][channel], in this rank's memory. */
 struct tp_dev_streams_head {
 	uint64_t comm, counters;
+	uint64_t table, offers_from;                /* registered buffers; sizes of transfers for which offers are made */
 	uint64_t rings[TP_DEV_STREAM_RANKS];        /* of each rank */
 	uint32_t slot_units, ntransfers;
 	int16_t rank, nranks;
@@ -154,7 +162,7 @@ struct tp_dev_streams_head {
 	uint8_t gives_way, counts;
 	uint8_t channels[TP_DEV_MAX_CHANNELS];      /* of each block */
 };
-enum { TP_DEV_STREAMS = 72, TP_DEV_STREAMS_MORE = 192 };
+enum { TP_DEV_STREAMS = 68, TP_DEV_STREAMS_MORE = 192 };
 struct tp_dev_streams { struct tp_dev_streams_head head; struct tp_dev_stream streams[TP_DEV_STREAMS]; };
 struct tp_dev_streams_more { struct tp_dev_streams_head head; struct tp_dev_stream streams[TP_DEV_STREAMS_MORE]; };
 

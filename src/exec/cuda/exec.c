@@ -4,9 +4,28 @@
 
 #include "exec/cuda/internal.h"
 
-size_t tp_cuda_region_bytes(int nlocal_max, int nchannels)
+/* Where pipes lie in the region: behind lines and streams. */
+static size_t pipes_at(int nlocal, int nchannels)
 {
-	return tp_align_up(tp_fused_region_bytes(nlocal_max, nchannels), 4096) + tp_cuda_streams_region_bytes(nlocal_max, nchannels);
+	return tp_align_up(tp_align_up(tp_fused_region_bytes(nlocal, nchannels), 4096) + tp_cuda_streams_region_bytes(nlocal, nchannels), 4096);
+}
+
+size_t tp_cuda_region_bytes(int nlocal_max, int nchannels, enum tp_cuda_pipes pipes)
+{
+	return pipes_at(nlocal_max, nchannels) + tp_pipes_region_bytes(pipes, nlocal_max, nchannels);
+}
+
+/* After the agreement on fused kernels. */
+static ncclResult_t init_pipes(struct tp_cuda_exec *exec, enum tp_cuda_pipes level)
+{
+	struct tp_fused *f = &exec->fused;
+	int n = exec->boot->nranks;
+	uint64_t counters, rings[TP_PIPE_RANKS];
+	if (!f->usable || !f->table.pipes || n > TP_PIPE_RANKS) return ncclSuccess;
+	TP_TRY(tp_cuda_take_memory(exec, tp_pipes_counter_bytes(exec->nchannels), "counters of pipes", &counters));
+	for (int r = 0; r < n; r++) rings[r] = f->region[r] + pipes_at(n, exec->nchannels);
+	tp_pipes_init(level, n, exec->nchannels, counters, rings, &f->pipes);
+	return ncclSuccess;
 }
 
 /* What the kernels know of the communicator; epochs and counters begin at zero. */
@@ -72,9 +91,10 @@ ncclResult_t tp_cuda_exec_create(struct tp_boot *boot, struct tp_links *links, c
 	ncclResult_t result = take_all(exec);
 	if (result == ncclSuccess) result = upload_comm(exec, options);
 	struct tp_fused_options fused = { .gpu = options->gpu, .nchannels = options->nchannels, .shared_gpu = options->shared_gpu,
-		.counts = options->counts, .comm = exec->comm };
+		.counts = options->counts, .pipes = options->pipes, .comm = exec->comm };
 	if (result == ncclSuccess) result = tp_fused_init(boot, links, &fused, &exec->fused);
 	if (result == ncclSuccess) result = tp_cuda_streams_init(exec);
+	if (result == ncclSuccess) result = init_pipes(exec, options->pipes);
 	if (result == ncclSuccess) *out = exec;
 	else tp_cuda_exec_destroy(exec);
 	return result;
@@ -151,6 +171,7 @@ void tp_cuda_exec_status(struct tp_cuda_exec *exec, struct tp_cuda_status *out)
 {
 	struct tp_dev_status *status = exec->status;
 	*out = (struct tp_cuda_status){ .launched = atomic_load_explicit(&exec->launched, memory_order_relaxed),
+		.straight = __atomic_load_n(&status->straight, __ATOMIC_RELAXED),
 		/* Pairs with tp_kernel_end. */
 		.completed = __atomic_load_n(&status->completed, __ATOMIC_ACQUIRE) };
 	out->fault = (enum tp_cuda_fault)__atomic_load_n(&status->fault, __ATOMIC_ACQUIRE);     /* pairs with tp_block_fault */

@@ -53,7 +53,7 @@ struct word {
 	uint32_t version, usable, allows_128;
 	struct tp_fused_table table;
 };
-enum { WORD_VERSION = 1 };
+enum { WORD_VERSION = 3 };
 
 static bool see_regions(struct tp_boot *boot, struct tp_links *links, struct tp_fused *f)
 {
@@ -108,6 +108,8 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 	TP_TRY(tp_fused_read_table(&mine.table));
 	if (options->nchannels < (int)mine.table.max_blocks) mine.table.max_blocks = (uint32_t)options->nchannels;
 	mine.allows_128 = allows_128(boot, links);
+	/* Over anything but NVLink nobody has measured them. */
+	if (options->pipes == TP_CUDA_PIPES_NONE || (mine.table.pipes == 1 && !mine.allows_128)) mine.table.pipes = 0;
 	struct word *words = tp_alloc((size_t)boot->nranks, sizeof(*words), "what ranks say of fused kernels");
 	if (!words) return ncclSystemError;
 	words[boot->rank] = mine;
@@ -123,6 +125,7 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 			if (!f.why_not[0]) snprintf(f.why_not, sizeof(f.why_not), "rank %d doesn't reach all others' memory", r);
 		}
 		f.table.allows_128 = f.table.allows_128 && words[r].allows_128;
+		f.table.pipes = f.table.pipes && words[r].table.pipes;
 		f.table.max_blocks = TP_MIN(f.table.max_blocks, words[r].table.max_blocks);
 	}
 	free(words);
@@ -135,25 +138,17 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 
 /* ---- calls ---- */
 
-struct shape {
-	enum tp_fused_class class;
-	const char *name[2];
-	enum tp_fused_pattern pattern;
-	bool reduces, gathers, owners;
-	size_t slice, total, in_stride, out_stride, sends;
-};
-
-static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape shape, size_t bytes, struct shape *out)
+static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape shape, size_t bytes, struct tp_fused_shape *out)
 {
 	size_t n = (size_t)f->nranks, peers = n - 1;
-	struct shape s = { .slice = bytes, .total = bytes, .sends = bytes * peers };
+	struct tp_fused_shape s = { .slice = bytes, .total = bytes, .sends = bytes * peers, .name[TP_FUSED_BY_PIPES] = "DIRECT/PIPE" };
 	if (shape == TP_SHAPE_ONE_SHOT) {
 		s.class = TP_FUSED_ONE_SHOT;
 		s.name[0] = "ONE_SHOT/LL", s.name[1] = "ONE_SHOT/LL128";
 		s.reduces = true;
 	} else if (shape == TP_SHAPE_TWO_SHOT) {
 		s.class = TP_FUSED_TWO_SHOT;
-		s.name[0] = "TWO_SHOT/LL", s.name[1] = "TWO_SHOT/LL128";
+		s.name[0] = "TWO_SHOT/LL", s.name[1] = "TWO_SHOT/LL128", s.name[2] = "TWO_SHOT/PIPE";
 		s.reduces = s.gathers = true;
 		s.sends = bytes / n * peers * 2;
 	} else if (shape == TP_SHAPE_DIRECT) {
@@ -199,23 +194,27 @@ static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape 
 	}
 	if ((coll == TP_BROADCAST || coll == TP_REDUCE) && n > 2 && f->table.allows_128 && bytes >= f->table.owners) {
 		s.class = TP_FUSED_OWNERS;
-		s.name[1] = "TWO_STEP/LL128";
+		s.name[1] = "TWO_STEP/LL128", s.name[2] = "TWO_STEP/PIPE";
 		s.owners = s.gathers = true;
 		s.sends = bytes;
 		if (coll == TP_REDUCE) s.pattern = TP_FUSED_ALL;
 	}
 	*out = s;
-	return bytes && bytes <= MOST_BYTES / n;
+	return bytes > 0;
 }
 
-static int protocol_of(const struct tp_fused *f, const struct shape *s)
+static int protocol_of(const struct tp_fused *f, const struct tp_fused_shape *s)
 {
 	const struct tp_fused_limit *limit = &f->table.limits[s->class];
-	if (s->sends <= limit->ll && !s->owners) return 0;
-	return f->table.allows_128 && s->sends <= limit->ll128 ? 1 : -1;
+	const bool counted = s->slice <= MOST_BYTES / (size_t)f->nranks, moves = !s->reduces && !s->owners;
+	const uint64_t pipes = s->reduces && s->class == TP_FUSED_ROOTED ? f->table.reduce : limit->pipes;
+	if (f->pipes.level >= (moves ? TP_CUDA_PIPES_MOVE : TP_CUDA_PIPES_ALL) && s->class != TP_FUSED_ONE_SHOT && s->sends >= pipes)
+		return TP_FUSED_BY_PIPES;
+	if (counted && s->sends <= limit->ll && !s->owners) return 0;
+	return counted && f->table.allows_128 && s->sends <= limit->ll128 ? 1 : -1;
 }
 
-static void fill_args(const struct tp_fused *f, const struct tp_exec_call *call, const struct shape *s, struct tp_fused_args *args)
+static void fill_args(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_shape *s, struct tp_fused_args *args)
 {
 	*args = (struct tp_fused_args){ .comm = f->comm, .input = (uint64_t)(uintptr_t)call->input,
 		.output = (uint64_t)(uintptr_t)call->output, .slice_bytes = (uint32_t)s->slice, .total_bytes = (uint32_t)s->total,
@@ -242,7 +241,7 @@ static void spread(const struct tp_fused *f, int protocol, uint32_t units, uint3
 }
 
 /* Of a shape and a protocol; slices are units that ranks share where it gathers. */
-static void fit_lines(const struct tp_fused *f, const struct tp_exec_call *call, struct shape *s, int protocol, struct tp_fused_launch *out)
+static void fit_lines(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_shape *s, int protocol, struct tp_fused_launch *out)
 {
 	const uint32_t data = protocol ? 120 : 16, lanes = protocol ? 8 : 1;
 	uint32_t units = (uint32_t)tp_div_up(s->slice, data);
@@ -259,12 +258,18 @@ static void fit_lines(const struct tp_fused *f, const struct tp_exec_call *call,
 	spread(f, protocol, units, lanes, out);
 }
 
+bool tp_fused_find(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_shape *shape, int *protocol)
+{
+	if (!f->usable || !call->plan || !shape_of(f, call->plan->spec.coll, call->plan->shape, call->block_bytes, shape)) return false;
+	*protocol = protocol_of(f, shape);
+	return *protocol >= 0;
+}
+
 bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_launch *out)
 {
-	struct shape s;
-	if (!f->usable || !call->plan || !shape_of(f, call->plan->spec.coll, call->plan->shape, call->block_bytes, &s)) return false;
-	int protocol = protocol_of(f, &s);
-	if (protocol < 0) return false;
+	struct tp_fused_shape s;
+	int protocol;
+	if (!tp_fused_find(f, call, &s, &protocol) || protocol == TP_FUSED_BY_PIPES) return false;
 	fit_lines(f, call, &s, protocol, out);
 	return true;
 }
@@ -272,10 +277,10 @@ bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, str
 bool tp_fused_fit_windows(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_windows *windows,
 	struct tp_fused_launch *out)
 {
-	struct shape s;
+	struct tp_fused_shape s;
 	if (!f->usable || !call->plan || !shape_of(f, call->plan->spec.coll, call->plan->shape, call->block_bytes, &s)) return false;
 	if (s.class != TP_FUSED_TWO_SHOT && s.class != TP_FUSED_SCATTER) return false;
-	if (s.sends < f->table.window) return false;
+	if (s.sends < f->table.window || s.slice > MOST_BYTES / (size_t)f->nranks) return false;
 	if (s.gathers) s.slice = s.in_stride = s.out_stride = tp_align_up(tp_div_up(s.slice, (size_t)f->nranks), 128);
 	/* Windows begin at pages; the offsets are the same on all ranks, an output that is no window isn't. */
 	if ((windows->in_offset | s.in_stride) % 16 || (s.gathers ? windows->out_offset : (uint64_t)(uintptr_t)call->output) % 16) return false;
@@ -294,7 +299,7 @@ bool tp_fused_fit_windows(const struct tp_fused *f, const struct tp_exec_call *c
 
 bool tp_fused_suggest(const struct tp_fused *f, enum tp_coll coll, size_t block_bytes, enum tp_algo *out)
 {
-	struct shape s;
+	struct tp_fused_shape s;
 	if (!f->usable) return false;
 	static const enum tp_shape shapes[] = { TP_SHAPE_ONE_SHOT, TP_SHAPE_TWO_SHOT };
 	static const enum tp_algo algos[] = { TP_ALGO_ONE_SHOT, TP_ALGO_TWO_SHOT };

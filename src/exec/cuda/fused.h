@@ -19,7 +19,7 @@
  * tp_ll128_copy (all-gather, all-to-all, broadcast, gather, scatter), tp_window_<type>_<op> (all-reduce and reduce-scatter of
  * memory that all ranks have mapped), tp_two_step_<type>_<op> and tp_two_step_copy (reduce and broadcast by way of all others, on
  * lines of 128 bytes). */
-enum tp_fused_kind { TP_FUSED_LL, TP_FUSED_LL128, TP_FUSED_WINDOW, TP_FUSED_TWO_STEP, TP_FUSED_KINDS };
+enum tp_fused_kind { TP_FUSED_LL, TP_FUSED_LL128, TP_FUSED_WINDOW, TP_FUSED_TWO_STEP, TP_FUSED_PIPE, TP_FUSED_PUSH /* pipes.h */, TP_FUSED_KINDS };
 
 enum { TP_FUSED_PHASES = 2, TP_FUSED_PARITIES = 2, TP_FUSED_INLINE = 8 };
 
@@ -62,13 +62,15 @@ struct tp_fused_args {
 
 #ifndef __cplusplus
 #include "exec/exec.h"
+#include "exec/cuda/pipes.h"
 #include "gpu/gpu.h"
 
 /* Each protocol up to how many bytes, counted as what a rank sends to all peers together (of user data, both phases): LL up to `ll`, then
- * LL128, where lines of 128 bytes are allowed, up to `ll128`; what is larger isn't fused. The same on all ranks. */
+ * LL128, where lines of 128 bytes are allowed, up to `ll128`; what is larger isn't fused. Where there are pipes (pipes.h) they move what has
+ * `pipes` bytes or more. The same on all ranks. */
 enum tp_fused_class { TP_FUSED_ONE_SHOT, TP_FUSED_TWO_SHOT, TP_FUSED_GATHER, TP_FUSED_SCATTER, TP_FUSED_PAIRS, TP_FUSED_ROOTED, TP_FUSED_OWNERS,
 	TP_FUSED_CLASSES };
-struct tp_fused_limit { uint64_t ll, ll128; };
+struct tp_fused_limit { uint64_t ll, ll128, pipes; };
 struct tp_fused_table {
 	struct tp_fused_limit limits[TP_FUSED_CLASSES];
 	uint32_t threads[2];                        /* a block's, LL and LL128: more blocks only once these are busy */
@@ -77,6 +79,9 @@ struct tp_fused_table {
 	uint64_t window;                            /* two-shot all-reduces and reduce-scatters of windows: from so many bytes on where they lie */
 	uint64_t owners;                            /* broadcast and reduce of three ranks and more: from so many bytes on in two steps */
 	uint64_t stream;                            /* gather and scatter: blocks from so many bytes on as sends and receives */
+	uint64_t offer;                             /* what a rank sends another: from so many bytes on registered buffers are offered */
+	uint64_t reduce;                            /* reduce in one step: from so many bytes on through pipes */
+	uint64_t pipes;                             /* whether there are any: 0: no; 1: over NVLink, where GPUs have bulk copies; 2: yes */
 };
 
 /* What of a communicator decides; the same on all ranks but for the addresses. */
@@ -88,14 +93,28 @@ struct tp_fused {
 	uint64_t region[TP_DEV_MAX_LOCAL];
 	struct tp_fused_layout layout;
 	struct tp_fused_table table;
+	struct tp_pipes pipes;
 	char why_not[96];                           /* where !usable */
 };
+
+/* What a call is to fused kernels. */
+struct tp_fused_shape {
+	enum tp_fused_class class;
+	const char *name[3];                        /* by LL, LL128, pipes */
+	enum tp_fused_pattern pattern;
+	bool reduces, gathers, owners;
+	size_t slice, total, in_stride, out_stride, sends;
+};
+enum { TP_FUSED_BY_PIPES = 2 };                 /* beside LL and LL128 */
+/* False: they don't run it. protocol: 0, 1, TP_FUSED_BY_PIPES. */
+bool tp_fused_find(const struct tp_fused *fused, const struct tp_exec_call *call, struct tp_fused_shape *shape, int *protocol);
 
 struct tp_fused_options {
 	const struct tp_gpu *gpu;
 	int nchannels;                              /* blocks at most */
 	bool shared_gpu;
 	bool counts;
+	enum tp_cuda_pipes pipes;                   /* that there is room for */
 	uint64_t comm;                              /* struct tp_dev_comm, the device's address */
 };
 
@@ -122,6 +141,8 @@ bool tp_fused_fit_windows(const struct tp_fused *fused, const struct tp_exec_cal
 bool tp_fused_suggest(const struct tp_fused *fused, enum tp_coll coll, size_t block_bytes, enum tp_algo *out);
 
 /* ---- table.c ---- */
+/* What goes through pipes by this table. */
+enum tp_cuda_pipes tp_fused_table_pipes(const struct tp_fused_table *table);
 void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out);
 /* TELPHER_CUDA_TABLE over what is there. */
 ncclResult_t tp_fused_read_table(struct tp_fused_table *table);

@@ -8,6 +8,8 @@
  *   transfers.c groups of sends and receives to launches
  *   streams.c   the same between ranks that map each other's regions, and collectives that are such groups
  *   fused.c     which calls run as fused kernels, and how
+ *   pipes.c     large ones through pipes
+ *   offers.c    registered buffers, which large messages are stored to without a copy
  *   table.c     from which sizes on */
 #ifndef TP_EXEC_CUDA_INTERNAL_H
 #define TP_EXEC_CUDA_INTERNAL_H
@@ -30,6 +32,7 @@ struct tp_cuda_kernels {
 	CUfunction copy[TP_CUDA_NKINDS];
 	CUfunction transfers, transfers_more, streams, streams_more;
 	int resident;
+	enum tp_cuda_pipes pipes;           /* that are loaded and can be used */
 };
 /* reduces: of this type and operation; else the copying one. */
 static inline CUfunction tp_cuda_kernel(const struct tp_cuda_kernels *k, enum tp_cuda_kind kind, bool reduces, const struct tp_reduce *r)
@@ -82,11 +85,15 @@ struct tp_cuda_exec {
 	int transfer_room;
 	bool transfer_uploads;
 	struct tp_cuda_streams streams;
+	struct tp_cuda_buffers buffers;             /* table NULL: registered buffers are of no use */
 };
 /* struct tp_reduce as kernels get it. */
 void tp_cuda_fill_reduce(const struct tp_exec_call *call, struct tp_dev_reduce *out);
 /* Launches one of our kernels and counts it. */
 ncclResult_t tp_cuda_exec_run(struct tp_cuda_exec *exec, CUstream stream, CUfunction function, unsigned blocks, unsigned threads, void *args);
+/* The same with so many bytes of dynamic shared memory. */
+ncclResult_t tp_cuda_exec_run_shared(struct tp_cuda_exec *exec, CUstream stream, CUfunction function, unsigned blocks, unsigned threads, unsigned shared,
+	void *args);
 
 /* ---- memory.c ---- */
 /* Device memory that lives as long as the executor, zeroed, 128-byte aligned. */
@@ -129,6 +136,11 @@ struct tp_cuda_ordered { uint64_t cut; int index, from; };  /* from: of a self-r
 uint32_t tp_cuda_transfer_distance(const struct tp_cuda_exec *exec, const struct tp_exec_transfer *t);
 /* Of the largest launch. */
 int tp_cuda_transfers_blocks(const struct tp_cuda_exec *exec, const struct tp_exec_call *call);
+
+/* ---- offers.c ---- */
+/* Of a buffer that a peer may store to; index 0: it isn't registered. */
+struct tp_dev_offer tp_cuda_find_offer(const struct tp_cuda_exec *exec, const void *buffer, size_t bytes);
+void tp_cuda_pipe_offers(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_pipe_launch *pipes);
 
 /* ---- streams.c ---- */
 size_t tp_cuda_streams_region_bytes(int nlocal, int nchannels);

@@ -12,12 +12,16 @@ static struct tp_param params[] = {
 };
 TP_PARAM_TABLE("exec", params)
 
-enum { MOST_MODULES = 32, MOST_IMAGE_BYTES = 64 << 20 };
+enum { MOST_MODULES = 64, MOST_IMAGE_BYTES = 64 << 20, ALL_SHARED = 100 /* percent */ };
 
 static const char *const kind_names[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = "steps", [TP_CUDA_FUSED + TP_FUSED_LL] = "ll",
-	[TP_CUDA_FUSED + TP_FUSED_LL128] = "ll128", [TP_CUDA_FUSED + TP_FUSED_WINDOW] = "window", [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = "two_step" };
+	[TP_CUDA_FUSED + TP_FUSED_LL128] = "ll128", [TP_CUDA_FUSED + TP_FUSED_WINDOW] = "window", [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = "two_step",
+	[TP_CUDA_FUSED + TP_FUSED_PIPE] = "pipe", [TP_CUDA_FUSED + TP_FUSED_PUSH] = "push" };
 static const bool kind_copies[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = true, [TP_CUDA_FUSED + TP_FUSED_LL] = true,
-	[TP_CUDA_FUSED + TP_FUSED_LL128] = true, [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = true };
+	[TP_CUDA_FUSED + TP_FUSED_LL128] = true, [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = true,
+	[TP_CUDA_FUSED + TP_FUSED_PIPE] = true, [TP_CUDA_FUSED + TP_FUSED_PUSH] = true };
+/* Of a block's memory that its launch gives it. */
+static const int kind_shared[TP_CUDA_NKINDS] = { [TP_CUDA_FUSED + TP_FUSED_PIPE] = TP_PIPE_SHARED, [TP_CUDA_FUSED + TP_FUSED_PUSH] = TP_PIPE_SHARED };
 static const char *const op_names[TP_CUDA_NOPS] = { [ncclSum] = "sum", [ncclProd] = "prod", [ncclMax] = "max", [ncclMin] = "min" };
 static const char *const type_names[ncclNumTypes] = { [ncclInt8] = "i8", [ncclUint8] = "u8", [ncclInt32] = "i32", [ncclUint32] = "u32",
 	[ncclInt64] = "i64", [ncclUint64] = "u64", [ncclFloat16] = "f16", [ncclFloat32] = "f32", [ncclFloat64] = "f64",
@@ -28,6 +32,8 @@ struct loading {
 	CUmodule modules[MOST_MODULES];
 	int nmodules, at;               /* at: where the last function was */
 	int resident;                   /* blocks on a multiprocessor, the least so far */
+	int shared;                     /* bytes that launches give to blocks of what is being loaded */
+	enum tp_cuda_pipes wanted;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -52,7 +58,19 @@ static ncclResult_t load_function(struct loading *l, CUfunction function)
 	int value, blocks;
 	if (tp_cuda->FuncLoad) TP_CUDA_TRY(gpu, FuncLoad(function));
 	else TP_CUDA_TRY(gpu, FuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, function));
-	TP_CUDA_TRY(gpu, OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, TP_DEV_THREADS, 0));
+	/* A multiprocessor divides its memory in another way only while it is empty: where a kernel of lines spins, one of pipes would find no room. */
+	if (l->wanted) TP_CUDA_TRY(gpu, FuncSetAttribute(function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, ALL_SHARED));
+	if (l->shared) {
+		/* Where two blocks of them don't fit a multiprocessor, nobody uses these, and so they don't count. */
+		CUresult result = tp_cuda->FuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, l->shared);
+		if (result == CUDA_SUCCESS) result = tp_cuda->OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, TP_DEV_THREADS, (size_t)l->shared);
+		if (result != CUDA_SUCCESS || blocks < 2) {
+			l->wanted = TP_CUDA_PIPES_NONE;
+			return ncclSuccess;
+		}
+	} else {
+		TP_CUDA_TRY(gpu, OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, TP_DEV_THREADS, 0));
+	}
 	if (blocks < l->resident) l->resident = blocks;
 	return ncclSuccess;
 }
@@ -77,7 +95,8 @@ static ncclResult_t find_kind(struct loading *l, enum tp_cuda_kind kind)
 {
 	struct tp_cuda_kernels *k = l->kernels;
 	char name[64];
-	for (int type = 0; type < ncclNumTypes; type++) {
+	l->shared = kind_shared[kind];
+	for (int type = 0; type < ncclNumTypes && kind != TP_CUDA_FUSED + TP_FUSED_PUSH; type++) {
 		for (int op = 0; op < TP_CUDA_NOPS; op++) {
 			if ((int)plain_type(type, op) != type) continue;
 			snprintf(name, sizeof(name), "tp_%s_%s_%s", kind_names[kind], type_names[type], op_names[op]);
@@ -94,6 +113,7 @@ static ncclResult_t find_kind(struct loading *l, enum tp_cuda_kind kind)
 static ncclResult_t load_image(struct loading *l, const char *name, const void *data)
 {
 	const struct tp_gpu *gpu = l->kernels->gpu;
+	if (l->nmodules == MOST_MODULES) return TP_FAIL(ncclInternalError, "this library has more than %d files of kernels", MOST_MODULES);
 	CUresult result = tp_cuda->ModuleLoadData(&l->modules[l->nmodules], data);
 	if (result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_INVALID_PTX)
 		return TP_FAIL(ncclSystemError, "this library has no kernels for %s (compute capability %d.%d): it is older than what they are built for, or "
@@ -126,17 +146,45 @@ static ncclResult_t load_images(struct loading *l)
 	if (!tp_cuda_nimages)
 		return TP_FAIL(ncclSystemError, "this library was built without nvcc and has no GPU kernels: install CUDA's compiler and build it again, or set "
 			"TELPHER_DEVICE=host");
-	for (int i = 0; i < tp_cuda_nimages; i++) TP_TRY(load_image(l, tp_cuda_images[i].name, tp_cuda_images[i].data));
+	for (int i = 0; i < tp_cuda_nimages; i++) {
+		const char *name = tp_cuda_images[i].name;
+		if (strncmp(name, "pipes_", 6) == 0 && l->wanted < (strcmp(name, "pipes_copy") == 0 ? TP_CUDA_PIPES_MOVE : TP_CUDA_PIPES_ALL)) continue;
+		TP_TRY(load_image(l, name, tp_cuda_images[i].data));
+	}
 	return ncclSuccess;
+}
+
+/* What some communicator could use. */
+static ncclResult_t find_wanted(const struct tp_gpu *gpu, enum tp_cuda_pipes *out)
+{
+	struct tp_fused_table table;
+	tp_fused_defaults(false, 2, &table);
+	TP_TRY(tp_fused_read_table(&table));
+	*out = table.pipes == 1 && gpu->major < 9 ? TP_CUDA_PIPES_NONE : tp_fused_table_pipes(&table);
+	return ncclSuccess;
+}
+
+enum tp_cuda_pipes tp_cuda_pipes_wanted(const struct tp_cuda_kernels *kernels, int nranks, bool shared_gpu)
+{
+	struct tp_fused_table table;
+	tp_fused_defaults(shared_gpu, nranks, &table);
+	/* A table that can't be read would have been an error when kernels were loaded. */
+	if (nranks > TP_PIPE_RANKS || tp_fused_read_table(&table) != ncclSuccess || (table.pipes == 1 && kernels->gpu->major < 9)) return TP_CUDA_PIPES_NONE;
+	return TP_MIN(tp_fused_table_pipes(&table), kernels->pipes);
 }
 
 static ncclResult_t load_all(struct loading *l)
 {
+	static const enum tp_cuda_pipes least[TP_CUDA_NKINDS] = { [TP_CUDA_FUSED + TP_FUSED_PUSH] = TP_CUDA_PIPES_MOVE,
+		[TP_CUDA_FUSED + TP_FUSED_PIPE] = TP_CUDA_PIPES_ALL };
+	TP_TRY(find_wanted(l->kernels->gpu, &l->wanted));
 	TP_TRY(load_images(l));
 	for (enum tp_cuda_kind kind = 0; kind < TP_CUDA_NKINDS; kind++) {
 		l->at = 0;
-		TP_TRY(find_kind(l, kind));
+		if (l->wanted >= least[kind]) TP_TRY(find_kind(l, kind));
 	}
+	l->kernels->pipes = l->wanted;
+	l->shared = 0;
 	TP_TRY(find_function(l, "tp_transfers", &l->kernels->transfers));
 	TP_TRY(find_function(l, "tp_transfers_more", &l->kernels->transfers_more));
 	TP_TRY(find_function(l, "tp_streams", &l->kernels->streams));

@@ -9,17 +9,26 @@ static ncclResult_t fail_stopped(struct tp_cuda_exec *exec)
 	struct tp_cuda_status status;
 	tp_cuda_exec_status(exec, &status);
 	if (status.fault == TP_CUDA_ABORTED) return ncclInternalError;      /* who aborted has said why */
+	if (status.fault == TP_CUDA_BUFFER)
+		return TP_FAIL(ncclInvalidUsage, "rank %d: rank %d receives into its registered buffer %u, which isn't mapped here any more: a buffer was deregistered "
+			"while it was in use", exec->boot->rank, status.peer, status.found);
 	return TP_FAIL(ncclInvalidUsage, "rank %d: what came from rank %d on channel %d belongs to another call than this rank's (%s 0x%08x, and 0x%08x was "
 		"expected): the ranks' calls differ", exec->boot->rank, status.peer, status.channel, status.fault == TP_CUDA_SIZE ? "size" : "tag",
 		status.found, status.expected);
 }
 
-ncclResult_t tp_cuda_exec_run(struct tp_cuda_exec *exec, CUstream stream, CUfunction function, unsigned blocks, unsigned threads, void *args)
+ncclResult_t tp_cuda_exec_run_shared(struct tp_cuda_exec *exec, CUstream stream, CUfunction function, unsigned blocks, unsigned threads, unsigned shared,
+	void *args)
 {
-	CUresult result = tp_cuda->LaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, (void *[]){ args }, NULL);
+	CUresult result = tp_cuda->LaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, (void *[]){ args }, NULL);
 	if (__builtin_expect(result != CUDA_SUCCESS, 0)) return tp_gpu_fail(__FILE__, __LINE__, __func__, exec->gpu, "LaunchKernel", result);
 	atomic_store_explicit(&exec->launched, atomic_load_explicit(&exec->launched, memory_order_relaxed) + 1, memory_order_relaxed);
 	return ncclSuccess;
+}
+
+ncclResult_t tp_cuda_exec_run(struct tp_cuda_exec *exec, CUstream stream, CUfunction function, unsigned blocks, unsigned threads, void *args)
+{
+	return tp_cuda_exec_run_shared(exec, stream, function, blocks, threads, 0, args);
 }
 
 static bool is_integer(ncclDataType_t type) { return type <= ncclUint64; }
@@ -94,6 +103,25 @@ static bool fit_fused(const struct tp_cuda_exec *exec, const struct tp_exec_call
 	return tp_fused_fit(&exec->fused, call, out);
 }
 
+/* What is too large for lines; windows, which stage nothing, come first. */
+static bool fit_pipes(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_pipe_launch *out)
+{
+	struct tp_fused_shape shape;
+	struct tp_fused_launch fused;
+	int protocol;
+	if (!exec->fused.pipes.level || !tp_fused_find(&exec->fused, call, &shape, &protocol) || protocol != TP_FUSED_BY_PIPES) return false;
+	if (call->in_window && fit_fused(exec, call, &fused)) return false;
+	tp_pipes_fit(&exec->fused, call, &shape, out);
+	return true;
+}
+
+static ncclResult_t launch_pipes(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, struct tp_pipe_launch *pipes)
+{
+	CUfunction function = tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + pipes->kind, pipes->reduces, &call->reduce);
+	tp_cuda_pipe_offers(exec, call, pipes);
+	return tp_cuda_exec_run_shared(exec, stream, function, pipes->blocks, TP_DEV_THREADS, TP_PIPE_SHARED, &pipes->args);
+}
+
 bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes, bool windows, enum tp_algo *out)
 {
 	if (windows && exec->fused.usable && block_bytes >= exec->fused.table.window && (coll == TP_ALL_REDUCE || coll == TP_REDUCE_SCATTER)) {
@@ -110,13 +138,14 @@ static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, con
 	struct tp_exec_call group;
 	struct tp_dev_steps args;
 	struct tp_fused_launch fused;
+	struct tp_pipe_launch pipes;
 	struct tp_cuda_plan *p;
 	CUfunction function = NULL;
 	unsigned blocks = 1;
 	int n = 0;
 	for (; n < ncalls && n < TP_DEV_MAX_CALLS; n++) {
 		const struct tp_exec_call *call = &calls[n];
-		if (n && (!call->plan || fit_fused(exec, call, &fused) || tp_cuda_streams_take(exec, call, transfers, &group))) break;
+		if (n && (!call->plan || fit_pipes(exec, call, &pipes) || fit_fused(exec, call, &fused) || tp_cuda_streams_take(exec, call, transfers, &group))) break;
 		TP_TRY(find_prepared(exec, call, &p));
 		CUfunction its = tp_cuda_kernel(exec->kernels, TP_CUDA_STEPS, p->reduces, &call->reduce);
 		if (n && its != function) break;
@@ -139,6 +168,7 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
 	struct tp_exec_call group;
 	struct tp_fused_launch fused;
+	struct tp_pipe_launch pipes;
 	/* A look in passing: the watcher and kernels write these at any time, and every spin looks again. */
 	bool stopped = __atomic_load_n(&exec->status->abort, __ATOMIC_RELAXED) || __atomic_load_n(&exec->status->fault, __ATOMIC_RELAXED);
 	if (__builtin_expect(stopped, 0)) return fail_stopped(exec);
@@ -146,6 +176,8 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 		const struct tp_exec_call *call = &calls[i];
 		if (!call->plan) {
 			TP_TRY(tp_cuda_transfers_launch(exec, stream, call));
+		} else if (fit_pipes(exec, call, &pipes)) {
+			TP_TRY(launch_pipes(exec, stream, call, &pipes));
 		} else if (tp_cuda_streams_take(exec, call, transfers, &group)) {
 			TP_TRY(tp_cuda_transfers_launch(exec, stream, &group));
 		} else if (fit_fused(exec, call, &fused)) {
@@ -167,9 +199,14 @@ const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec
 	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
 	struct tp_exec_call group;
 	struct tp_fused_launch fused;
+	struct tp_pipe_launch pipes;
 	if (!call->plan) {
 		*blocks = tp_cuda_transfers_blocks(exec, call);
 		return exec->streams.usable ? "SEND_RECV/LL128" : "SEND_RECV/SIMPLE";
+	}
+	if (fit_pipes(exec, call, &pipes)) {
+		*blocks = (int)pipes.blocks;
+		return pipes.name;
 	}
 	if (tp_cuda_streams_take(exec, call, transfers, &group)) {
 		*blocks = tp_cuda_transfers_blocks(exec, &group);

@@ -21,6 +21,19 @@ TP_DEVICE void tp_block_set(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __
 #define TP_METHOD static inline
 #define TP_FAR [[maybe_unused]] static
 #define TP_KERNEL_BLOCKS(name, type, blocks) TP_KERNEL(name, type)
+#define TP_SHARED_DYNAMIC(name, bytes) struct alignas(128) name##_type { char all[bytes]; }; TP_SHARED(name##_type, name##_all); char *const name = name##_all.all
+/* See below; here the order is said, so that the thread sanitizer sees it. */
+TP_DEVICE void tp_store_read(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+TP_DEVICE uint32_t tp_load_read(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+/* Bulk copies (below): done as soon as they are begun. */
+TP_DEVICE void tp_bulk_init(uint64_t *) { }
+TP_DEVICE void tp_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *) { memcpy(to, from, bytes); }
+TP_DEVICE void tp_bulk_loaded(uint64_t *, uint32_t) { }
+TP_DEVICE void tp_bulk_store(void *to, const void *from, uint32_t bytes) { memcpy(to, from, bytes); }
+TP_DEVICE void tp_bulk_commit() { }
+template <int PENDING> TP_DEVICE void tp_bulk_read() { }
+template <int PENDING> TP_DEVICE void tp_bulk_stored() { }
+TP_DEVICE void tp_bulk_fence() { }
 #else
 
 #define TP_WARP 32
@@ -68,6 +81,10 @@ TP_DEVICE void tp_store_release(uint32_t *p, uint32_t v)
 { asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 TP_DEVICE void tp_store_relaxed(uint32_t *p, uint32_t v)
 { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+/* How far memory has been read, for whoever writes over it: what was loaded before is in registers, or it could not have been stored or added up by then, so
+ * there is nothing to wait for. */
+TP_DEVICE void tp_store_read(uint32_t *p, uint32_t v) { tp_store_relaxed(p, v); }
+TP_DEVICE uint32_t tp_load_read(const uint32_t *p) { return tp_load_relaxed(p); }
 TP_DEVICE uint64_t tp_load_acquire64(const uint64_t *p)
 { uint64_t v; asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
 TP_DEVICE void tp_store_release64(uint64_t *p, uint64_t v)
@@ -94,6 +111,57 @@ TP_DEVICE tp_four tp_load16(const void *p)
 }
 TP_DEVICE void tp_store16(void *p, tp_four v)
 { asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory"); }
+
+/* Memory of a block that the launch gives it, so many bytes (a constant). */
+#define TP_SHARED_DYNAMIC(name, bytes) extern __shared__ __align__(128) char name[]
+
+/* Bulk copies between global and shared memory, by one thread, which goes on meanwhile: multiples of 16 bytes, aligned to 16. A load tells a
+ * barrier in shared memory, which counts its loads by parity; a thread's stores are committed in groups. A fence comes between
+ * ordinary stores to shared memory and bulk stores from there. Before sm_90 the thread copies. */
+#if __CUDA_ARCH__ >= 900
+TP_DEVICE uint32_t tp_shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+TP_DEVICE void tp_bulk_init(uint64_t *bar)
+{ asm volatile("mbarrier.init.shared::cta.b64 [%0], 1; fence.proxy.async.shared::cta;" :: "r"(tp_shared_address(bar)) : "memory"); }
+TP_DEVICE void tp_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *bar)
+{
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(tp_shared_address(bar)), "r"(bytes) : "memory");
+	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+		:: "r"(tp_shared_address(to)), "l"(from), "r"(bytes), "r"(tp_shared_address(bar)) : "memory");
+}
+TP_DEVICE void tp_bulk_loaded(uint64_t *bar, uint32_t parity)
+{
+	uint32_t ok = 0;
+	while (!ok)
+		asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+			: "=r"(ok) : "r"(tp_shared_address(bar)), "r"(parity) : "memory");
+}
+TP_DEVICE void tp_bulk_store(void *to, const void *from, uint32_t bytes)
+{
+	asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" :: "l"(to), "r"(tp_shared_address(from)), "r"(bytes) : "memory");
+}
+TP_DEVICE void tp_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/* Until all but the last PENDING groups have been read from shared memory; have arrived. */
+template <int PENDING> TP_DEVICE void tp_bulk_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory"); }
+template <int PENDING> TP_DEVICE void tp_bulk_stored() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(PENDING) : "memory"); }
+TP_DEVICE void tp_bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#else
+TP_DEVICE void tp_bulk_init(uint64_t *) { }
+TP_DEVICE void tp_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *)
+{
+	TP_NO_UNROLL
+	for (uint32_t i = 0; i < bytes; i += 16) *(tp_four *)((char *)to + i) = *(const tp_four *)((const char *)from + i);
+}
+TP_DEVICE void tp_bulk_loaded(uint64_t *, uint32_t) { }
+TP_DEVICE void tp_bulk_store(void *to, const void *from, uint32_t bytes)
+{
+	TP_NO_UNROLL
+	for (uint32_t i = 0; i < bytes; i += 16) tp_store16((char *)to + i, *(const tp_four *)((const char *)from + i));
+}
+TP_DEVICE void tp_bulk_commit() { }
+template <int PENDING> TP_DEVICE void tp_bulk_read() { }
+template <int PENDING> TP_DEVICE void tp_bulk_stored() { tp_fence(); }
+TP_DEVICE void tp_bulk_fence() { }
+#endif
 
 #endif
 #endif

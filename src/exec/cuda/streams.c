@@ -76,6 +76,11 @@ ncclResult_t tp_cuda_streams_launch(struct tp_cuda_exec *exec, CUstream stream, 
 			.peer = (int16_t)t->peer };
 		channels |= channels_of(exec, t);
 		if (self) args->streams[n].from = (uint64_t)(uintptr_t)call->transfers[order[i].from].buf;
+		if (!self && !t->is_send && exec->buffers.table && t->bytes >= args->head.offers_from) {
+			struct tp_dev_offer offer = tp_cuda_find_offer(exec, t->buf, t->bytes);
+			args->streams[n].offset = offer.offset;
+			args->streams[n].index = (uint16_t)offer.index;
+		}
 		uint32_t *last = &exec->transfer_last[2 * (size_t)t->peer + t->is_send];
 		if (*last) {
 			args->streams[*last - 1].next = (uint16_t)(n + 1);

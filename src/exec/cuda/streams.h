@@ -6,15 +6,21 @@
  * number that counts on for ever (40 bits); it is the flag in the round's lines, together with the size of the transfer, so that
  * unequal sizes are seen. The receiver's warps meet after each round, and one thread says how far they have read; the sender
  * writes over a slot once that is known, and so waits only where it is a whole ring ahead.
- * Which warps of a lane move which lines is each end's own affair. */
+ * Which warps of a lane move which lines is each end's own affair.
+ *
+ * For a large transfer the receiver offers its buffer (offers.h). Its first round goes by lines all the same: so unequal sizes are seen. Where the
+ * buffer was offered, the rest counts as one round: the sender's warps store it there, and the first of them tells the receiver once all have. */
 #ifndef TP_EXEC_CUDA_STREAMS_H
 #define TP_EXEC_CUDA_STREAMS_H
 
 #include "exec/cuda/lines.h"
+#include "exec/cuda/offers.h"
 
 enum { TP_STREAM_NONE = 0xffff, TP_STREAM_COUNT_BITS = 40, TP_STREAM_DEEP = TP_WARP == 1 ? 2 : 4 };
 
-struct tp_stream_lane { uint64_t count; uint32_t seen, transfer; };
+/* offered: does this receiver's offer of the transfer at hand stand? The first warp's word to the others. stored: warps of this sender that have
+ * stored their share of an offered buffer, all transfers together; due: how many that will be. */
+struct tp_stream_lane { uint64_t count; uint32_t seen, transfer, offered, stored, due, pad; };
 struct tp_streams_shared {
 	tp_stream_lane lanes[TP_DEV_STREAM_LANES];
 	uint32_t nlanes, stopped;
@@ -222,10 +228,128 @@ TP_FAR void tp_stream_copy(const tp_stream s, const tp_dev_stream *transfer, uin
 	}
 }
 
+/* ---- registered buffers ---- */
+
+enum { TP_STREAM_OFFER = 16, TP_STREAM_STORED = 32 };
+/* … in a ring's first line. The sender's near one is s.ack's, its far one lies before s.slots; the receiver's the other way round. */
+
+/* Of this thread: the first of its lane. */
+TP_DEVICE bool tp_stream_first(const tp_stream &s) { return s.warp == 0 && (uint32_t)tp_thread() % TP_WARP == 0; }
+TP_DEVICE void tp_stream_meet(const tp_stream &s)
+{
+	tp_warp_sync();
+	if (s.warps > 1) tp_group_sync((int)s.barrier, (int)s.warps * TP_WARP);
+}
+
+/* bytes from one place to another, both of any alignment. */
+TP_FAR void tp_stream_store(uint32_t warp, uint32_t warps, const char *from, char *to, uint64_t bytes)
+{
+	const uint32_t odd = (uint32_t)((0 - (uintptr_t)to) & 15), step = warps * TP_WARP * 16, head = odd < bytes ? odd : (uint32_t)bytes;
+	const uint32_t thread = warp * TP_WARP + (uint32_t)tp_thread() % TP_WARP;
+	const bool aligned = ((uintptr_t)from + head) % 16 == 0;
+	if (head && thread == 0) tp_user_store(to, tp_user_load(from, head), head);
+	TP_NO_UNROLL
+	for (uint64_t i = head + thread * 16; i < bytes; i += step * TP_STREAM_DEEP) {
+		tp_four v[TP_STREAM_DEEP];
+		TP_UNROLL
+		for (int d = 0; d < TP_STREAM_DEEP; d++) {
+			const uint64_t k = i + (uint32_t)d * step;
+			if (k < bytes) v[d] = aligned && bytes - k >= 16 ? tp_load_user16(from + k) : tp_user_load(from + k, bytes - k < 16 ? (uint32_t)(bytes - k) : 16);
+		}
+		TP_UNROLL
+		for (int d = 0; d < TP_STREAM_DEEP; d++) {
+			const uint64_t k = i + (uint32_t)d * step;
+			if (k >= bytes) continue;
+			if (bytes - k >= 16) tp_store_user16(to + k, v[d]);
+			else tp_user_store(to + k, v[d], (uint32_t)(bytes - k));
+		}
+	}
+}
+
+/* Units [begin, end) of a transfer to the receiver's buffer, if it was offered. The stream is passed by value, or all of it would lie in memory
+ * for the whole kernel. */
+enum { TP_STREAM_NOT_OFFERED, TP_STREAM_STORED_ALL, TP_STREAM_STOPPED };
+TP_FAR int tp_stream_send_straight(const tp_stream s, tp_stream_lane &lane, const tp_dev_streams_head &h, const tp_dev_stream &t, uint32_t begin, uint32_t end,
+	uint64_t stamp)
+{
+	uint64_t offset;
+	uint32_t index;
+	for (unsigned turn = 0; !tp_warp_all(tp_offer_look((const char *)s.ack + TP_STREAM_OFFER, stamp, &offset, &index)); turn++) {
+		tp_lines_delay();
+		if (tp_warp_any(tp_block_stopped(s.comm, turn))) return TP_STREAM_STOPPED;
+		tp_nap(turn, s.gives_way);
+	}
+	if (!index) return TP_STREAM_NOT_OFFERED;
+	const uint64_t entry = tp_offer_entry(h.table, t.peer, index), at = (uint64_t)begin * tp_ll128::BYTES, last = (uint64_t)end * tp_ll128::BYTES;
+	if (!entry) {
+		if ((uint32_t)tp_thread() % TP_WARP == 0) tp_block_fault(s.comm, TP_BLOCK_BUFFER, t.peer, tp_block(), index, 0);
+		return TP_STREAM_STOPPED;
+	}
+	tp_stream_store(s.warp, s.warps, (const char *)t.buf + at, (char *)(entry + offset) + at, (last < t.bytes ? last : t.bytes) - at);
+	/* No barrier: another warp may have been stopped before it got here. */
+	tp_warp_sync();
+	if ((uint32_t)tp_thread() % TP_WARP == 0) tp_block_add(&lane.stored, 1);
+	if (!tp_stream_first(s)) return TP_STREAM_STORED_ALL;
+	lane.due += s.warps;
+	for (unsigned turn = 0; (int32_t)(tp_block_load(&lane.stored) - lane.due) < 0; turn++) {
+		if (tp_block_stopped(s.comm, turn)) return TP_STREAM_STOPPED;
+		tp_nap(turn, s.gives_way);
+	}
+	tp_fence();
+	tp_store_release64((uint64_t *)(s.slots - 128 + TP_STREAM_STORED), stamp);          /* pairs with tp_stream_await_straight */
+	return TP_STREAM_STORED_ALL;
+}
+/* What comes straight to this rank's buffer. False: this thread was stopped. */
+TP_FAR bool tp_stream_await_straight(const tp_stream s, uint64_t stamp)
+{
+	bool stopped = s.stopped;
+	if (tp_stream_first(s)) {
+		tp_lines_delay();
+		for (unsigned turn = 0; !stopped && tp_load_acquire64((const uint64_t *)(s.slots - 128 + TP_STREAM_STORED)) != stamp; turn++) {
+			stopped = tp_block_stopped(s.comm, turn);
+			tp_nap(turn, s.gives_way);
+		}
+	}
+	tp_stream_meet(s);
+	if (!tp_stream_first(s)) return !stopped;
+	tp_store_relaxed(s.ack, (uint32_t)s.count + 1);
+	if (!stopped) tp_offer_count(s.comm);
+	return !stopped;
+}
+
+/* A large transfer's part: a round by lines, then the rest as the receiver's offer says. Apart from the others, whose registers it would take. */
+struct tp_stream_state { uint64_t count; uint32_t seen; bool stopped; };
+TP_FAR tp_stream_state tp_stream_move_large(const tp_stream stream, tp_stream_lane &lane, const tp_dev_streams_head &h, const tp_dev_stream &t, uint32_t begin,
+	uint32_t end)
+{
+	tp_stream s = stream;
+	const uint32_t rest = begin + s.slot_units;
+	const uint64_t stamp = s.count + 1;
+	bool straight = false;
+	if (t.is_send) {
+		tp_stream_send(s, t, begin, rest);
+		const int how = tp_warp_any(s.stopped) ? (int)TP_STREAM_STOPPED : tp_stream_send_straight(s, lane, h, t, rest, end, stamp);
+		s.stopped |= how == TP_STREAM_STOPPED;
+		straight = how != TP_STREAM_NOT_OFFERED;
+		if (!straight) tp_stream_send(s, t, rest, end);
+	} else {
+		if (tp_stream_first(s)) {
+			const tp_dev_offer offer = { t.offset, t.index, 0 };
+			lane.offered = tp_offer_stands(h.table, h.rank, offer, t.buf);
+			tp_offer_make((char *)s.ack + TP_STREAM_OFFER, lane.offered, offer, 0, stamp);
+		}
+		tp_stream_receive(s, t, begin, rest);           /* its warps meet in it, so all see lane.offered */
+		straight = lane.offered;
+		if (straight) s.stopped |= !tp_stream_await_straight(s, stamp);
+		else tp_stream_receive(s, t, rest, end);
+	}
+	return { s.count + straight, s.seen, s.stopped };
+}
+
 TP_DEVICE uint64_t *tp_stream_counter(const tp_dev_streams_head &h, const tp_dev_stream &t, uint32_t channel)
 { return (uint64_t *)h.counters + ((uint32_t)t.peer * 2u + t.is_send) * h.nchannels + channel; }
 
-TP_DEVICE void tp_stream_lane_run(const tp_streams_shared &sh, const tp_dev_streams_head &h, const tp_dev_stream *all, uint32_t number, uint32_t warp,
+TP_DEVICE void tp_stream_lane_run(tp_streams_shared &sh, const tp_dev_streams_head &h, const tp_dev_stream *all, uint32_t number, uint32_t warp,
 	uint32_t warps)
 {
 	const uint32_t channel = h.channels[tp_block()];
@@ -243,7 +367,12 @@ TP_DEVICE void tp_stream_lane_run(const tp_streams_shared &sh, const tp_dev_stre
 		uint32_t begin, end;
 		tp_stream_part(*t, channel, h.nchannels, &begin, &end);
 		if (copies) tp_stream_copy(s, t, begin, end);
-		else if (t->is_send) tp_stream_send(s, *t, begin, end);
+		else if (h.table && t->bytes >= h.offers_from && end - begin > s.slot_units) {
+			const tp_stream_state after = tp_stream_move_large(s, sh.lanes[number], h, *t, begin, end);
+			s.count = after.count;
+			s.seen = after.seen;
+			s.stopped = after.stopped;
+		} else if (t->is_send) tp_stream_send(s, *t, begin, end);
 		else tp_stream_receive(s, *t, begin, end);
 		const uint32_t next = tp_stream_find(all, t->next, channel, h.nchannels);
 		if (next == TP_STREAM_NONE) break;
@@ -262,7 +391,7 @@ TP_DEVICE void tp_streams_kernel(tp_streams_shared &sh, const tp_dev_streams_hea
 		if (!all[i].is_first) continue;
 		const uint32_t transfer = tp_stream_find(all, i + 1, channel, h.nchannels);
 		if (transfer == TP_STREAM_NONE) continue;
-		tp_stream_lane lane = { 0, 0, transfer };
+		tp_stream_lane lane = { 0, 0, transfer, 0, 0, 0, 0 };
 		if (!all[i].from) lane.count = *tp_stream_counter(h, all[i], channel);
 		if (!all[i].from && all[i].is_send) lane.seen = tp_load_relaxed((const uint32_t *)tp_stream_ring(h, h.rank, all[i].peer, channel));
 		sh.lanes[tp_block_take(&sh.nlanes, 1)] = lane;

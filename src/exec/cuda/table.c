@@ -5,20 +5,21 @@
 #include "exec/cuda/internal.h"
 
 enum { KB = 1 << 10, MB = 1 << 20, GB = 1 << 30 };
+#define NEVER UINT64_MAX
 
 void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 {
 	*out = (struct tp_fused_table){
 		/* NVLink; without it lines of 128 bytes aren't allowed, and the first column alone counts. Two ranks send in one shot as much as
-		 * in two; with more, two shots soon send less. */
+		 * in two; with more, two shots soon send less. Pipes where they were measured to be better: two ranks, what only moves. */
 		.limits = {
-			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1 * MB },
-			[TP_FUSED_TWO_SHOT] = { 96 * KB, GB },
-			[TP_FUSED_GATHER] = { 96 * KB, GB },
-			[TP_FUSED_SCATTER] = { 96 * KB, GB },
-			[TP_FUSED_PAIRS] = { 96 * KB, GB },
-			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB },
-			[TP_FUSED_OWNERS] = { 0, GB },
+			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1 * MB, NEVER },
+			[TP_FUSED_TWO_SHOT] = { 96 * KB, GB, NEVER },
+			[TP_FUSED_GATHER] = { 96 * KB, GB, nranks == 2 ? 16 * MB : NEVER },
+			[TP_FUSED_SCATTER] = { 96 * KB, GB, NEVER },
+			[TP_FUSED_PAIRS] = { 96 * KB, GB, nranks == 2 ? 16 * MB : NEVER },
+			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB, nranks == 2 ? 16 * MB : NEVER },
+			[TP_FUSED_OWNERS] = { 0, GB, NEVER },
 		},
 		.threads = { 128, 256 },
 		.max_blocks = TP_DEV_MAX_CHANNELS,
@@ -26,19 +27,35 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 		.window = 1 * MB,
 		.owners = 512 * KB,
 		.stream = 16 * KB,
+		.reduce = NEVER,
+		.offer = 4 * MB,
+		.pipes = 1,
 	};
 	if (!shared_gpu) return;
+	out->pipes = 0;
 	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. (LL128 only where asked for.) */
-	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, 16 * MB };
-	out->limits[TP_FUSED_ROOTED] = out->limits[TP_FUSED_OWNERS] = (struct tp_fused_limit){ 1 * MB, 1 * MB };
+	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, 16 * MB, NEVER };
+	out->limits[TP_FUSED_ROOTED] = out->limits[TP_FUSED_OWNERS] = (struct tp_fused_limit){ 1 * MB, 1 * MB, NEVER };
+}
+
+enum tp_cuda_pipes tp_fused_table_pipes(const struct tp_fused_table *t)
+{
+	const struct tp_fused_limit *l = t->limits;
+	if (!t->pipes) return TP_CUDA_PIPES_NONE;
+	if (t->reduce != NEVER || l[TP_FUSED_TWO_SHOT].pipes != NEVER || l[TP_FUSED_SCATTER].pipes != NEVER || l[TP_FUSED_OWNERS].pipes != NEVER)
+		return TP_CUDA_PIPES_ALL;
+	return l[TP_FUSED_GATHER].pipes != NEVER || l[TP_FUSED_PAIRS].pipes != NEVER || l[TP_FUSED_ROOTED].pipes != NEVER ? TP_CUDA_PIPES_MOVE
+		: TP_CUDA_PIPES_NONE;
 }
 
 /* ---- what the user says ---- */
 
 static struct tp_param params[] = {
 	{ .name = "TELPHER_CUDA_TABLE", .kind = TP_PARAM_STRING,
-		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 (bytes that a rank sends; one_shot, two_shot, gather, "
-			"scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream), threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
+		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 or NAME=LL:LL128:PIPES (bytes that a rank sends, up to "
+			"which these lines and from which on pipes are used; one_shot, two_shot, gather, scatter, pairs, rooted, two_step), NAME=BYTES (from which on: "
+			"window, two_step_from, stream, reduce: through pipes, offer: registered buffers), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), "
+			"threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
 };
 TP_PARAM_TABLE("exec", params)
 
@@ -59,12 +76,14 @@ static bool read_bytes(const char **at, uint64_t *out)
 
 static bool read_entry(const char **at, struct tp_fused_table *table)
 {
-	struct { const char *name; uint64_t *first, *second; } entries[TP_FUSED_CLASSES + 3] = { { "window", &table->window, NULL },
-		{ "two_step_from", &table->owners, NULL }, { "stream", &table->stream, NULL } };
+	struct { const char *name; uint64_t *first, *second, *third; } entries[TP_FUSED_CLASSES + 6] = { { .name = "window", .first = &table->window },
+		{ .name = "two_step_from", .first = &table->owners }, { .name = "stream", .first = &table->stream },
+		{ .name = "reduce", .first = &table->reduce }, { .name = "offer", .first = &table->offer }, { .name = "pipes", .first = &table->pipes } };
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) {
-		entries[3 + c].name = class_names[c];
-		entries[3 + c].first = &table->limits[c].ll;
-		entries[3 + c].second = &table->limits[c].ll128;
+		entries[6 + c].name = class_names[c];
+		entries[6 + c].first = &table->limits[c].ll;
+		entries[6 + c].second = &table->limits[c].ll128;
+		entries[6 + c].third = &table->limits[c].pipes;
 	}
 	if (strncmp(*at, "threads=", 8) == 0) {
 		uint64_t threads[2];
@@ -82,7 +101,10 @@ static bool read_entry(const char **at, struct tp_fused_table *table)
 		*at += n + 1;
 		if (!read_bytes(at, entries[i].first)) return false;
 		if (!entries[i].second) return true;
-		return *(*at)++ == ':' && read_bytes(at, entries[i].second);
+		if (*(*at)++ != ':' || !read_bytes(at, entries[i].second)) return false;
+		if (**at != ':') return true;
+		++*at;
+		return read_bytes(at, entries[i].third);
 	}
 	return false;
 }
@@ -95,8 +117,9 @@ ncclResult_t tp_fused_read_table(struct tp_fused_table *table)
 	for (;;) {
 		const char *entry = at;
 		if (!read_entry(&at, &t) || (*at && *at != ','))
-			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 (one_shot, two_shot, gather, scatter, pairs, "
-				"rooted, two_step), NAME=BYTES (window, two_step_from, stream) or threads=LL:LL128, with commas between", text, entry);
+			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 or NAME=LL:LL128:PIPES (one_shot, two_shot, "
+				"gather, scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream, reduce, offer), pipes=0, 1 or 2, or threads=LL:LL128, with commas "
+				"between", text, entry);
 		if (!*at) break;
 		at++;
 	}

@@ -106,14 +106,14 @@ static const char *type_name(ncclDataType_t type)
 	return names[type];
 }
 
-static const struct tp_emulated_kernel *kernel_of(const struct tp_fused_launch *launch, const struct fused_call *c)
+static const struct tp_emulated_kernel *kernel_of(int kind, bool reduces, const struct fused_call *c)
 {
-	static const char *const kinds[] = { "ll", "ll128", "window", "two_step" }, *const ops[] = { "sum", "prod", "max", "min" };
+	static const char *const kinds[] = { "ll", "ll128", "window", "two_step", "pipe", "push" }, *const ops[] = { "sum", "prod", "max", "min" };
 	char name[64];
 	const char *type = type_name(c->type);
 	if (c->op <= ncclProd && type[0] == 'i') type = type_name((ncclDataType_t)(c->type + 1));
-	if (launch->reduces) snprintf(name, sizeof(name), "tp_%s_%s_%s", kinds[launch->kind], type, ops[c->op]);
-	else snprintf(name, sizeof(name), "tp_%s_copy", kinds[launch->kind]);
+	if (reduces) snprintf(name, sizeof(name), "tp_%s_%s_%s", kinds[kind], type, ops[c->op]);
+	else snprintf(name, sizeof(name), "tp_%s_copy", kinds[kind]);
 	return tp_emulator_find(name);
 }
 
@@ -137,6 +137,40 @@ static bool prepare(struct fused_rank *k, const struct fused_call *c, struct buf
 	return true;
 }
 
+static bool launch_pipes(struct fused_rank *k, const struct fused_call *c, const struct tp_exec_call *call)
+{
+	struct tp_fused_shape shape;
+	struct tp_pipe_launch l;
+	int protocol;
+	memset(k->fused.table.limits, 0, sizeof(k->fused.table.limits));
+	k->fused.table.reduce = 0;
+	CHECK(k, tp_fused_find(&k->fused, call, &shape, &protocol) && protocol == TP_FUSED_BY_PIPES);
+	tp_pipes_fit(&k->fused, call, &shape, &l);
+	CHECK(k, l.blocks >= 1 && l.blocks <= (unsigned)k->world->nchannels);
+	const struct tp_emulated_kernel *kernel = kernel_of(l.kind, l.reduces, c);
+	CHECK(k, kernel && kernel->args_bytes == sizeof(l.args));
+	if (c->offers && l.kind == TP_FUSED_PUSH) {
+		l.args.offers = 1;
+		l.args.table = (uint64_t)(uintptr_t)k->table;
+		/* Captured when it was registered, whether it still is or not. */
+		l.args.offer = (struct tp_dev_offer){ .index = (uint32_t)(c - k->world->calls) % TP_DEV_BUFFERS + 1 };
+	}
+	tp_emulator_launch(kernel, (int)l.blocks, TP_DEV_THREADS, (int)l.blocks, &l.args);
+	return true;
+}
+
+/* What registration would have told everybody, before any kernel runs. */
+static void tell_buffers(struct fused_rank *k, const struct buffers *buffers)
+{
+	struct fused_world *w = k->world;
+	for (int i = 0; i < w->ncalls; i++) {
+		const struct fused_call *c = &w->calls[i];
+		if (!c->offers || !(c->registered >> k->rank & 1)) continue;
+		for (int p = 0; p < w->n && w->ranks[p].table; p++)
+			w->ranks[p].table[k->rank * TP_DEV_BUFFERS + i % TP_DEV_BUFFERS] = (uint64_t)(uintptr_t)buffers[i].out;
+	}
+}
+
 static bool launch(struct fused_rank *k, const struct fused_call *c, const struct tp_plan *plan, const struct buffers *b)
 {
 	struct fused_world *w = k->world;
@@ -146,7 +180,8 @@ static bool launch(struct fused_rank *k, const struct fused_call *c, const struc
 	k->fused.table.allows_128 = c->lines128;
 	k->fused.table.owners = c->owners && c->lines128 ? 0 : UINT64_MAX;
 	for (int i = 0; i < TP_FUSED_CLASSES; i++)
-		k->fused.table.limits[i] = (struct tp_fused_limit){ c->lines128 ? 0 : (uint64_t)1 << 40, (uint64_t)1 << 40 };
+		k->fused.table.limits[i] = (struct tp_fused_limit){ c->lines128 ? 0 : (uint64_t)1 << 40, (uint64_t)1 << 40, UINT64_MAX };
+	if (c->pipes) return launch_pipes(k, c, &call);
 	struct tp_fused_launch l;
 	if (c->windows) {
 		/* What collective registration would have told everybody. */
@@ -163,7 +198,7 @@ static bool launch(struct fused_rank *k, const struct fused_call *c, const struc
 		CHECK(k, tp_fused_fit(&k->fused, &call, &l));
 	}
 	CHECK(k, l.blocks >= 1 && l.blocks <= (unsigned)w->nchannels && l.threads <= TP_DEV_THREADS);
-	const struct tp_emulated_kernel *kernel = kernel_of(&l, c);
+	const struct tp_emulated_kernel *kernel = kernel_of(l.kind, l.reduces, c);
 	CHECK(k, kernel && kernel->args_bytes == sizeof(l.args));
 	if (k->held_in_rounds) k->held_from = atomic_load(&k->looks) + l.blocks * l.threads / 32;
 	tp_emulator_launch(kernel, (int)l.blocks, (int)l.threads, (int)l.blocks, &l.args);
@@ -195,7 +230,7 @@ static bool verify(struct fused_rank *k, const struct fused_call *c, const struc
 static void describe(const struct fused_rank *k, const struct fused_call *c)
 {
 	fprintf(stderr, "rank %d of %d: %s by %s, %s%s, %zu x %s %s, root %d, scaling %d, shift %zu, %s\n", k->rank, k->world->n, tp_coll_name(c->coll),
-		tp_algo_name(c->algo), c->lines128 ? "LL128" : "LL", c->owners ? " in two steps" : "", c->count, tp_type_name(c->type), tp_op_name(c->op), c->root,
+		tp_algo_name(c->algo), c->pipes ? "pipes" : c->lines128 ? "LL128" : "LL", c->owners ? " in two steps" : "", c->count, tp_type_name(c->type), tp_op_name(c->op), c->root,
 		c->scaling, c->shift, c->in_place ? "in place" : "not in place");
 }
 
@@ -207,6 +242,7 @@ static void *run_rank(void *arg)
 	struct buffers *buffers = calloc((size_t)w->ncalls, sizeof(*buffers));
 	for (int i = 0; i < w->ncalls && !k->failed; i++)
 		if (!prepare(k, &w->calls[i], &buffers[i])) describe(k, &w->calls[i]);
+	tell_buffers(k, buffers);
 	pthread_barrier_wait(&w->barrier);
 	for (int i = 0; i < w->ncalls && !k->failed; i++) {
 		const struct fused_call *c = &w->calls[i];
@@ -226,6 +262,20 @@ static void *run_rank(void *arg)
 	return NULL;
 }
 
+/* As if so many chunks had gone through each pipe. */
+static void open_pipes(struct fused_rank *k, uint32_t count)
+{
+	const struct fused_world *w = k->world;
+	struct tp_pipes *pipes = &k->fused.pipes;
+	uint64_t rings[FUSED_MOST_RANKS];
+	for (int p = 0; p < w->n; p++) rings[p] = (uint64_t)(uintptr_t)w->ranks[p].pipes;
+	tp_pipes_init(TP_CUDA_PIPES_ALL, w->n, w->nchannels, (uint64_t)(uintptr_t)k->counters, rings, pipes);
+	for (size_t i = 0; i < tp_pipes_counter_bytes(w->nchannels) / sizeof(uint32_t); i++) ((uint32_t *)k->counters)[i] = count;
+	memset(k->pipes, 0, tp_pipes_region_bytes(TP_CUDA_PIPES_ALL, w->n, w->nchannels));
+	for (int i = 0; i < (w->n - 1) * w->nchannels; i++)
+		for (int phase = 0; phase < 2; phase++) ((uint32_t *)((char *)k->pipes + (size_t)i * pipes->pipe_bytes))[phase] = count;
+}
+
 /* layout_channels: whose slots are used. */
 static void open_world(struct fused_world *w, int n, int nchannels, int layout_channels, uint32_t epoch)
 {
@@ -235,6 +285,13 @@ static void open_world(struct fused_world *w, int n, int nchannels, int layout_c
 	int domains[FUSED_MOST_RANKS] = { 0 };
 	assert_int_equal(tp_layout_create(n, domains, &w->layout), ncclSuccess);
 	for (int r = 0; r < n; r++) assert_int_equal(posix_memalign(&w->ranks[r].region, 128, w->region_bytes), 0);
+	const size_t pipes_bytes = tp_pipes_region_bytes(TP_CUDA_PIPES_ALL, n, nchannels), counter_bytes = tp_pipes_counter_bytes(nchannels);
+	for (int r = 0; r < n && pipes_bytes; r++) {
+		assert_int_equal(posix_memalign(&w->ranks[r].pipes, 128, pipes_bytes), 0);
+		assert_int_equal(posix_memalign(&w->ranks[r].counters, 128, counter_bytes), 0);
+		w->ranks[r].table = calloc((size_t)n * TP_DEV_BUFFERS, sizeof(uint64_t));
+		assert_non_null(w->ranks[r].table);
+	}
 	for (int r = 0; r < n; r++) {
 		struct fused_rank *k = &w->ranks[r];
 		k->rank = r;
@@ -248,7 +305,13 @@ static void open_world(struct fused_world *w, int n, int nchannels, int layout_c
 		k->fused.layout = layout;
 		tp_fused_defaults(true, n, &k->fused.table);
 		k->fused.table.max_blocks = (uint32_t)nchannels;
+		if (pipes_bytes) open_pipes(k, epoch);
 	}
+}
+
+void fused_set_chunk(struct fused_world *w, uint32_t bytes)
+{
+	for (int r = 0; r < w->n; r++) w->ranks[r].fused.pipes.chunk = bytes;
 }
 
 void fused_open(struct fused_world *w, int n, int nchannels, uint32_t epoch) { open_world(w, n, nchannels, nchannels, epoch); }
@@ -295,7 +358,12 @@ void fused_abort(struct fused_world *w)
 
 void fused_close(struct fused_world *w)
 {
-	for (int r = 0; r < w->n; r++) free(w->ranks[r].region);
+	for (int r = 0; r < w->n; r++) {
+		free(w->ranks[r].region);
+		free(w->ranks[r].pipes);
+		free(w->ranks[r].counters);
+		free(w->ranks[r].table);
+	}
 	tp_layout_free(w->layout);
 }
 
@@ -355,6 +423,24 @@ void fused_random_calls(int n, int nchannels, uint32_t epoch, uint64_t seed, int
 	uint64_t state = seed * 0x9e3779b97f4a7c15u + 12345;
 	for (int i = 0; i < ncalls; i++) calls[i] = random_call(&state, n, most_bytes);
 	fused_run_calls(n, nchannels, epoch, calls, ncalls);
+	free(calls);
+}
+
+void fused_random_pipes(int n, int nchannels, uint32_t epoch, uint32_t chunk, uint64_t seed, int ncalls, size_t most_bytes)
+{
+	struct fused_call *calls = calloc((size_t)ncalls, sizeof(*calls));
+	uint64_t state = seed * 0x9e3779b97f4a7c15u + 54321;
+	for (int i = 0; i < ncalls; i++) {
+		calls[i] = random_call(&state, n, most_bytes);
+		calls[i].lines128 = calls[i].pipes = true;
+		calls[i].offers = reduce_draw(&state) % 2;
+		calls[i].registered = (unsigned)reduce_draw(&state);
+		if (n > 2 && (calls[i].coll == TP_BROADCAST || calls[i].coll == TP_REDUCE)) calls[i].owners = reduce_draw(&state) % 2;
+		if (calls[i].coll == TP_ALL_REDUCE) calls[i].algo = TP_ALGO_TWO_SHOT;
+	}
+	fused_open(&the_world, n, nchannels, epoch);
+	if (chunk) fused_set_chunk(&the_world, chunk);
+	run_and_close(&the_world, calls, ncalls);
 	free(calls);
 }
 

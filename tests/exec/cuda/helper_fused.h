@@ -29,6 +29,9 @@ struct fused_call {
 	size_t count, shift;                    /* shift: of the buffers, in elements */
 	bool in_place, lines128, windows;
 	bool owners;                            /* broadcast and reduce of three ranks and more: in two steps */
+	bool pipes;                             /* through pipes: lines128 */
+	bool offers;                            /* what only moves: receivers offer their buffers */
+	unsigned registered;                    /* whose buffers are registered, as bits */
 	uint32_t tag;
 };
 
@@ -38,7 +41,8 @@ struct fused_rank {
 	struct tp_dev_comm comm;
 	struct tp_dev_status status;
 	struct tp_fused fused;
-	void *region;
+	void *region, *pipes, *counters;
+	uint64_t *table;                        /* registered buffers: [rank][TP_DEV_BUFFERS], an entry a call */
 	uint32_t tag_differs;
 	uint64_t in_bases[FUSED_MOST_RANKS], out_bases[FUSED_MOST_RANKS];   /* windows: of the call at hand */
 	int failed;
@@ -69,12 +73,14 @@ extern int fused_lateness;              /* of 100 looks so many are late; no ker
 /* A call of a kind, of float sums. */
 struct fused_call fused_call_of(const struct fused_kind *kind, int root, size_t count, bool lines128, uint32_t tag);
 
-/* The ranks' memory as it is at init, but for their blocks' epochs. */
+/* The ranks' memory as it is at init, but for their blocks' epochs, which are their pipes' counters too. */
 void fused_open(struct fused_world *w, int n, int nchannels, uint32_t epoch);
 /* The same with one block and the smallest slots, for calls of several rounds; and how many floats of a slice a round moves. */
 void fused_open_small(struct fused_world *w, int n, uint32_t epoch);
 size_t fused_small_round(int n, bool lines128);
 void fused_close(struct fused_world *w);
+/* Pipes with smaller chunks from now on. */
+void fused_set_chunk(struct fused_world *w, uint32_t bytes);
 /* The first nranks ranks run the calls, in a row, and check all results at the end. */
 void fused_begin(struct fused_world *w, int nranks, const struct fused_call *calls, int ncalls, pthread_t *threads);
 /* Until they have ended: the line of the first failure, 0. */
@@ -85,5 +91,7 @@ void fused_abort(struct fused_world *w);
 void fused_run_calls(int n, int nchannels, uint32_t epoch, const struct fused_call *calls, int ncalls);
 void fused_run_small(int n, const struct fused_call *calls, int ncalls);
 void fused_random_calls(int n, int nchannels, uint32_t epoch, uint64_t seed, int ncalls, size_t most_bytes);
+/* Through pipes alone. */
+void fused_random_pipes(int n, int nchannels, uint32_t epoch, uint32_t chunk, uint64_t seed, int ncalls, size_t most_bytes);
 
 #endif

@@ -1,0 +1,106 @@
+/* Large messages through pipes: where they lie, and how calls run through them. */
+#include <string.h>
+
+#include "exec/cuda/fused.h"
+#include "exec/cuda/internal.h"
+
+enum { LINE = 128, HEADS = 3 * LINE };
+
+/* All pipes of a block together hold about as much, whatever the number of peers: what a block moves while a chunk goes and its news
+ * comes back. */
+static uint32_t chunk_of(int nlocal) { return nlocal == 2 ? 16 << 10 : nlocal <= 4 ? 8 << 10 : 4 << 10; }
+/* What only moves has one phase. */
+static uint32_t pipe_bytes(enum tp_cuda_pipes level, int nlocal)
+{
+	return HEADS + (level == TP_CUDA_PIPES_MOVE ? 1u : 2u) * TP_PIPE_SLOTS * chunk_of(nlocal);
+}
+
+size_t tp_pipes_region_bytes(enum tp_cuda_pipes level, int nlocal, int nchannels)
+{
+	if (level == TP_CUDA_PIPES_NONE || nlocal < 2 || nlocal > TP_PIPE_RANKS) return 0;
+	return (size_t)(nlocal - 1) * (size_t)nchannels * pipe_bytes(level, nlocal);
+}
+
+size_t tp_pipes_counter_bytes(int nchannels) { return (size_t)nchannels * 2 * TP_PIPE_RANKS * 2 * sizeof(uint32_t); }
+
+void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, uint64_t counters, const uint64_t *rings, struct tp_pipes *out)
+{
+	*out = (struct tp_pipes){ .level = level, .nchannels = nchannels, .chunk = chunk_of(nranks), .pipe_bytes = pipe_bytes(level, nranks),
+		.counters = counters };
+	memcpy(out->rings, rings, (size_t)nranks * sizeof(*rings));
+}
+
+static uint8_t bit(int rank) { return (uint8_t)(1u << rank); }
+
+/* Who gives what to whom. */
+static void fill_roles(int n, int rank, int root, const struct tp_fused_shape *s, struct tp_pipe_args *a)
+{
+	const uint8_t all = (uint8_t)((1u << n) - 1), others = (uint8_t)(all & ~bit(rank)), owners = (uint8_t)(all & ~bit(root < 0 ? 0 : root));
+	const bool is_root = rank == root;
+	for (int p = 0; p < n; p++) a->slice_of[p] = (int8_t)(s->owners ? p - (p > root) : s->pattern != TP_FUSED_TO_ROOT && s->in_stride ? p : 0);
+	if (s->owners && s->reduces) {
+		a->push_to = owners & others;
+		a->sources = is_root ? 0 : all;
+		a->send_to = is_root ? 0 : bit(root);
+		a->collect_from = is_root ? owners : 0;
+	} else if (s->owners) {
+		a->push_to = is_root ? owners : 0;
+		a->sources = is_root ? 0 : bit(root);
+		a->send_to = a->collect_from = is_root ? 0 : owners & others;
+		a->keeps = is_root ? (uint8_t)(n - 1) : 0;
+	} else if (s->reduces) {
+		const bool to_root = s->pattern == TP_FUSED_TO_ROOT;
+		a->push_to = !to_root ? others : is_root ? 0 : bit(root);
+		a->sources = !to_root || is_root ? all : 0;
+		a->send_to = a->collect_from = s->gathers ? others : 0;
+	} else {
+		const bool from_root = s->pattern == TP_FUSED_FROM_ROOT, to_root = s->pattern == TP_FUSED_TO_ROOT;
+		a->push_to = from_root ? (is_root ? others : 0) : to_root ? (is_root ? 0 : bit(root)) : others;
+		a->collect_from = from_root ? (is_root ? 0 : bit(root)) : to_root ? (is_root ? others : 0) : others;
+		a->keeps = (!from_root && !to_root) || is_root;
+		a->keep_slice = (int8_t)(s->in_stride ? rank : 0);
+		a->keep_place = (int8_t)(s->out_stride ? rank : 0);
+		a->fans = s->in_stride == 0 && a->push_to == others;
+	}
+	a->gathers = s->gathers;
+	a->stores = !(s->owners && s->reduces);     /* then only the root has an OUTPUT */
+}
+
+/* Warps and shared memory. */
+static void share_out(int n, bool moves, bool sends, struct tp_pipe_args *a)
+{
+	const uint32_t peers = (uint32_t)n - 1, warps = TP_DEV_THREADS / 32, chunks = TP_PIPE_SHARED / a->chunk;
+	a->tiles = sends ? TP_PIPE_TILES : 0;
+	a->pushers = (uint8_t)TP_MIN((chunks - a->tiles) / (a->fans ? 1 : peers), TP_PIPE_PUSHERS);
+	if (moves) {
+		a->collect_warps = (uint8_t)((warps - a->pushers) / (uint32_t)n);
+		return;
+	}
+	a->collect_warps = !sends ? 0 : peers == 1 ? 4 : peers == 2 ? 2 : 1;
+	a->reduce_warps = (uint8_t)(warps - a->pushers - a->tiles - peers * a->collect_warps);
+}
+
+void tp_pipes_fit(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_shape *shape, struct tp_pipe_launch *out)
+{
+	const struct tp_pipes *pipes = &f->pipes;
+	struct tp_fused_shape s = *shape;
+	const int n = f->nranks;
+	if (s.gathers) s.slice = s.in_stride = s.out_stride = tp_align_up(tp_div_up(s.slice, (size_t)n - s.owners), LINE);
+	out->kind = s.reduces || s.owners ? TP_FUSED_PIPE : TP_FUSED_PUSH;
+	out->reduces = s.reduces;
+	out->name = s.name[TP_FUSED_BY_PIPES];
+	out->args = (struct tp_pipe_args){ .comm = f->comm, .counters = pipes->counters, .input = (uint64_t)(uintptr_t)call->input,
+		.output = (uint64_t)(uintptr_t)call->output, .slice_bytes = s.slice, .total_bytes = s.total, .in_stride = s.in_stride, .out_stride = s.out_stride,
+		.chunk = pipes->chunk, .pipe_bytes = pipes->pipe_bytes, .tag = call->tag, .rank = (int16_t)f->rank, .nranks = (int16_t)n,
+		.nchannels = (uint16_t)pipes->nchannels, .gives_way = f->shared_gpu, .counts = f->counts };
+	memcpy(out->args.rings, pipes->rings, sizeof(out->args.rings));
+	out->args.aligned = (out->args.input | out->args.output | s.in_stride | s.out_stride) % 16 == 0;
+	fill_roles(n, f->rank, call->plan->spec.root, &s, &out->args);
+	share_out(n, out->kind == TP_FUSED_PUSH, s.gathers, &out->args);
+	/* Less than a quarter of a chunk isn't worth another block. */
+	const size_t lines = tp_div_up(s.slice, LINE);
+	out->blocks = (unsigned)TP_MIN(tp_div_up(s.slice, pipes->chunk / 4), (size_t)f->table.max_blocks);
+	out->args.lines_each = lines / out->blocks;
+	out->args.lines_more = lines % out->blocks;
+	if (s.reduces) tp_cuda_fill_reduce(call, &out->args.reduce);
+}

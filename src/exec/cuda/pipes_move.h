@@ -1,0 +1,594 @@
+/* Large messages: chunks without flags in them, pushed through shared memory by bulk copies, so that links carry data alone and no
+ * thread of the sender waits for its stores. Each (peer, block) has two pipes here, one a phase: a ring of chunks that the peer writes, a flag for
+ * each, and, in the sender's memory, how far the receiver has read.
+ *
+ * A block's warps have parts of their own, and none waits for another but for its data:
+ *   push     INPUT's slices, through shared memory, to those they belong to (phase 0)
+ *   reduce   what has come in phase 0, and one's own, to a tile in shared memory and to OUTPUT
+ *   send     tiles to those who want the result (phase 1)
+ *   collect  what has come (phase 1; phase 0 where nothing is reduced) to OUTPUT, a group of warps for each peer
+ * Several warps push and send, each chunks of its own, one at a time from its load to its flag: while one waits for its stores to arrive, which
+ * takes as long as the link is busy, others' are under way, and no flag waits for a later chunk. The threads of such a warp have a peer each.
+ *
+ * A chunk's number counts on for ever, kernel after kernel, so that no kernel has to meet another; it is the chunk's flag, beside the
+ * call's tag. A flag is stored once the chunk's bulk copy has arrived. 31 bits are enough, as each flag is compared with the one number that
+ * is due, and the reader is never a ring ahead.
+ *
+ * Where nothing is reduced, receivers offer their buffers (offers.h), in the line of the heads. A chunk that is pushed in bulk to a buffer that was
+ * offered goes there, and its flag says so in its lowest bit; the rest of the protocol is the same.
+ *
+ * No two ranks can wait for each other: a chunk of phase 0 waits for room, which an earlier chunk's reduction makes, which needs earlier
+ * chunks of all; and whoever waits has published what it stored. In place nothing is written before it was read: what comes
+ * to a place of OUTPUT in phase 1 is made of what was pushed from there. */
+#ifndef TP_EXEC_CUDA_PIPES_MOVE_H
+#define TP_EXEC_CUDA_PIPES_MOVE_H
+
+#include "exec/cuda/lines_move.h"
+#include "exec/cuda/offers.h"
+#include "exec/cuda/pipes.h"
+
+struct tp_pipes_shared {
+	uint64_t loaded[TP_PIPE_PEERS][TP_PIPE_PUSHERS];    /* barriers of bulk loads */
+	uint64_t source[TP_PIPE_RANKS];             /* of the chunk that is reduced: where each rank's is */
+	uint32_t sent[2][TP_PIPE_PEERS], received[2][TP_PIPE_PEERS];
+	uint32_t seen[2][TP_PIPE_PUSHERS][TP_PIPE_PEERS];   /* of heads: each pushing or sending warp's view */
+	uint32_t go[1 + TP_PIPE_RANKS];             /* of each group: its first thread's word to the others */
+	uint64_t straight[TP_PIPE_PUSHERS][TP_PIPE_PEERS];  /* where each peer's buffer takes this block's part, as each pushing warp knows it; 0: ring */
+	uint32_t made, freed[TP_PIPE_TILES];        /* chunks reduced to tiles; of each tile, chunks that have been sent from it */
+	uint32_t stopped;
+};
+
+/* This block's part of each slice. */
+struct tp_pipe { uint64_t begin, bytes; uint32_t chunks; };
+/* A group of warps. */
+struct tp_pipe_group { int number, thread, warps; };
+
+TP_DEVICE int tp_pipe_lane() { return tp_thread() % TP_WARP; }
+TP_DEVICE int tp_pipe_peer(const tp_pipe_args &a, int q) { int p = a.rank + 1 + q; return p < a.nranks ? p : p - a.nranks; }
+TP_DEVICE bool tp_pipe_has(uint32_t mask, int rank) { return mask >> rank & 1; }
+TP_DEVICE tp_dev_comm *tp_pipe_comm(const tp_pipe_args &a) { return (tp_dev_comm *)a.comm; }
+/* Two pipes: heads (one a phase), then flags of each phase, each in a line, then chunks of each. */
+TP_DEVICE char *tp_pipe_place(const tp_pipe_args &a, int at, int from)
+{ return (char *)a.rings[at] + ((uint64_t)(uint32_t)(from - (from > at)) * a.nchannels + (uint32_t)tp_block()) * a.pipe_bytes; }
+TP_DEVICE uint32_t *tp_pipe_head(const tp_pipe_args &a, int sender, int receiver, int phase) { return (uint32_t *)tp_pipe_place(a, sender, receiver) + phase; }
+TP_DEVICE char *tp_pipe_offer(const tp_pipe_args &a, int sender, int receiver) { return tp_pipe_place(a, sender, receiver) + 16; }
+TP_DEVICE uint64_t *tp_pipe_flag(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
+{ return (uint64_t *)(tp_pipe_place(a, receiver, sender) + 128 + phase * 128) + number % TP_PIPE_SLOTS; }
+TP_DEVICE char *tp_pipe_slot(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
+{ return tp_pipe_place(a, receiver, sender) + 384 + ((uint32_t)phase * TP_PIPE_SLOTS + number % TP_PIPE_SLOTS) * a.chunk; }
+
+/* Bytes of a chunk of a slice; slices end at total_bytes. */
+TP_DEVICE uint32_t tp_pipe_bytes(const tp_pipe_args &a, const tp_pipe &k, int slice, uint32_t c)
+{
+	const uint64_t in = (uint64_t)c * a.chunk, at = k.begin + in, first = (uint64_t)(uint32_t)slice * a.in_stride;
+	uint64_t end = first >= a.total_bytes ? 0 : a.total_bytes - first;
+	if (end > a.slice_bytes) end = a.slice_bytes;
+	uint64_t n = end > at ? end - at : 0;
+	if (n > k.bytes - in) n = k.bytes - in;
+	return n < a.chunk ? (uint32_t)n : a.chunk;
+}
+
+/* A turn in vain. False: stop. */
+TP_DEVICE bool tp_pipe_wait(tp_pipes_shared &sh, const tp_pipe_args &a, unsigned turn)
+{
+	tp_lines_delay();
+	if (tp_block_load(&sh.stopped)) return false;
+	if (tp_block_stopped(tp_pipe_comm(a), turn)) {
+		tp_block_set(&sh.stopped, 1);
+		return false;
+	}
+	tp_nap(turn, a.gives_way);
+	return true;
+}
+
+TP_DEVICE void tp_pipe_meet(const tp_pipe_group &g)
+{
+	tp_warp_sync();
+	if (g.warps > 1) tp_group_sync(1 + g.number, g.warps * TP_WARP);
+}
+
+/* Where chunk c goes in a peer's own buffer, or NULL: to the ring. */
+TP_DEVICE char *tp_pipe_straight(const tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int number, int q, uint32_t c)
+{
+	if (!a.offers || !sh.straight[number][q]) return nullptr;
+	const uint32_t bytes = tp_pipe_bytes(a, k, a.fans ? 0 : a.slice_of[tp_pipe_peer(a, q)], c);
+	return bytes && bytes % 16 == 0 ? (char *)sh.straight[number][q] + (uint64_t)c * a.chunk : nullptr;
+}
+
+/* Chunk c has arrived, as this warp's threads know, each of its peer. */
+TP_DEVICE void tp_pipe_publish(const tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int phase, int warp, uint32_t to, uint32_t c)
+{
+	TP_NO_UNROLL
+	for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
+		const int p = tp_pipe_peer(a, q);
+		const uint32_t number = sh.sent[phase][q] + c + 1;
+		if (!tp_pipe_has(to, p)) continue;
+		const uint32_t straight = phase == 0 && tp_pipe_straight(sh, a, k, warp, q, c);
+		tp_store_release64(tp_pipe_flag(a, p, a.rank, phase, number), (number << 1 | straight) | (uint64_t)a.tag << 32);        /* pairs with tp_pipe_await */
+	}
+}
+
+/* Until chunk c has room at all that it goes to. False: stop. */
+TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int number, uint32_t to, uint32_t c)
+{
+	for (unsigned turn = 0;; turn++) {
+		bool ok = true;
+		TP_NO_UNROLL
+		for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
+			const int p = tp_pipe_peer(a, q);
+			uint32_t *seen = &sh.seen[phase][number][q];
+			if (!tp_pipe_has(to, p) || (int32_t)(sh.sent[phase][q] + c + 1 - *seen) <= TP_PIPE_SLOTS) continue;
+			*seen = tp_load_read(tp_pipe_head(a, a.rank, p, phase));             /* stored by tp_pipe_consumed */
+			ok &= (int32_t)(sh.sent[phase][q] + c + 1 - *seen) <= TP_PIPE_SLOTS;
+		}
+		if (tp_warp_all(ok)) return true;
+		if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return false;
+	}
+}
+
+/* A thread's, until chunk c has come from a peer, to the ring or straight to OUTPUT. TP_PIPE_STOP: it won't. */
+enum { TP_PIPE_STOP, TP_PIPE_CAME, TP_PIPE_CAME_STRAIGHT };
+TP_DEVICE uint32_t tp_pipe_await(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, uint32_t c)
+{
+	const int p = tp_pipe_peer(a, q);
+	const uint32_t number = sh.received[phase][q] + c + 1;
+	const uint64_t *flag = tp_pipe_flag(a, a.rank, p, phase, number);
+	tp_lines_delay();
+	for (unsigned turn = 0;; turn++) {
+		const uint64_t found = tp_load_acquire64(flag);
+		if ((uint32_t)found >> 1 == (number & 0x7fffffffu)) {
+			if (found >> 32 == a.tag) return found & 1 ? TP_PIPE_CAME_STRAIGHT : TP_PIPE_CAME;
+			tp_block_fault(tp_pipe_comm(a), TP_BLOCK_TAG, p, tp_block(), (uint32_t)(found >> 32), a.tag);
+			tp_block_set(&sh.stopped, 1);
+			return TP_PIPE_STOP;
+		}
+		if (!tp_pipe_wait(sh, a, turn)) return TP_PIPE_STOP;
+	}
+}
+/* Chunk c of a peer has been read. What was read is in registers: no order is needed but that of the barrier before this. */
+TP_DEVICE void tp_pipe_consumed(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, uint32_t c)
+{ tp_store_read(tp_pipe_head(a, tp_pipe_peer(a, q), a.rank, phase), sh.received[phase][q] + c + 1); }
+
+/* ---- push ---- */
+
+TP_DEVICE const char *tp_pipe_input(const tp_pipe_args &a, const tp_pipe &k, int slice, uint32_t c)
+{ return (const char *)a.input + (uint64_t)(uint32_t)slice * a.in_stride + k.begin + (uint64_t)c * a.chunk; }
+TP_DEVICE char *tp_pipe_stage(const tp_pipe_args &a, char *stages, int q, int number)
+{ return stages + ((a.fans ? 0u : (uint32_t)q * a.pushers) + (uint32_t)number) * a.chunk; }
+
+/* Which chunks are loaded in bulk: from the first on, as long as they are whole. */
+TP_DEVICE bool tp_pipe_is_bulk(const tp_pipe_args &a, uint32_t bytes) { return a.aligned && bytes && bytes % 16 == 0; }
+
+/* One load serves all peers (a.fans) or each has its own. */
+TP_DEVICE bool tp_pipe_loads(const tp_pipe_args &a, int q) { return a.fans ? q == 0 : tp_pipe_has(a.push_to, tp_pipe_peer(a, q)); }
+TP_DEVICE int tp_pipe_push_slice(const tp_pipe_args &a, int q) { return a.fans ? 0 : a.slice_of[tp_pipe_peer(a, q)]; }
+
+TP_DEVICE void tp_pipe_fetch(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, char *stages, int number, uint32_t c)
+{
+	if (c >= k.chunks) return;
+	TP_NO_UNROLL
+	for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
+		if (!tp_pipe_loads(a, q)) continue;
+		const int slice = tp_pipe_push_slice(a, q);
+		const uint32_t bytes = tp_pipe_bytes(a, k, slice, c);
+		if (tp_pipe_is_bulk(a, bytes)) tp_bulk_load(tp_pipe_stage(a, stages, q, number), tp_pipe_input(a, k, slice, c), bytes, &sh.loaded[q][number]);
+	}
+}
+
+/* Until a chunk's bulk loads have come. False: some of it isn't loaded in bulk. */
+TP_DEVICE bool tp_pipe_loaded(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int number, uint32_t c, uint32_t parity)
+{
+	bool all = true;
+	TP_NO_UNROLL
+	for (int q = a.fans ? 0 : tp_pipe_lane(); q < (a.fans ? 1 : a.nranks - 1); q += TP_WARP) {
+		if (!tp_pipe_loads(a, q)) continue;
+		const bool bulk = tp_pipe_is_bulk(a, tp_pipe_bytes(a, k, tp_pipe_push_slice(a, q), c));
+		if (bulk) tp_bulk_loaded(&sh.loaded[q][number], parity);
+		all &= bulk;
+	}
+	return all;
+}
+
+/* What can't be loaded in bulk is loaded by the warp, what is to be scaled is scaled by it. */
+template <class R>
+TP_FAR void tp_pipe_finish(const tp_pipe_args &a, const tp_pipe &k, const R &reduction, char *stages, int number, uint32_t c)
+{
+	TP_NO_UNROLL
+	for (int q = 0; q < a.nranks - 1; q++) {
+		if (!tp_pipe_loads(a, q)) continue;
+		const int slice = tp_pipe_push_slice(a, q);
+		const uint32_t bytes = tp_pipe_bytes(a, k, slice, c);
+		const bool bulk = tp_pipe_is_bulk(a, bytes);
+		const char *from = tp_pipe_input(a, k, slice, c);
+		char *stage = tp_pipe_stage(a, stages, q, number);
+		if (bulk && !reduction.scales()) continue;
+		TP_NO_UNROLL
+		for (uint32_t i = (uint32_t)tp_pipe_lane() * 16; i < bytes; i += TP_WARP * 16) {
+			tp_four v = bulk ? *(const tp_four *)(stage + i) : tp_user_load(from + i, bytes - i < 16 ? bytes - i : 16);
+			if (reduction.scales()) v = reduction.scale(v);
+			*(tp_four *)(stage + i) = v;
+		}
+	}
+	tp_bulk_fence();
+}
+
+/* Until all that this rank pushes to have said where. A buffer that this rank hasn't got, or not at such a place, isn't used. False: stop. */
+TP_FAR bool tp_pipe_take_offers(tp_pipes_shared &sh, const tp_pipe_args &a, int number)
+{
+	bool ok = true;
+	TP_NO_UNROLL
+	for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
+		const int p = tp_pipe_peer(a, q);
+		uint64_t offset = 0;
+		uint32_t index = 0;
+		if (!tp_pipe_has(a.push_to, p)) continue;
+		for (unsigned turn = 0; ok && !tp_offer_look(tp_pipe_offer(a, a.rank, p), sh.sent[0][q] + 1, &offset, &index); turn++) ok = tp_pipe_wait(sh, a, turn);
+		const uint64_t entry = ok ? tp_offer_entry(a.table, p, index) : 0;
+		sh.straight[number][q] = entry && (entry + offset) % 16 == 0 ? entry + offset : 0;
+	}
+	tp_warp_sync();
+	return tp_warp_all(ok);
+}
+
+/* Pushing warp `number`: every chunk of a.pushers from there on. */
+template <class R>
+TP_DEVICE void tp_pipe_push(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, const R &reduction, char *stages, int number)
+{
+	uint32_t parity = 0;
+	if (!a.push_to || (uint32_t)number >= k.chunks) return;
+	tp_pipe_fetch(sh, a, k, stages, number, (uint32_t)number);
+	if (a.offers && !tp_pipe_take_offers(sh, a, number)) return;
+	TP_NO_UNROLL
+	for (uint32_t c = (uint32_t)number; c < k.chunks; c += a.pushers, parity ^= 1) {
+		const bool all_bulk = tp_pipe_loaded(sh, a, k, number, c, parity);
+		tp_warp_sync();
+		if (tp_warp_any(!all_bulk) || reduction.scales()) tp_pipe_finish(a, k, reduction, stages, number, c);
+		tp_warp_sync();
+		if (!tp_pipe_await_room(sh, a, 0, number, a.push_to, c)) return;
+		TP_NO_UNROLL
+		for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
+			const int p = tp_pipe_peer(a, q);
+			if (!tp_pipe_has(a.push_to, p)) continue;
+			const uint32_t bytes = (tp_pipe_bytes(a, k, tp_pipe_push_slice(a, q), c) + 15) & ~15u;
+			char *straight = tp_pipe_straight(sh, a, k, number, q, c);
+			if (bytes) tp_bulk_store(straight ? straight : tp_pipe_slot(a, p, a.rank, 0, sh.sent[0][q] + c + 1), tp_pipe_stage(a, stages, q, number), bytes);
+		}
+		tp_bulk_commit();
+		tp_bulk_read<0>();
+		tp_warp_sync();
+		tp_pipe_fetch(sh, a, k, stages, number, c + a.pushers);
+		tp_bulk_stored<0>();
+		tp_pipe_publish(sh, a, k, 0, number, a.push_to, c);
+	}
+}
+
+/* ---- reduce ---- */
+
+/* Where it isn't a reduction: what comes from one source. */
+struct tp_pipe_plain {
+	enum { DEPTH = 4 };
+	struct acc { tp_four v; };
+	TP_OF_OBJECT explicit tp_pipe_plain(const tp_dev_reduce &) { }
+	TP_OF_OBJECT bool scales() const { return false; }
+	TP_OF_OBJECT tp_four scale(tp_four v) const { return v; }
+	TP_OF_OBJECT void first(acc &sum, const tp_four &v) const { sum.v = v; }
+	TP_OF_OBJECT void more(acc &, const tp_four &) const { }
+	TP_OF_OBJECT tp_four last(acc &sum) const { return sum.v; }
+};
+
+/* D vectors of a chunk, `step` bytes apart: all sources in rank order, four under way at once. WHOLE: all of them are there and aligned; apart
+ * from what may call functions, or loads would wait for each other. */
+template <int D, bool WHOLE, class R>
+TP_DEVICE void tp_pipe_reduce_vectors(const tp_pipes_shared &sh, const tp_pipe_args &a, const R &reduction, char *tile, char *out, uint32_t bytes, uint32_t i,
+	uint32_t step)
+{
+	const uint32_t sources = a.sources;
+	typename R::acc sum[D];
+	TP_NO_UNROLL
+	for (int first = 0; first < a.nranks; first += 4) {
+		tp_four v[D][4];
+		TP_UNROLL
+		for (int s = 0; s < 4; s++) {
+			const int p = first + s;
+			if (p >= a.nranks || !tp_pipe_has(sources, p)) continue;
+			const char *from = (const char *)sh.source[p] + i;
+			TP_UNROLL
+			for (int d = 0; d < D; d++) {
+				if (WHOLE || p != a.rank) v[d][s] = tp_load16(from + (uint32_t)d * step);
+				else v[d][s] = tp_user_load(from + (uint32_t)d * step, bytes - i < 16 ? bytes - i : 16);
+			}
+		}
+		TP_UNROLL
+		for (int s = 0; s < 4; s++) {
+			const int p = first + s;
+			if (p >= a.nranks || !tp_pipe_has(sources, p)) continue;
+			TP_UNROLL
+			for (int d = 0; d < D; d++) {
+				if (p == a.rank && reduction.scales()) v[d][s] = reduction.scale(v[d][s]);
+				if (sources & ((1u << p) - 1)) reduction.more(sum[d], v[d][s]);
+				else reduction.first(sum[d], v[d][s]);
+			}
+		}
+	}
+	TP_UNROLL
+	for (int d = 0; d < D; d++) {
+		const uint32_t at = i + (uint32_t)d * step;
+		const tp_four result = reduction.last(sum[d]);
+		if (a.send_to) *(tp_four *)(tile + at) = result;
+		if (!a.stores) continue;
+		if (WHOLE) tp_store_user16(out + at, result);
+		else tp_user_store(out + at, result, bytes - at < 16 ? bytes - at : 16);
+	}
+}
+
+template <class R>
+TP_FAR void tp_pipe_reduce_some(const tp_pipes_shared &sh, const tp_pipe_args &a, const R &reduction, char *tile, char *out, uint32_t bytes, int thread,
+	int threads)
+{
+	TP_NO_UNROLL
+	for (uint32_t i = (uint32_t)thread * 16; i < bytes; i += (uint32_t)threads * 16)
+		tp_pipe_reduce_vectors<1, false>(sh, a, reduction, tile, out, bytes, i, 0);
+}
+
+/* Not inlined: it needs all registers that there are. */
+template <class R>
+TP_FAR void tp_pipe_reduce_chunk(const tp_pipes_shared &sh, const tp_pipe_args &a, const R &reduction, char *tile, char *out, uint32_t bytes, int thread,
+	int threads)
+{
+	enum { D = 1 };
+	const uint32_t step = (uint32_t)threads * 16;
+	uint32_t i = (uint32_t)thread * 16;
+	if (!a.aligned || bytes % 16) {
+		tp_pipe_reduce_some(sh, a, reduction, tile, out, bytes, thread, threads);
+		return;
+	}
+	TP_NO_UNROLL
+	for (; i + (D - 1) * step < bytes; i += D * step) tp_pipe_reduce_vectors<D, true>(sh, a, reduction, tile, out, bytes, i, step);
+	if (D > 1 && i < bytes) tp_pipe_reduce_vectors<1, true>(sh, a, reduction, tile, out, bytes, i, step);
+}
+
+template <class R>
+TP_DEVICE void tp_pipe_reduce(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, const R &reduction, char *tiles, const tp_pipe_group &g)
+{
+	const int slice = a.slice_of[a.rank];
+	char *to = (char *)a.output + (uint64_t)(uint32_t)(a.gathers ? slice : 0) * a.out_stride + k.begin;
+	TP_NO_UNROLL
+	for (uint32_t c = 0; c < k.chunks; c++) {
+		if (g.thread < TP_WARP) {
+			bool go = true;
+			TP_NO_UNROLL
+			for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
+				const int p = tp_pipe_peer(a, q);
+				if (!tp_pipe_has(a.sources, p)) continue;
+				go = go && tp_pipe_await(sh, a, 0, q, c) != TP_PIPE_STOP;
+				sh.source[p] = (uint64_t)(uintptr_t)tp_pipe_slot(a, a.rank, p, 0, sh.received[0][q] + c + 1);
+			}
+			for (unsigned turn = 0; go && a.send_to && tp_block_load(&sh.freed[c % a.tiles]) < c / a.tiles; turn++) go = tp_pipe_wait(sh, a, turn);
+			go = tp_warp_all(go);
+			if (tp_pipe_lane() == 0) {
+				sh.source[a.rank] = (uint64_t)(uintptr_t)tp_pipe_input(a, k, slice, c);
+				sh.go[g.number] = go;
+			}
+		}
+		tp_pipe_meet(g);
+		if (!sh.go[g.number]) return;
+		tp_pipe_reduce_chunk(sh, a, reduction, tiles + (a.send_to ? c % a.tiles * a.chunk : 0), to + (uint64_t)c * a.chunk, tp_pipe_bytes(a, k, slice, c), g.thread,
+			g.warps * TP_WARP);
+		tp_bulk_fence();
+		tp_pipe_meet(g);
+		if (g.thread >= TP_WARP) continue;
+		if (tp_pipe_lane() == 0) tp_block_set(&sh.made, c + 1);     /* seen by tp_pipe_send */
+		TP_NO_UNROLL
+		for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP)
+			if (tp_pipe_has(a.sources, tp_pipe_peer(a, q))) tp_pipe_consumed(sh, a, 0, q, c);
+	}
+}
+
+/* ---- send ---- */
+
+/* Sending warp `number`: what is reduced to the tile of that number. */
+TP_FAR void tp_pipe_send(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, char *tiles, int number)
+{
+	const int slice = a.slice_of[a.rank];
+	const char *tile = tiles + (uint32_t)number * a.chunk;
+	if (!a.send_to) return;
+	TP_NO_UNROLL
+	for (uint32_t c = (uint32_t)number; c < k.chunks; c += a.tiles) {
+		for (unsigned turn = 0; tp_warp_any(tp_block_load(&sh.made) <= c); turn++)
+			if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return;
+		if (!tp_pipe_await_room(sh, a, 1, number, a.send_to, c)) return;
+		const uint32_t bytes = (tp_pipe_bytes(a, k, slice, c) + 15) & ~15u;
+		TP_NO_UNROLL
+		for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
+			const int p = tp_pipe_peer(a, q);
+			if (bytes && tp_pipe_has(a.send_to, p)) tp_bulk_store(tp_pipe_slot(a, p, a.rank, 1, sh.sent[1][q] + c + 1), tile, bytes);
+		}
+		tp_bulk_commit();
+		tp_bulk_read<0>();
+		tp_warp_sync();
+		if (tp_pipe_lane() == 0) tp_block_set(&sh.freed[number], c / a.tiles + 1);     /* seen by tp_pipe_reduce */
+		tp_bulk_stored<0>();
+		tp_pipe_publish(sh, a, k, 1, number, a.send_to, c);
+	}
+}
+
+/* ---- collect ---- */
+
+/* Whole vectors, all aligned: apart from what may call functions, or loads would wait for each other. near: from a slot. */
+template <int U, bool NEAR>
+TP_DEVICE void tp_pipe_copy_vectors(const char *from, char *to, uint64_t bytes, int thread, int threads)
+{
+	const uint32_t step = (uint32_t)threads * 16;
+	uint64_t i = (uint64_t)thread * 16;
+	TP_NO_UNROLL
+	for (; i + (U - 1) * step < bytes; i += U * step) {
+		tp_four v[U];
+		TP_UNROLL
+		for (int u = 0; u < U; u++) v[u] = NEAR ? tp_load16(from + i + (uint32_t)u * step) : tp_load_user16(from + i + (uint32_t)u * step);
+		TP_UNROLL
+		for (int u = 0; u < U; u++) tp_store_user16(to + i + (uint32_t)u * step, v[u]);
+	}
+	if (i >= bytes) return;
+	/* Fewer than U are left: those beyond the end are loaded from the last place there is. */
+	tp_four v[U];
+	TP_UNROLL
+	for (int u = 0; u < U; u++) {
+		const char *at = from + (i + (uint32_t)u * step < bytes ? i + (uint32_t)u * step : i);
+		v[u] = NEAR ? tp_load16(at) : tp_load_user16(at);
+	}
+	TP_UNROLL
+	for (int u = 0; u < U; u++)
+		if (i + (uint32_t)u * step < bytes) tp_store_user16(to + i + (uint32_t)u * step, v[u]);
+}
+
+/* Of any bytes from anywhere to anywhere. */
+TP_FAR void tp_pipe_copy_some(const char *from, char *to, uint64_t bytes, bool near, int thread, int threads)
+{
+	TP_NO_UNROLL
+	for (uint64_t i = (uint64_t)thread * 16; i < bytes; i += (uint64_t)threads * 16) {
+		const uint32_t n = bytes - i < 16 ? (uint32_t)(bytes - i) : 16;
+		tp_user_store(to + i, near ? tp_load16(from + i) : tp_user_load(from + i, n), n);
+	}
+}
+
+template <int U, bool NEAR>
+TP_DEVICE void tp_pipe_copy(const char *from, char *to, uint64_t bytes, bool aligned, int thread, int threads)
+{
+	if (aligned && bytes % 16 == 0) tp_pipe_copy_vectors<U, NEAR>(from, to, bytes, thread, threads);
+	else tp_pipe_copy_some(from, to, bytes, NEAR, thread, threads);
+}
+
+/* place: of the peer's slice in OUTPUT; slice: whose length it has. */
+TP_FAR void tp_pipe_collect(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int phase, int q, int place, int slice, const tp_pipe_group &g)
+{
+	const int p = tp_pipe_peer(a, q);
+	char *to = (char *)a.output + (uint64_t)(uint32_t)place * a.out_stride + k.begin;
+	bool straight = false;
+	if (a.offers && g.thread == 0)
+		tp_offer_make(tp_pipe_offer(a, p, a.rank), tp_offer_stands(a.table, a.rank, a.offer, a.output), a.offer, (uint64_t)to - a.output,
+			sh.received[phase][q] + 1);
+	TP_NO_UNROLL
+	for (uint32_t c = 0; c < k.chunks; c++) {
+		if (g.thread == 0) sh.go[g.number] = tp_pipe_await(sh, a, phase, q, c);
+		tp_pipe_meet(g);
+		const uint32_t came = sh.go[g.number];
+		if (came == TP_PIPE_STOP) return;
+		straight |= came == TP_PIPE_CAME_STRAIGHT;
+		if (came == TP_PIPE_CAME) tp_pipe_copy<6, true>(tp_pipe_slot(a, a.rank, p, phase, sh.received[phase][q] + c + 1), to + (uint64_t)c * a.chunk, tp_pipe_bytes(a, k, slice, c),
+			a.aligned, g.thread, g.warps * TP_WARP);
+		tp_pipe_meet(g);
+		if (g.thread == 0) tp_pipe_consumed(sh, a, phase, q, c);
+	}
+	if (straight && g.thread == 0) tp_offer_count(tp_pipe_comm(a));
+}
+
+/* What a rank gives to itself: `slices` of them, from INPUT to OUTPUT. */
+TP_FAR void tp_pipe_keep(const tp_pipe_args &a, const tp_pipe &k, int slices, int thread, int threads)
+{
+	TP_NO_UNROLL
+	for (int s = 0; s < slices; s++) {
+		const int slice = slices > 1 ? s : a.keep_slice, place = slices > 1 ? s : a.keep_place;
+		const char *from = (const char *)a.input + (uint64_t)(uint32_t)slice * a.in_stride;
+		char *to = (char *)a.output + (uint64_t)(uint32_t)place * a.out_stride;
+		uint64_t end = a.total_bytes - (uint64_t)(uint32_t)slice * a.in_stride, first = (uint64_t)(uint32_t)slice * a.in_stride;
+		end = first >= a.total_bytes ? 0 : end < a.slice_bytes ? end : a.slice_bytes;
+		if (from == to || k.begin >= end) continue;
+		const uint64_t left = end - k.begin;
+		tp_pipe_copy<4, false>(from + k.begin, to + k.begin, left < k.bytes ? left : k.bytes, a.aligned, thread, threads);
+	}
+}
+
+/* ---- kernels ---- */
+
+TP_DEVICE uint32_t *tp_pipe_counter(const tp_pipe_args &a, int phase, int q)
+{ return (uint32_t *)a.counters + ((uint32_t)tp_block() * 2 + (uint32_t)phase) * 2 * TP_PIPE_RANKS + (uint32_t)tp_pipe_peer(a, q) * 2; }
+
+TP_DEVICE tp_pipe tp_pipe_begin(tp_pipes_shared &sh, const tp_pipe_args &a)
+{
+	const uint64_t b = (uint64_t)(uint32_t)tp_block(), more = b < a.lines_more;
+	tp_pipe k;
+	k.begin = (a.lines_each * b + (more ? b : a.lines_more)) * 128;
+	k.bytes = (a.lines_each + more) * 128;
+	k.chunks = (uint32_t)((k.bytes + a.chunk - 1) / a.chunk);
+	TP_NO_UNROLL
+	for (int i = tp_thread(); i < 2 * (a.nranks - 1); i += tp_threads()) {
+		const int phase = i % 2, q = i / 2;
+		const uint32_t *counter = tp_pipe_counter(a, phase, q);
+		sh.sent[phase][q] = counter[0];
+		sh.received[phase][q] = counter[1];
+		const uint32_t seen = tp_load_read(tp_pipe_head(a, a.rank, tp_pipe_peer(a, q), phase));
+		TP_NO_UNROLL
+		for (int w = 0; w < TP_PIPE_PUSHERS; w++) sh.seen[phase][w][q] = seen;
+	}
+	TP_NO_UNROLL
+	for (int i = tp_thread(); i < TP_PIPE_PEERS * TP_PIPE_PUSHERS; i += tp_threads()) tp_bulk_init(&sh.loaded[i / TP_PIPE_PUSHERS][i % TP_PIPE_PUSHERS]);
+	if (tp_thread() == 0) {
+		sh.made = 0;
+		TP_UNROLL
+		for (int t = 0; t < TP_PIPE_TILES; t++) sh.freed[t] = 0;
+		sh.stopped = tp_load_relaxed(&tp_pipe_comm(a)->stop);
+	}
+	tp_block_sync();
+	return k;
+}
+
+/* sent, received: ranks that this one pushed or sent to, and heard from, in a phase. */
+TP_DEVICE void tp_pipe_end(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, const uint32_t *sent, const uint32_t *received)
+{
+	tp_block_sync();
+	TP_NO_UNROLL
+	for (int i = tp_thread(); i < 2 * (a.nranks - 1); i += tp_threads()) {
+		const int phase = i % 2, q = i / 2, p = tp_pipe_peer(a, q);
+		uint32_t *counter = tp_pipe_counter(a, phase, q);
+		if (tp_pipe_has(sent[phase], p)) counter[0] = sh.sent[phase][q] + k.chunks;
+		if (tp_pipe_has(received[phase], p)) counter[1] = sh.received[phase][q] + k.chunks;
+	}
+	if (a.counts) tp_kernel_end(tp_pipe_comm(a));
+}
+
+/* Warps: a.pushers, a.tiles that send, a.reduce_warps, a.collect_warps for each peer. */
+template <class R>
+TP_DEVICE void tp_pipes_run(tp_pipes_shared &sh, char *memory, const tp_pipe_args &a)
+{
+	const R reduction(a.reduce);
+	const tp_pipe k = tp_pipe_begin(sh, a);
+	const int warp = tp_thread() / TP_WARP, reducers = a.pushers + a.tiles, collectors = reducers + a.reduce_warps;
+	char *tiles = memory + (uint32_t)(a.fans ? 1 : a.nranks - 1) * a.pushers * a.chunk;
+	if (warp < a.pushers) {
+		tp_pipe_push(sh, a, k, reduction, memory, warp);
+	} else if (warp < reducers) {
+		tp_pipe_send(sh, a, k, tiles, warp - a.pushers);
+	} else if (warp < collectors) {
+		const tp_pipe_group g = { 0, tp_thread() - reducers * TP_WARP, a.reduce_warps };
+		if (a.sources) tp_pipe_reduce(sh, a, k, reduction, tiles, g);
+		else if (a.keeps) tp_pipe_keep(a, k, a.keeps, g.thread, g.warps * TP_WARP);
+	} else {
+		const int q = (warp - collectors) / a.collect_warps;
+		if (q < a.nranks - 1 && tp_pipe_has(a.collect_from, tp_pipe_peer(a, q))) {
+			const int slice = a.slice_of[tp_pipe_peer(a, q)];
+			const tp_pipe_group g = { 1 + q, tp_thread() - (collectors + q * a.collect_warps) * TP_WARP, a.collect_warps };
+			tp_pipe_collect(sh, a, k, 1, q, slice, slice, g);
+		}
+	}
+	const uint32_t sent[2] = { a.push_to, a.send_to }, received[2] = { a.sources, a.collect_from };
+	tp_pipe_end(sh, a, k, sent, received);
+}
+
+/* Warps: a.pushers, a.collect_warps for each peer and for what a rank keeps. */
+TP_DEVICE void tp_pipes_run_move(tp_pipes_shared &sh, char *memory, const tp_pipe_args &a)
+{
+	const tp_pipe k = tp_pipe_begin(sh, a);
+	const int warp = tp_thread() / TP_WARP;
+	if (warp < a.pushers) {
+		tp_pipe_push(sh, a, k, tp_raw(), memory, warp);
+	} else {
+		const int i = (warp - a.pushers) / a.collect_warps, thread = tp_thread() - (a.pushers + i * a.collect_warps) * TP_WARP;
+		const tp_pipe_group g = { i, thread, a.collect_warps };
+		if (i == a.nranks - 1 && a.keeps) tp_pipe_keep(a, k, 1, thread, a.collect_warps * TP_WARP);
+		else if (i < a.nranks - 1 && tp_pipe_has(a.collect_from, tp_pipe_peer(a, i))) tp_pipe_collect(sh, a, k, 0, i, tp_pipe_peer(a, i), 0, g);
+	}
+	const uint32_t sent[2] = { a.push_to, 0 }, received[2] = { a.collect_from, 0 };
+	tp_pipe_end(sh, a, k, sent, received);
+}
+
+#endif
