@@ -44,7 +44,7 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_CONF_FILE", HONOURED },
 	{ "NCCL_CONNECT_ROUND_MAX_PEERS", BOOT },
 	{ "NCCL_CROSS_NIC", HONOURED },
-	{ "NCCL_CTA_POLICY", BLOCKS },
+	{ "NCCL_CTA_POLICY", HONOURED },
 	{ "NCCL_CUMEM_ENABLE", HONOURED },
 	{ "NCCL_CUMEM_HOST_ENABLE", "host memory is shared by memfd, and pinned" },
 	{ "NCCL_DEBUG", HONOURED },

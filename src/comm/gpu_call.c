@@ -129,7 +129,7 @@ static void remember(struct ncclComm *comm, const struct tp_op *op)
 		.root = op->record.root, .comm = comm };
 	struct tp_gpu_call *last = place_of(comm->gpu, call.coll, call.count, op->record.type, op->record.op, call.root);
 	*last = (struct tp_gpu_call){ .used = true, .coll = call.coll, .type = op->record.type, .op = op->record.op, .root = call.root,
-		.count = call.count, .windows = op->call.in_window != 0, .call = op->call, .record = op->record };
+		.count = call.count, .windows = (op->call.in_window | op->call.out_window) != 0, .call = op->call, .record = op->record };
 	tp_call_spans(&call, &last->send_bytes, &last->recv_bytes, &last->in_place);
 }
 

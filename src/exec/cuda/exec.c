@@ -6,7 +6,8 @@
 
 size_t tp_cuda_region_bytes(int nlocal_max, int nchannels)
 {
-	return tp_align_up(tp_fused_region_bytes(nlocal_max, nchannels), 4096) + tp_cuda_streams_region_bytes(nlocal_max, nchannels);
+	size_t bytes = tp_align_up(tp_fused_region_bytes(nlocal_max, nchannels), 4096) + tp_cuda_streams_region_bytes(nlocal_max, nchannels);
+	return tp_align_up(bytes, 4096) + tp_cuda_copies_region_bytes(nlocal_max);
 }
 
 /* What the kernels know of the communicator; epochs and counters begin at zero. */
@@ -71,9 +72,10 @@ ncclResult_t tp_cuda_exec_create(struct tp_boot *boot, struct tp_links *links, c
 	ncclResult_t result = take_all(exec);
 	if (result == ncclSuccess) result = upload_comm(exec, options);
 	struct tp_fused_options fused = { .gpu = options->gpu, .nchannels = options->nchannels, .shared_gpu = options->shared_gpu,
-		.counts = options->counts, .comm = exec->comm };
+		.counts = options->counts, .no_ctas = options->no_ctas, .comm = exec->comm };
 	if (result == ncclSuccess) result = tp_fused_init(boot, links, &fused, &exec->fused);
 	if (result == ncclSuccess) result = tp_cuda_streams_init(exec);
+	if (result == ncclSuccess) result = tp_cuda_copies_init(exec);
 	if (result == ncclSuccess) *out = exec;
 	else tp_cuda_exec_destroy(exec);
 	return result;
@@ -83,6 +85,7 @@ void tp_cuda_exec_destroy(struct tp_cuda_exec *exec)
 {
 	bool pushed;
 	if (!exec) return;
+	tp_cuda_copies_close(exec);
 	if (exec->stream && tp_gpu_enter(exec->gpu, &pushed) == ncclSuccess) {
 		int mode;
 		tp_gpu_relax(&mode);

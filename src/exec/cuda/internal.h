@@ -8,6 +8,7 @@
  *   transfers.c groups of sends and receives to launches
  *   streams.c   the same between ranks that map each other's regions, and collectives that are such groups
  *   fused.c     which calls run as fused kernels, and how
+ *   copies.c    all-gather, all-to-all and broadcast by copy engines, into windows
  *   table.c     from which sizes on */
 #ifndef TP_EXEC_CUDA_INTERNAL_H
 #define TP_EXEC_CUDA_INTERNAL_H
@@ -15,6 +16,7 @@
 #include <string.h>
 
 #include "exec/cuda.h"
+#include "exec/cuda/copies.h"
 #include "exec/cuda/device.h"
 #include "exec/cuda/fused.h"
 
@@ -29,6 +31,7 @@ struct tp_cuda_kernels {
 	CUfunction reduce[TP_CUDA_NKINDS][ncclNumTypes][TP_CUDA_NOPS];      /* NULL: the kind has none */
 	CUfunction copy[TP_CUDA_NKINDS];
 	CUfunction transfers, transfers_more, streams, streams_more;
+	CUfunction copies;
 	int resident;
 };
 /* reduces: of this type and operation; else the copying one. */
@@ -82,6 +85,7 @@ struct tp_cuda_exec {
 	int transfer_room;
 	bool transfer_uploads;
 	struct tp_cuda_streams streams;
+	struct tp_cuda_copies copies;
 };
 /* struct tp_reduce as kernels get it. */
 void tp_cuda_fill_reduce(const struct tp_exec_call *call, struct tp_dev_reduce *out);

@@ -9,6 +9,7 @@ static ncclResult_t fail_stopped(struct tp_cuda_exec *exec)
 	struct tp_cuda_status status;
 	tp_cuda_exec_status(exec, &status);
 	if (status.fault == TP_CUDA_ABORTED) return ncclInternalError;      /* who aborted has said why */
+	if (status.fault == TP_CUDA_PLACE) return TP_FAIL(ncclInvalidUsage, "rank %d: " TP_CUDA_PLACE_TEXT, exec->boot->rank, status.peer);
 	return TP_FAIL(ncclInvalidUsage, "rank %d: what came from rank %d on channel %d belongs to another call than this rank's (%s 0x%08x, and 0x%08x was "
 		"expected): the ranks' calls differ", exec->boot->rank, status.peer, status.channel, status.fault == TP_CUDA_SIZE ? "size" : "tag",
 		status.found, status.expected);
@@ -100,6 +101,10 @@ bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, si
 		*out = coll == TP_ALL_REDUCE ? TP_ALGO_TWO_SHOT : TP_ALGO_DIRECT;
 		return true;
 	}
+	if (windows && tp_cuda_exec_copies(exec, coll, block_bytes)) {
+		*out = TP_ALGO_DIRECT;
+		return true;
+	}
 	return tp_fused_suggest(&exec->fused, coll, block_bytes, out);
 }
 
@@ -116,7 +121,7 @@ static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, con
 	int n = 0;
 	for (; n < ncalls && n < TP_DEV_MAX_CALLS; n++) {
 		const struct tp_exec_call *call = &calls[n];
-		if (n && (!call->plan || fit_fused(exec, call, &fused) || tp_cuda_streams_take(exec, call, transfers, &group))) break;
+		if (n && (!call->plan || tp_cuda_copies_take(call) || fit_fused(exec, call, &fused) || tp_cuda_streams_take(exec, call, transfers, &group))) break;
 		TP_TRY(find_prepared(exec, call, &p));
 		CUfunction its = tp_cuda_kernel(exec->kernels, TP_CUDA_STEPS, p->reduces, &call->reduce);
 		if (n && its != function) break;
@@ -146,6 +151,8 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 		const struct tp_exec_call *call = &calls[i];
 		if (!call->plan) {
 			TP_TRY(tp_cuda_transfers_launch(exec, stream, call));
+		} else if (tp_cuda_copies_take(call)) {
+			TP_TRY(tp_cuda_copies_launch(exec, stream, call));
 		} else if (tp_cuda_streams_take(exec, call, transfers, &group)) {
 			TP_TRY(tp_cuda_transfers_launch(exec, stream, &group));
 		} else if (fit_fused(exec, call, &fused)) {
@@ -170,6 +177,10 @@ const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec
 	if (!call->plan) {
 		*blocks = tp_cuda_transfers_blocks(exec, call);
 		return exec->streams.usable ? "SEND_RECV/LL128" : "SEND_RECV/SIMPLE";
+	}
+	if (tp_cuda_copies_take(call)) {
+		*blocks = 1;
+		return tp_cuda_copies_name(exec, call);
 	}
 	if (tp_cuda_streams_take(exec, call, transfers, &group)) {
 		*blocks = tp_cuda_transfers_blocks(exec, &group);

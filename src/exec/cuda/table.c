@@ -5,6 +5,7 @@
 #include "exec/cuda/internal.h"
 
 enum { KB = 1 << 10, MB = 1 << 20, GB = 1 << 30 };
+#define NEVER UINT64_MAX
 
 void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 {
@@ -24,10 +25,16 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 		.max_blocks = TP_DEV_MAX_CHANNELS,
 		.allows_128 = 1,
 		.window = 1 * MB,
+		/* Predicted, not measured: two kernels and the first copy take 12 us, and a further copy's start 2; then a link carries 392 GB/s, where lines
+		 * were measured to need 4 us and 4.3 us a MB with two ranks, 7 and 3.4 with four: better from 5 MB and from 12 MB on. A broadcast to
+		 * several sends its bytes twice less a slice, which the lines' two steps beat at all sizes. */
+		.copies = nranks == 2 ? 8 * MB : 16 * MB,
+		.copies_rooted = nranks == 2 ? 8 * MB : NEVER,
 		.owners = 512 * KB,
 		.stream = 16 * KB,
 	};
 	if (!shared_gpu) return;
+	out->copies = out->copies_rooted = NEVER;
 	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. (LL128 only where asked for.) */
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, 16 * MB };
 	out->limits[TP_FUSED_ROOTED] = out->limits[TP_FUSED_OWNERS] = (struct tp_fused_limit){ 1 * MB, 1 * MB };
@@ -38,7 +45,7 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 static struct tp_param params[] = {
 	{ .name = "TELPHER_CUDA_TABLE", .kind = TP_PARAM_STRING,
 		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 (bytes that a rank sends; one_shot, two_shot, gather, "
-			"scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream), threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
+			"scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream, copies, copies_rooted), threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
 };
 TP_PARAM_TABLE("exec", params)
 
@@ -59,12 +66,13 @@ static bool read_bytes(const char **at, uint64_t *out)
 
 static bool read_entry(const char **at, struct tp_fused_table *table)
 {
-	struct { const char *name; uint64_t *first, *second; } entries[TP_FUSED_CLASSES + 3] = { { "window", &table->window, NULL },
-		{ "two_step_from", &table->owners, NULL }, { "stream", &table->stream, NULL } };
+	struct { const char *name; uint64_t *first, *second; } entries[TP_FUSED_CLASSES + 5] = { { "window", &table->window, NULL },
+		{ "two_step_from", &table->owners, NULL }, { "stream", &table->stream, NULL },
+		{ "copies", &table->copies, NULL }, { "copies_rooted", &table->copies_rooted, NULL } };
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) {
-		entries[3 + c].name = class_names[c];
-		entries[3 + c].first = &table->limits[c].ll;
-		entries[3 + c].second = &table->limits[c].ll128;
+		entries[5 + c].name = class_names[c];
+		entries[5 + c].first = &table->limits[c].ll;
+		entries[5 + c].second = &table->limits[c].ll128;
 	}
 	if (strncmp(*at, "threads=", 8) == 0) {
 		uint64_t threads[2];
@@ -96,7 +104,7 @@ ncclResult_t tp_fused_read_table(struct tp_fused_table *table)
 		const char *entry = at;
 		if (!read_entry(&at, &t) || (*at && *at != ','))
 			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 (one_shot, two_shot, gather, scatter, pairs, "
-				"rooted, two_step), NAME=BYTES (window, two_step_from, stream) or threads=LL:LL128, with commas between", text, entry);
+				"rooted, two_step), NAME=BYTES (window, two_step_from, stream, copies, copies_rooted) or threads=LL:LL128, with commas between", text, entry);
 		if (!*at) break;
 		at++;
 	}
