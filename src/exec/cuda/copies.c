@@ -294,11 +294,12 @@ static ncclResult_t branch_own(struct tp_cuda_exec *exec, struct place *at, stru
 	return depend_on(exec, at->stream, before, nbefore, CU_STREAM_SET_CAPTURE_DEPENDENCIES);
 }
 
-/* A large own block goes beside everything else: nobody else's comes near it. */
+/* A large own block goes beside everything else: nobody else's comes near it. (Not where ranks share the GPU: a graph's branches have queues
+ * too, and one rank's would wait behind another's.) */
 static ncclResult_t fork_own(struct tp_cuda_exec *exec, struct place *at, struct copies *c)
 {
 	struct tp_cuda_copies *own = &exec->copies;
-	if (!c->count || c->bytes[0] < FORK_BYTES) return ncclSuccess;
+	if (!c->count || c->bytes[0] < FORK_BYTES || exec->shared_gpu) return ncclSuccess;
 	if (at->captured) return branch_own(exec, at, c);
 	if (!own->nstreams) return ncclSuccess;
 	TP_TRY(wait_for(exec, own->streams[0], own->fork, at->stream));
