@@ -110,12 +110,14 @@ static struct gpu_op draw_one(struct gpu_rank *g, uint64_t seed)
 static void mixed(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
+	const char *text = getenv("TELPHER_RANDOM_SEED");
+	uint64_t seed = text ? strtoull(text, NULL, 0) : 0;
 	enum { OPS = 40 };
 	struct gpu_op ops[OPS];
 	open_window(g);
 	for (int round = 0; round < 2; round++) {
 		for (int i = 0; i < OPS; i++) {
-			ops[i] = draw_one(g, (uint64_t)(round * 1000 + i * 7 + 1));
+			ops[i] = draw_one(g, seed + (uint64_t)(round * 1000 + i * 7 + 1));
 			op_prepare(g, &ops[i]);
 		}
 		for (int i = 0; i < OPS; i++) {
