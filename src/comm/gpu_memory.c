@@ -186,6 +186,7 @@ void tp_gpu_memory_close(struct tp_gpu_rank *rank)
 		tp_mem_window_destroy(rank->mem, w->window);
 		free(w);
 	}
+	tp_gpu_register_drop_spent(rank, false);
 	if (rank->mem) tp_mem_destroy(rank->mem);
 	rank->mem = NULL;
 }

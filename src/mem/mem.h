@@ -45,6 +45,8 @@ struct tp_mem_place { uint32_t index; uint64_t offset; };
 /* True where [ptr, ptr + bytes) lies in a registered range, still the same allocation, that all ranks of this host have mapped. Cheap: a few
  * compares where nothing is registered, else one question to the driver. */
 bool tp_mem_find(struct tp_mem *mem, const void *ptr, size_t bytes, struct tp_mem_place *out);
+/* Can anything be found? The same on all ranks of the host. */
+bool tp_mem_is_useful(const struct tp_mem *mem);
 /* Device memory: uint64_t [nlocal][TP_MEM_BUFFERS], where this rank's kernels see the buffers of each local rank (its own too),
  * 0 where it has none. Entries change while kernels run, whole, and only where no offer is outstanding. */
 const uint64_t *tp_mem_table(const struct tp_mem *mem);

@@ -108,6 +108,8 @@ void tp_mem_destroy(struct tp_mem *mem)
 	free(mem);
 }
 
+bool tp_mem_is_useful(const struct tp_mem *mem) { return mem->useful; }
+
 const uint64_t *tp_mem_table(const struct tp_mem *mem) { return mem->memory.ptr; }
 
 uint64_t tp_mem_lookup(const struct tp_mem *mem, int local, uint32_t index)
