@@ -28,29 +28,25 @@ static bool is_kept(const struct tp_gpu_held *held, uintptr_t begin, uintptr_t e
 	return k != NULL;
 }
 
-/* The whole of its allocation, where that is one piece: other buffers of the graph lie there too. False: it wasn't registered, and whoever found out
- * why has said so. */
-static bool keep(struct tp_gpu_rank *rank, struct tp_gpu_held *held, void *buffer, size_t bytes)
+/* The whole of its allocation, for other buffers of the graph lie there too. False: no peer will map it. */
+static bool keep(struct tp_gpu_rank *rank, struct tp_gpu_held *held, const void *buffer, size_t bytes)
 {
 	struct tp_gpu_pointer p;
-	uintptr_t begin = (uintptr_t)buffer, end = begin + bytes;
 	if (tp_gpu_pointer(buffer, &p) != ncclSuccess || !p.device || p.managed) return false;
+	uintptr_t begin = (uintptr_t)p.base, end = begin + p.bytes;
+	if ((uintptr_t)buffer < begin || (uintptr_t)buffer + bytes > end) return false;
 	struct tp_gpu_kept *k = tp_alloc(1, sizeof(*k), "a graph's registration");
 	if (!k) return false;
-	if (begin >= (uintptr_t)p.base && end <= (uintptr_t)p.base + p.bytes) {
-		begin = (uintptr_t)p.base;
-		end = begin + p.bytes;
-	}
 	*k = (struct tp_gpu_kept){ .next = held->kept, .begin = begin, .end = end };
-	if (tp_mem_register(rank->mem, (void *)begin, end - begin, &k->handle) != ncclSuccess) {
+	if (tp_mem_register(rank->mem, p.base, p.bytes, &k->handle) != ncclSuccess) {
 		free(k);
 		return false;
 	}
 	held->kept = k;
-	return true;
+	return tp_mem_has_effect(k->handle);
 }
 
-static void register_buffer(struct tp_gpu_rank *rank, struct tp_gpu_held *held, void *buffer, size_t bytes)
+static void register_buffer(struct tp_gpu_rank *rank, struct tp_gpu_held *held, const void *buffer, size_t bytes)
 {
 	struct tp_mem_place place;
 	if (!buffer || bytes < LEAST_BYTES || is_kept(held, (uintptr_t)buffer, (uintptr_t)buffer + bytes)) return;
@@ -63,6 +59,12 @@ static void register_buffer(struct tp_gpu_rank *rank, struct tp_gpu_held *held, 
 	held->waited_ms += (uint32_t)waited;
 }
 
+/* Ranks that aren't the root of these get nothing. */
+static bool receives(const struct ncclComm *comm, const struct tp_plan_spec *spec)
+{
+	return (spec->coll != TP_GATHER && spec->coll != TP_REDUCE) || spec->root == comm->rank;
+}
+
 void tp_gpu_register_captured(struct ncclComm *comm, struct tp_gpu_held *held, const struct tp_exec_call *calls, int ncalls)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
@@ -71,7 +73,7 @@ void tp_gpu_register_captured(struct ncclComm *comm, struct tp_gpu_held *held, c
 		const struct tp_exec_call *call = &calls[i];
 		for (int t = 0; t < call->ntransfers; t++)
 			if (!call->transfers[t].is_send) register_buffer(rank, held, call->transfers[t].buf, call->transfers[t].bytes);
-		if (call->plan && !(call->in_window | call->out_window))
+		if (call->plan && !(call->in_window | call->out_window) && receives(comm, &call->plan->spec))
 			register_buffer(rank, held, call->output, call->block_bytes * call->plan->output_blocks);
 	}
 }

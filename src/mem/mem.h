@@ -38,6 +38,8 @@ void tp_mem_destroy(struct tp_mem *mem);
 /* ncclCommRegister: [ptr, ptr + bytes). Ranges may overlap and repeat: each has its handle. Memory of the host, and what can't be
  * shared, registers without effect. From any thread; makes no kernel wait and waits for none. */
 ncclResult_t tp_mem_register(struct tp_mem *mem, void *ptr, size_t bytes, void **handle);
+/* Can peers have it? What can't be shared, or is one too many, registers without effect. */
+bool tp_mem_has_effect(const void *handle);
 /* ncclCommDeregister: nothing that uses the range may be outstanding. A handle that isn't one is ncclInvalidArgument. */
 ncclResult_t tp_mem_deregister(struct tp_mem *mem, void *handle);
 
