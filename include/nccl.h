@@ -132,7 +132,7 @@ typedef struct ncclConfig_v22800 {
 	int trafficClass;           /* 2.26 */
 	const char *commName;       /* 2.27: for logs; copied */
 	int collnetEnable;          /* 2.27: 0 or 1 */
-	int CTAPolicy;              /* 2.27: NCCL_CTA_POLICY_* */
+	int CTAPolicy;              /* 2.27: NCCL_CTA_POLICY_*; ZERO: GPU ranks: copy engines move what they can of windows */
 	int shrinkShare;            /* 2.27: 0 or 1; as splitShare */
 	int nvlsCTAs;               /* 2.27: accepted, without effect */
 	int nChannelsPerNetPeer;    /* 2.28: accepted, without effect */

@@ -89,7 +89,7 @@ struct group {
 	struct rank_times times[MOST_RANKS];
 };
 /* ---- main.c ---- */
-struct group *open_group(const char *name, const char *path, int nranks, int ndevices);
+struct group *open_group(const char *name, const char *path, int nranks, int ndevices, bool registers);
 struct answer measure_cell(int group, const struct cell *cell);
 int calls_for(size_t bytes);
 /* ---- tune.c ---- */

@@ -170,12 +170,12 @@ static void await_ranks(int i, uint32_t times)
 	}
 }
 
-struct group *open_group(const char *name, const char *path, int nranks, int ndevices)
+struct group *open_group(const char *name, const char *path, int nranks, int ndevices, bool registers)
 {
 	struct group *g = mmap(NULL, sizeof(*g), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (g == MAP_FAILED) abort();
 	*g = (struct group){ .library = { .name = name, .path = path }, .nranks = nranks, .ndevices = ndevices, .threads = opt.threads,
-		.registers = opt.registers, .buffers = opt.buffers, .most_bytes = opt.max_bytes, .type = opt.type };
+		.registers = registers, .buffers = opt.buffers, .most_bytes = opt.max_bytes, .type = opt.type };
 	pthread_barrierattr_t shared;
 	pthread_barrierattr_init(&shared);
 	pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
@@ -348,14 +348,13 @@ int main(int argc, char **argv)
 	}
 	bool beside = false;
 	if (opt.tunes) {
-		opt.registers = false;
 		tune_open(opt.paths[0], opt.nranks, opt.ndevices, opt.min_bytes, opt.max_bytes, opt.factor);
 	} else {
-		open_group("telpher", opt.paths[0], opt.nranks, opt.ndevices);
+		open_group("telpher", opt.paths[0], opt.nranks, opt.ndevices, opt.registers);
 	}
 	if (opt.paths[1] && !opt.tunes) {
 		beside = opt.ndevices == opt.nranks;
-		open_group("nccl", opt.paths[1], beside ? opt.nranks : 1, beside ? opt.ndevices : 1);
+		open_group("nccl", opt.paths[1], beside ? opt.nranks : 1, beside ? opt.ndevices : 1, opt.registers);
 	}
 	printf("%s, %d multiprocessors; %d ranks as %s on %d of %d devices, %s\n", groups[0]->device_name, groups[0]->sms, opt.nranks,
 		opt.threads ? "threads" : "processes", opt.ndevices, there, opt.type == ncclFloat32 ? "float" : "bfloat16");

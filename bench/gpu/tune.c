@@ -7,7 +7,7 @@
 
 #include "bench.h"
 
-enum way { ONE_LL, ONE_LL128, TWO_LL, TWO_LL128, STREAMS, STEPS, NWAYS };
+enum way { ONE_LL, ONE_LL128, TWO_LL, TWO_LL128, STREAMS, STEPS, COPIES, NWAYS };
 enum { SIZES_MOST = 48 };
 
 #define ALL(ll, ll128) "gather=" ll ":" ll128 ",scatter=" ll ":" ll128 ",pairs=" ll ":" ll128 ",rooted=" ll ":" ll128
@@ -19,6 +19,7 @@ static const struct { const char *name, *table; } ways[NWAYS] = {
 	[TWO_LL128] = { "two LL128", "one_shot=0:0,two_shot=0:1G,two_step=0:1G,two_step_from=1," ALL("0", "1G") ",stream=64G,pipes=0" },
 	[STREAMS] = { "streams", "stream=1,pipes=0" },
 	[STEPS] = { "steps", "one_shot=0:0,two_shot=0:0,two_step=0:0,two_step_from=64G,stream=64G," ALL("0", "0") ",pipes=0" },
+	[COPIES] = { "copies", "copies=1,copies_rooted=1,pipes=0" },
 };
 static double times[NCOLLS][NWAYS][SIZES_MOST];
 static size_t sizes[SIZES_MOST];
@@ -28,6 +29,7 @@ static bool has(enum coll c, enum way w)
 {
 	bool two = c == ALL_REDUCE || c == BROADCAST || c == REDUCE, moves = c == GATHER || c == SCATTER;
 	if (w == TWO_LL || w == TWO_LL128) return two;
+	if (w == COPIES) return c == ALL_GATHER || c == ALL_TO_ALL || c == BROADCAST;
 	return w != STREAMS || moves;
 }
 
@@ -41,7 +43,7 @@ static void run(enum coll c, int repeats)
 		printf("%-12zu", sizes[s]);
 		for (int w = 0; w < NWAYS; w++) {
 			if (!has(c, (enum way)w)) continue;
-			struct cell cell = { .coll = c, .bytes = sizes[s], .mode = GRAPH, .calls = calls_for(sizes[s]), .repeats = repeats };
+			struct cell cell = { .coll = c, .bytes = sizes[s], .mode = GRAPH, .registered = w == COPIES, .calls = calls_for(sizes[s]), .repeats = repeats };
 			struct answer a = measure_cell(w, &cell);
 			times[c][w][s] = a.wrong ? 1e12 : a.device_us;
 			printf(a.wrong ? "      WRONG" : " %10.2f", a.device_us);
@@ -96,6 +98,8 @@ static void print_class(const char *name, enum coll c, bool two, const double *a
 /* From the first size that is better; 64 GB where none is. */
 static size_t from_of(int split, size_t divisor) { return split == nsizes ? (size_t)64 << 30 : sizes[split] / divisor; }
 
+static size_t sends_from(int split, int n) { return split == nsizes ? (size_t)64 << 30 : sends_of(ALL_GATHER, false, sizes[split], n); }
+
 bool tune(const struct group *any, int repeats)
 {
 	static const enum coll colls[] = { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, REDUCE, GATHER, SCATTER };
@@ -115,7 +119,15 @@ bool tune(const struct group *any, int repeats)
 	least_of(two, times[BROADCAST][TWO_LL], times[BROADCAST][TWO_LL128]);
 	printf("two_step_from=%zu,", from_of(crossover(one, two), 1));
 	least_of(lines, times[SCATTER][ONE_LL], times[SCATTER][ONE_LL128]);
-	printf("stream=%zu\n", from_of(crossover(lines, times[SCATTER][STREAMS]), (size_t)n));
+	printf("stream=%zu,", from_of(crossover(lines, times[SCATTER][STREAMS]), (size_t)n));
+	least_of(one, times[ALL_GATHER][ONE_LL], times[ALL_GATHER][ONE_LL128]);
+	least_of(lines, one, times[ALL_GATHER][STEPS]);
+	printf("copies=%zu,", sends_from(crossover(lines, times[ALL_GATHER][COPIES]), n));
+	least_of(one, times[BROADCAST][ONE_LL], times[BROADCAST][ONE_LL128]);
+	least_of(two, times[BROADCAST][TWO_LL], times[BROADCAST][TWO_LL128]);
+	least_of(lines, one, two);
+	least_of(lines, lines, times[BROADCAST][STEPS]);
+	printf("copies_rooted=%zu\n", from_of(crossover(lines, times[BROADCAST][COPIES]), 1));
 	return true;
 }
 
@@ -124,6 +136,6 @@ void tune_open(const char *path, int nranks, int ndevices, size_t min_bytes, siz
 	for (size_t bytes = min_bytes; bytes <= max_bytes && nsizes < SIZES_MOST; bytes *= factor) sizes[nsizes++] = bytes;
 	for (int w = 0; w < NWAYS; w++) {
 		setenv("TELPHER_CUDA_TABLE", ways[w].table, 1);
-		open_group(ways[w].name, path, nranks, ndevices);
+		open_group(ways[w].name, path, nranks, ndevices, w == COPIES);
 	}
 }

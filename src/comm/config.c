@@ -7,10 +7,13 @@
 
 #include "comm/internal.h"
 
-enum { PARAM_BLOCKING };
+enum { PARAM_BLOCKING, PARAM_CTA_POLICY };
 static struct tp_param params[] = {
 	[PARAM_BLOCKING] = { .name = "NCCL_COMM_BLOCKING", .kind = TP_PARAM_INT, .fallback = "-1", .min = -1, .max = 1,
 		.doc = "1: calls block, 0: they don't, whatever the configuration says; -1: it decides" },
+	[PARAM_CTA_POLICY] = { .name = "NCCL_CTA_POLICY", .kind = TP_PARAM_STRING,
+		.doc = "GPU ranks: DEFAULT, EFFICIENCY or ZERO (or 0, 1, 2; several with | between), whatever the configuration says; ZERO: all-gather, all-to-all and "
+			"broadcast into symmetric windows go by copy engines at any size; rank 0's counts" },
 };
 TP_PARAM_TABLE("comm", params)
 
@@ -72,6 +75,26 @@ static ncclResult_t read_name(const char *field, const char *name, char *out, si
 	return ncclSuccess;
 }
 
+/* NCCL_CTA_POLICY over what the configuration says. */
+static ncclResult_t read_policy(int *out)
+{
+	static const struct { const char *name; int value; } names[] = { { "DEFAULT", NCCL_CTA_POLICY_DEFAULT }, { "EFFICIENCY", NCCL_CTA_POLICY_EFFICIENCY },
+		{ "ZERO", NCCL_CTA_POLICY_ZERO }, { "0", NCCL_CTA_POLICY_DEFAULT }, { "1", NCCL_CTA_POLICY_EFFICIENCY }, { "2", NCCL_CTA_POLICY_ZERO } };
+	const char *text = tp_param_string(&params[PARAM_CTA_POLICY]);
+	int policy = 0;
+	if (!text || !*text) return ncclSuccess;
+	for (const char *at = text, *end; at; at = *end ? end + 1 : NULL) {
+		size_t i = 0;
+		end = strchrnul(at, '|');
+		while (i < TP_ARRAY_LEN(names) && (strlen(names[i].name) != (size_t)(end - at) || strncasecmp(names[i].name, at, (size_t)(end - at)))) i++;
+		if (i == TP_ARRAY_LEN(names))
+			return TP_FAIL(ncclInvalidUsage, "NCCL_CTA_POLICY: '%s' can't be read at '%s': wanted is DEFAULT, EFFICIENCY or ZERO (or 0, 1, 2), with | between", text, at);
+		policy |= names[i].value;
+	}
+	*out = policy;
+	return ncclSuccess;
+}
+
 static void fill_defaults(struct tp_config *out)
 {
 	*out = (struct tp_config){ .blocking = true };
@@ -100,6 +123,7 @@ ncclResult_t tp_config_read(const ncclConfig_t *config, const struct tp_config *
 		if ((int)own.version >= NCCL_VERSION(2, 17, 0)) TP_TRY(read_name("netName", own.netName, read.net_name, sizeof(read.net_name)));
 		if ((int)own.version >= NCCL_VERSION(2, 27, 0)) TP_TRY(read_name("commName", own.commName, read.comm_name, sizeof(read.comm_name)));
 	}
+	TP_TRY(read_policy(&read.cta_policy));
 	int64_t blocking = tp_param_int(&params[PARAM_BLOCKING]);
 	if (blocking >= 0) read.blocking = blocking == 1;
 	*out = read;

@@ -64,6 +64,8 @@ static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, i
 	pthread_rwlock_rdlock(&tp_gpu_quiet_lock);
 	tp_gpu_rank_now = comm->rank;
 	ncclResult_t result = tp_gpu_order_before(comm, &place);
+	if (tp_unlikely(atomic_load_explicit(&rank->spent, memory_order_relaxed) != NULL)) tp_gpu_register_drop_spent(rank, true);
+	if (tp_unlikely(place.capture != NULL) && result == ncclSuccess) tp_gpu_register_captured(comm, place.capture->held, calls, ncalls);
 	bool announced = result == ncclSuccess;
 	for (int i = 0; i < ncalls && announced; i++) {
 		announce(comm, &calls[i], &records[i]);
@@ -131,7 +133,7 @@ static void remember(struct ncclComm *comm, const struct tp_op *op)
 		.root = op->record.root, .comm = comm };
 	struct tp_gpu_call *last = place_of(comm->gpu, call.coll, call.count, op->record.type, op->record.op, call.root);
 	*last = (struct tp_gpu_call){ .used = true, .coll = call.coll, .type = op->record.type, .op = op->record.op, .root = call.root,
-		.count = call.count, .windows = op->call.in_window != 0, .call = op->call, .record = op->record };
+		.count = call.count, .windows = (op->call.in_window | op->call.out_window) != 0, .call = op->call, .record = op->record };
 	tp_call_spans(&call, &last->send_bytes, &last->recv_bytes, &last->in_place);
 }
 

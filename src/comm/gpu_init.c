@@ -170,7 +170,7 @@ static ncclResult_t open_entered(struct ncclComm *comm)
 	struct tp_gpu_rank *rank = comm->gpu;
 	rank->counts = tp_links_have_net(comm->links);
 	struct tp_cuda_options options = { .gpu = rank->gpu, .nchannels = comm->nchannels, .shared_gpu = rank->shared, .counts = rank->counts,
-		.pipes = rank->pipes };
+		.pipes = rank->pipes, .no_ctas = comm->config.cta_policy & NCCL_CTA_POLICY_ZERO };
 	struct tp_cuda_exec *exec;
 	TP_TRY(tp_cuda_exec_create(comm->boot, comm->links, &options, &exec));
 	atomic_store_explicit(&rank->exec, exec, memory_order_release);

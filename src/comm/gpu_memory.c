@@ -47,6 +47,11 @@ static ncclResult_t make_window(struct window_job *job)
 		free(w);
 		return result;
 	}
+	if (w->window->mapped && w->window->flags & NCCL_WIN_COLL_SYMMETRIC) {
+		pthread_mutex_lock(&comm->launch_lock);
+		tp_cuda_exec_expect_windows(atomic_load_explicit(&comm->gpu->exec, memory_order_relaxed));
+		pthread_mutex_unlock(&comm->launch_lock);
+	}
 	pthread_mutex_lock(&comm->choice_lock);
 	w->next = atomic_load_explicit(&comm->gpu->windows, memory_order_relaxed);
 	atomic_store_explicit(&comm->gpu->windows, w, memory_order_relaxed);
@@ -133,17 +138,40 @@ ncclResult_t tp_comm_window_deregister(ncclComm_t comm, ncclWindow_t window)
 	return result;
 }
 
+static const struct tp_mem_window *find_promised(struct tp_gpu_rank *rank, const void *ptr, size_t bytes, uint64_t *offset)
+{
+	const struct tp_mem_window *window = tp_mem_window_find(rank->mem, ptr, bytes, offset);
+	return window && window->flags & NCCL_WIN_COLL_SYMMETRIC ? window : NULL;
+}
+
+/* Copy engines push: the output is all they need. */
+static bool find_for_copies(const struct tp_comm_call *call, struct tp_exec_call *exec)
+{
+	struct tp_gpu_rank *rank = call->comm->gpu;
+	size_t bytes = exec->block_bytes;
+	uint64_t offset;
+	if (!tp_cuda_exec_copies(atomic_load_explicit(&rank->exec, memory_order_relaxed), (enum tp_coll)call->coll, bytes)) return false;
+	const struct tp_mem_window *out = find_promised(rank, exec->output, call->coll == TP_BROADCAST ? bytes : bytes * (size_t)call->comm->nranks, &offset);
+	if (!out) return false;
+	exec->out_window = (uint64_t)(uintptr_t)out->device_peers;
+	exec->out_offset = offset;
+	exec->out_peers = out->peers;
+	exec->window_id = out->id;
+	return true;
+}
+
 bool tp_gpu_find_windows(const struct tp_comm_call *call, struct tp_exec_call *exec)
 {
 	struct tp_gpu_rank *rank = call->comm->gpu;
 	bool reduces_all = call->coll == TP_ALL_REDUCE;
-	if (tp_likely(!atomic_load_explicit(&rank->windows, memory_order_relaxed)) || (!reduces_all && call->coll != TP_REDUCE_SCATTER)) return false;
+	if (tp_likely(!atomic_load_explicit(&rank->windows, memory_order_relaxed))) return false;
+	if (!reduces_all && call->coll != TP_REDUCE_SCATTER) return find_for_copies(call, exec);
 	size_t bytes = exec->block_bytes;
-	const struct tp_mem_window *in = tp_mem_window_find(rank->mem, exec->input, reduces_all ? bytes : bytes * (size_t)call->comm->nranks, &exec->in_offset);
-	if (!in || !(in->flags & NCCL_WIN_COLL_SYMMETRIC)) return false;
+	const struct tp_mem_window *in = find_promised(rank, exec->input, reduces_all ? bytes : bytes * (size_t)call->comm->nranks, &exec->in_offset);
+	if (!in) return false;
 	if (reduces_all) {
-		const struct tp_mem_window *out = tp_mem_window_find(rank->mem, exec->output, bytes, &exec->out_offset);
-		if (!out || !(out->flags & NCCL_WIN_COLL_SYMMETRIC)) return false;
+		const struct tp_mem_window *out = find_promised(rank, exec->output, bytes, &exec->out_offset);
+		if (!out) return false;
 		exec->out_window = (uint64_t)(uintptr_t)out->device_peers;
 	}
 	exec->in_window = (uint64_t)(uintptr_t)in->device_peers;
@@ -182,6 +210,7 @@ void tp_gpu_memory_close(struct tp_gpu_rank *rank)
 		tp_mem_window_destroy(rank->mem, w->window);
 		free(w);
 	}
+	tp_gpu_register_drop_spent(rank, false);
 	if (rank->mem) tp_mem_destroy(rank->mem);
 	rank->mem = NULL;
 }

@@ -96,6 +96,7 @@ static void let_go(void *arg)
 		held->wakes = wake->next;
 		free(wake);
 	}
+	tp_gpu_register_spend(held);
 	free(held);
 	atomic_fetch_sub_explicit(&rank->graphs, 1, memory_order_release);      /* pairs with the look in gpu_close.c; the last touch */
 }

@@ -200,7 +200,7 @@ bool tp_gpu_pace_begin(struct ncclComm *comm, CUstream stream, const struct tp_e
 	look(comm);
 	if (comm->boot->local == 0) judge(comm);
 	if (pace->off || pace->outstanding) return false;
-	if (tp_choice_find(comm, call->plan->spec.coll, call->plan->spec.root, call->block_bytes, call->in_window != 0, &choice) != ncclSuccess) return false;
+	if (tp_choice_find(comm, call->plan->spec.coll, call->plan->spec.root, call->block_bytes, (call->in_window | call->out_window) != 0, &choice) != ncclSuccess) return false;
 	pace->off = (!pace->begin && tp_cuda->EventCreate(&pace->begin, CU_EVENT_DEFAULT) != CUDA_SUCCESS) ||
 		(!pace->end && tp_cuda->EventCreate(&pace->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) || tp_cuda->EventRecord(pace->begin, stream) != CUDA_SUCCESS;
 	if (pace->off) return false;

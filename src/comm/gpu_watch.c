@@ -39,6 +39,8 @@ void tp_gpu_watch_kick(void)
 
 static ncclResult_t as_error(struct ncclComm *comm, const struct tp_cuda_status *status)
 {
+	if (status->fault == TP_CUDA_PLACE)
+		return TP_FAIL(ncclInvalidUsage, "comm %p rank %d: " TP_CUDA_PLACE_TEXT, (void *)comm, comm->rank, status->peer);
 	if (status->fault == TP_CUDA_TAG)
 		return TP_FAIL(ncclInvalidUsage, "comm %p rank %d: what rank %d sent on channel %d belongs to another call (0x%x, not 0x%x): the ranks don't make "
 			"the same calls in the same order", (void *)comm, comm->rank, status->peer, status->channel, status->found, status->expected);

@@ -30,6 +30,7 @@ struct tp_cuda_options {
 	const struct tp_gpu *gpu;
 	int nchannels;                  /* blocks at most; the links' number of channels; agreed */
 	bool shared_gpu;                /* several ranks of the communicator on one GPU: waits give way to each other */
+	bool no_ctas;                   /* collectives go by copy engines wherever they can (NCCL_CTA_POLICY_ZERO); rank 0's counts */
 	bool counts;                    /* the engine needs to know when kernels are done (net links): tp_cuda_status.completed */
 	enum tp_cuda_pipes pipes;       /* that the region has room for; agreed */
 };
@@ -48,6 +49,11 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 /* Which algorithm the kernels want for a message, before there is a plan (windows: its buffers lie in such); false: no opinion. The same
  * on all ranks. */
 bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes, bool windows, enum tp_algo *out);
+/* Does such a collective go by copy engines, where its output lies in a window that all ranks promise (NCCL_WIN_COLL_SYMMETRIC), as call->out_*
+ * say then? The same on all ranks. */
+bool tp_cuda_exec_copies(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes);
+/* There will be windows. What can't be got for them is done without. With the launch lock. */
+void tp_cuda_exec_expect_windows(struct tp_cuda_exec *exec);
 /* The algorithm and protocol that a call will run as ("TWO_SHOT/LL128", 32 blocks), for logs and bench. */
 const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec_call *call, int *blocks);
 
@@ -62,9 +68,12 @@ struct tp_cuda_buffers {
 void tp_cuda_exec_set_buffers(struct tp_cuda_exec *exec, const struct tp_cuda_buffers *buffers);
 
 /* What kernels say. */
-enum tp_cuda_fault { TP_CUDA_FINE, TP_CUDA_ABORTED, TP_CUDA_TAG, TP_CUDA_SIZE, TP_CUDA_BUFFER };
+enum tp_cuda_fault { TP_CUDA_FINE, TP_CUDA_ABORTED, TP_CUDA_TAG, TP_CUDA_SIZE, TP_CUDA_BUFFER, TP_CUDA_PLACE };
+#define TP_CUDA_PLACE_TEXT "the output of rank %d lies elsewhere in its windows than this rank's, and NCCL_WIN_COLL_SYMMETRIC promises the same window and offset on all ranks"
 struct tp_cuda_status {
-	enum tp_cuda_fault fault;       /* TAG, SIZE: peer's chunk on channel belongs to another call: found, expected; BUFFER: peer's buffer number found isn't mapped */
+	/* TAG, SIZE: peer's chunk on channel belongs to another call: found, expected; BUFFER: peer's buffer number found isn't mapped; PLACE: its output is
+	 * elsewhere */
+	enum tp_cuda_fault fault;
 	int peer, channel;
 	uint32_t found, expected;
 	uint64_t launched, completed;   /* kernels; completed: where options.counts */

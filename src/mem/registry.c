@@ -244,6 +244,8 @@ ncclResult_t tp_mem_register(struct tp_mem *mem, void *ptr, size_t bytes, void *
 	return ncclSuccess;
 }
 
+bool tp_mem_has_effect(const void *handle) { return ((const struct tp_mem_range *)handle)->index < TP_MEM_BUFFERS; }
+
 /* The lock is held. */
 static void forget(struct tp_mem *mem, struct tp_mem_range *range)
 {

@@ -155,7 +155,7 @@ long long count_of(const std::string &what)
 	if (what == "events") return (long long)count_handles(EVENT);
 	if (what == "graphs") return (long long)(count_handles(GRAPH) + count_handles(GRAPH_EXEC));
 	if (what == "contexts") return (long long)count_handles(CONTEXT);
-	if (what == "launches" || what == "kernels") return (long long)counts[what];
+	if (what == "launches" || what == "kernels" || what == "copies") return (long long)counts[what];
 	auto found = counts.find(what);             /* of a kernel, by its name */
 	return found == counts.end() ? -1 : (long long)found->second;
 }

@@ -61,7 +61,12 @@ CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { COPY_NOW(cuM
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) { COPY_NOW(cuMemcpyDtoD_v2, to, from); }
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { COPY_NOW(cuMemcpyHtoD_v2, to, (CUdeviceptr)(uintptr_t)from); }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { COPY_NOW(cuMemcpyDtoH_v2, (CUdeviceptr)(uintptr_t)to, from); }
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) { COPY_LATER(cuMemcpyAsync, to, from); }
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+	FAKE_ENTER(cuMemcpyAsync);
+	counts["copies"]++;
+	return copy(held, to, from, bytes, stream, false);
+}
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) { COPY_LATER(cuMemcpyHtoDAsync_v2, to, (CUdeviceptr)(uintptr_t)from); }
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) { COPY_LATER(cuMemcpyDtoHAsync_v2, (CUdeviceptr)(uintptr_t)to, from); }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) { COPY_LATER(cuMemcpyDtoDAsync_v2, to, from); }
@@ -76,6 +81,7 @@ CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes
 	if (stream == stream->context->legacy || count == 0 || nattributes == 0 || nattributes > count || !attributes || attribute_starts[0] != 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (stream->capture) return invalidate(stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	counts["copies"]++;
 	std::vector<std::function<void()>> all;
 	for (size_t i = 0; i < count; i++) {
 		FAKE_TRY(check_range(to[i], bytes[i], false));

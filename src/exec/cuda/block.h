@@ -5,7 +5,7 @@
 #include "exec/cuda/shim.h"
 
 /* As exec/cuda.h's enum tp_cuda_fault. */
-enum { TP_BLOCK_ABORTED = 1, TP_BLOCK_TAG = 2, TP_BLOCK_SIZE = 3, TP_BLOCK_BUFFER = 4 };
+enum { TP_BLOCK_ABORTED = 1, TP_BLOCK_TAG = 2, TP_BLOCK_SIZE = 3, TP_BLOCK_BUFFER = 4, TP_BLOCK_PLACE = 5 };
 
 /* A waiting thread asks on each turn. The device's word is looked at now and then, the host's, which lies behind PCIe, rarely. */
 TP_DEVICE bool tp_block_stopped(tp_dev_comm *comm, unsigned turn)

@@ -4,10 +4,15 @@
 
 #include "exec/cuda/internal.h"
 
-/* Where pipes lie in the region: behind lines and streams. */
-static size_t pipes_at(int nlocal, int nchannels)
+size_t tp_cuda_copies_at(int nlocal, int nchannels)
 {
 	return tp_align_up(tp_align_up(tp_fused_region_bytes(nlocal, nchannels), 4096) + tp_cuda_streams_region_bytes(nlocal, nchannels), 4096);
+}
+
+/* Where pipes lie in the region: behind all else. */
+static size_t pipes_at(int nlocal, int nchannels)
+{
+	return tp_align_up(tp_cuda_copies_at(nlocal, nchannels) + tp_cuda_copies_region_bytes(nlocal), 4096);
 }
 
 size_t tp_cuda_region_bytes(int nlocal_max, int nchannels, enum tp_cuda_pipes pipes)
@@ -91,9 +96,10 @@ ncclResult_t tp_cuda_exec_create(struct tp_boot *boot, struct tp_links *links, c
 	ncclResult_t result = take_all(exec);
 	if (result == ncclSuccess) result = upload_comm(exec, options);
 	struct tp_fused_options fused = { .gpu = options->gpu, .nchannels = options->nchannels, .shared_gpu = options->shared_gpu,
-		.counts = options->counts, .pipes = options->pipes, .comm = exec->comm };
+		.counts = options->counts, .pipes = options->pipes, .no_ctas = options->no_ctas, .comm = exec->comm };
 	if (result == ncclSuccess) result = tp_fused_init(boot, links, &fused, &exec->fused);
 	if (result == ncclSuccess) result = tp_cuda_streams_init(exec);
+	if (result == ncclSuccess) result = tp_cuda_copies_init(exec);
 	if (result == ncclSuccess) result = init_pipes(exec, options->pipes);
 	if (result == ncclSuccess) *out = exec;
 	else tp_cuda_exec_destroy(exec);
@@ -104,6 +110,7 @@ void tp_cuda_exec_destroy(struct tp_cuda_exec *exec)
 {
 	bool pushed;
 	if (!exec) return;
+	tp_cuda_copies_close(exec);
 	if (exec->stream && tp_gpu_enter(exec->gpu, &pushed) == ncclSuccess) {
 		int mode;
 		tp_gpu_relax(&mode);

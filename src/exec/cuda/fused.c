@@ -105,6 +105,7 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 	struct word mine = { .version = WORD_VERSION };
 	mine.usable = see_regions(boot, links, &f);
 	tp_fused_defaults(options->shared_gpu, boot->nranks, &mine.table);
+	if (options->no_ctas) mine.table.copies = mine.table.copies_rooted = 0;
 	TP_TRY(tp_fused_read_table(&mine.table));
 	if (options->nchannels < (int)mine.table.max_blocks) mine.table.max_blocks = (uint32_t)options->nchannels;
 	mine.allows_128 = allows_128(boot, links);

@@ -77,6 +77,8 @@ struct tp_fused_table {
 	uint32_t max_blocks;
 	uint32_t allows_128;                        /* lines of 128 bytes arrive whole here */
 	uint64_t window;                            /* two-shot all-reduces and reduce-scatters of windows: from so many bytes on where they lie */
+	uint64_t copies;                            /* all-gather and all-to-all into windows: by copy engines from so many bytes on that a rank sends, */
+	uint64_t copies_rooted;                     /* broadcasts from so many bytes of the message on */
 	uint64_t owners;                            /* broadcast and reduce of three ranks and more: from so many bytes on in two steps */
 	uint64_t stream;                            /* gather and scatter: blocks from so many bytes on as sends and receives */
 	uint64_t offer;                             /* what a rank sends another: from so many bytes on registered buffers are offered */
@@ -115,6 +117,7 @@ struct tp_fused_options {
 	bool shared_gpu;
 	bool counts;
 	enum tp_cuda_pipes pipes;                   /* that there is room for */
+	bool no_ctas;                               /* copy engines wherever they can */
 	uint64_t comm;                              /* struct tp_dev_comm, the device's address */
 };
 

@@ -10,6 +10,7 @@
  *   fused.c     which calls run as fused kernels, and how
  *   pipes.c     large ones through pipes
  *   offers.c    registered buffers, which large messages are stored to without a copy
+ *   copies.c    all-gather, all-to-all and broadcast by copy engines, into windows
  *   table.c     from which sizes on */
 #ifndef TP_EXEC_CUDA_INTERNAL_H
 #define TP_EXEC_CUDA_INTERNAL_H
@@ -17,6 +18,7 @@
 #include <string.h>
 
 #include "exec/cuda.h"
+#include "exec/cuda/copies.h"
 #include "exec/cuda/device.h"
 #include "exec/cuda/fused.h"
 
@@ -31,6 +33,7 @@ struct tp_cuda_kernels {
 	CUfunction reduce[TP_CUDA_NKINDS][ncclNumTypes][TP_CUDA_NOPS];      /* NULL: the kind has none */
 	CUfunction copy[TP_CUDA_NKINDS];
 	CUfunction transfers, transfers_more, streams, streams_more;
+	CUfunction copies;
 	int resident;
 	enum tp_cuda_pipes pipes;           /* that are loaded and can be used */
 };
@@ -86,6 +89,7 @@ struct tp_cuda_exec {
 	bool transfer_uploads;
 	struct tp_cuda_streams streams;
 	struct tp_cuda_buffers buffers;             /* table NULL: registered buffers are of no use */
+	struct tp_cuda_copies copies;
 };
 /* struct tp_reduce as kernels get it. */
 void tp_cuda_fill_reduce(const struct tp_exec_call *call, struct tp_dev_reduce *out);

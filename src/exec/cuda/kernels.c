@@ -189,6 +189,7 @@ static ncclResult_t load_all(struct loading *l)
 	TP_TRY(find_function(l, "tp_transfers_more", &l->kernels->transfers_more));
 	TP_TRY(find_function(l, "tp_streams", &l->kernels->streams));
 	TP_TRY(find_function(l, "tp_streams_more", &l->kernels->streams_more));
+	TP_TRY(find_function(l, "tp_copies", &l->kernels->copies));
 	if (l->resident < 1)
 		return TP_FAIL(ncclSystemError, "a block of %d threads of our kernels doesn't fit %s", TP_DEV_THREADS, l->kernels->gpu->name);
 	l->kernels->resident = l->resident * l->kernels->gpu->sms;

@@ -12,6 +12,7 @@ static ncclResult_t fail_stopped(struct tp_cuda_exec *exec)
 	if (status.fault == TP_CUDA_BUFFER)
 		return TP_FAIL(ncclInvalidUsage, "rank %d: rank %d receives into its registered buffer %u, which isn't mapped here any more: a buffer was deregistered "
 			"while it was in use", exec->boot->rank, status.peer, status.found);
+	if (status.fault == TP_CUDA_PLACE) return TP_FAIL(ncclInvalidUsage, "rank %d: " TP_CUDA_PLACE_TEXT, exec->boot->rank, status.peer);
 	return TP_FAIL(ncclInvalidUsage, "rank %d: what came from rank %d on channel %d belongs to another call than this rank's (%s 0x%08x, and 0x%08x was "
 		"expected): the ranks' calls differ", exec->boot->rank, status.peer, status.channel, status.fault == TP_CUDA_SIZE ? "size" : "tag",
 		status.found, status.expected);
@@ -128,6 +129,10 @@ bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, si
 		*out = coll == TP_ALL_REDUCE ? TP_ALGO_TWO_SHOT : TP_ALGO_DIRECT;
 		return true;
 	}
+	if (windows && tp_cuda_exec_copies(exec, coll, block_bytes)) {
+		*out = TP_ALGO_DIRECT;
+		return true;
+	}
 	return tp_fused_suggest(&exec->fused, coll, block_bytes, out);
 }
 
@@ -145,7 +150,8 @@ static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, con
 	int n = 0;
 	for (; n < ncalls && n < TP_DEV_MAX_CALLS; n++) {
 		const struct tp_exec_call *call = &calls[n];
-		if (n && (!call->plan || fit_pipes(exec, call, &pipes) || fit_fused(exec, call, &fused) || tp_cuda_streams_take(exec, call, transfers, &group))) break;
+		if (n && (!call->plan || tp_cuda_copies_take(call) || fit_pipes(exec, call, &pipes) || fit_fused(exec, call, &fused) ||
+			tp_cuda_streams_take(exec, call, transfers, &group))) break;
 		TP_TRY(find_prepared(exec, call, &p));
 		CUfunction its = tp_cuda_kernel(exec->kernels, TP_CUDA_STEPS, p->reduces, &call->reduce);
 		if (n && its != function) break;
@@ -176,6 +182,8 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 		const struct tp_exec_call *call = &calls[i];
 		if (!call->plan) {
 			TP_TRY(tp_cuda_transfers_launch(exec, stream, call));
+		} else if (tp_cuda_copies_take(call)) {
+			TP_TRY(tp_cuda_copies_launch(exec, stream, call));
 		} else if (fit_pipes(exec, call, &pipes)) {
 			TP_TRY(launch_pipes(exec, stream, call, &pipes));
 		} else if (tp_cuda_streams_take(exec, call, transfers, &group)) {
@@ -203,6 +211,10 @@ const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec
 	if (!call->plan) {
 		*blocks = tp_cuda_transfers_blocks(exec, call);
 		return exec->streams.usable ? "SEND_RECV/LL128" : "SEND_RECV/SIMPLE";
+	}
+	if (tp_cuda_copies_take(call)) {
+		*blocks = 1;
+		return tp_cuda_copies_name(exec, call);
 	}
 	if (fit_pipes(exec, call, &pipes)) {
 		*blocks = (int)pipes.blocks;

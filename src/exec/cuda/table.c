@@ -25,6 +25,11 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 		.max_blocks = TP_DEV_MAX_CHANNELS,
 		.allows_128 = 1,
 		.window = 1 * MB,
+		/* Predicted, not measured: two kernels and the first copy take 12 us, and a further copy's start 2; then a link carries 392 GB/s, where lines
+		 * were measured to need 4 us and 4.3 us a MB with two ranks, 7 and 3.4 with four: better from 5 MB and from 12 MB on. A broadcast to
+		 * several sends its bytes twice less a slice, which the lines' two steps beat at all sizes. */
+		.copies = nranks == 2 ? 8 * MB : 16 * MB,
+		.copies_rooted = nranks == 2 ? 8 * MB : NEVER,
 		.owners = 512 * KB,
 		.stream = 16 * KB,
 		.reduce = NEVER,
@@ -33,6 +38,7 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 	};
 	if (!shared_gpu) return;
 	out->pipes = 0;
+	out->copies = out->copies_rooted = NEVER;
 	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. (LL128 only where asked for.) */
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, 16 * MB, NEVER };
 	out->limits[TP_FUSED_ROOTED] = out->limits[TP_FUSED_OWNERS] = (struct tp_fused_limit){ 1 * MB, 1 * MB, NEVER };
@@ -54,7 +60,7 @@ static struct tp_param params[] = {
 	{ .name = "TELPHER_CUDA_TABLE", .kind = TP_PARAM_STRING,
 		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 or NAME=LL:LL128:PIPES (bytes that a rank sends, up to "
 			"which these lines and from which on pipes are used; one_shot, two_shot, gather, scatter, pairs, rooted, two_step), NAME=BYTES (from which on: "
-			"window, two_step_from, stream, reduce: through pipes, offer: registered buffers), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), "
+			"window, two_step_from, stream, copies, copies_rooted: by copy engines, reduce: through pipes, offer: registered buffers), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), "
 			"threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
 };
 TP_PARAM_TABLE("exec", params)
@@ -76,14 +82,15 @@ static bool read_bytes(const char **at, uint64_t *out)
 
 static bool read_entry(const char **at, struct tp_fused_table *table)
 {
-	struct { const char *name; uint64_t *first, *second, *third; } entries[TP_FUSED_CLASSES + 6] = { { .name = "window", .first = &table->window },
+	struct { const char *name; uint64_t *first, *second, *third; } entries[TP_FUSED_CLASSES + 8] = { { .name = "window", .first = &table->window },
 		{ .name = "two_step_from", .first = &table->owners }, { .name = "stream", .first = &table->stream },
-		{ .name = "reduce", .first = &table->reduce }, { .name = "offer", .first = &table->offer }, { .name = "pipes", .first = &table->pipes } };
+		{ .name = "reduce", .first = &table->reduce }, { .name = "offer", .first = &table->offer }, { .name = "pipes", .first = &table->pipes },
+		{ .name = "copies", .first = &table->copies }, { .name = "copies_rooted", .first = &table->copies_rooted } };
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) {
-		entries[6 + c].name = class_names[c];
-		entries[6 + c].first = &table->limits[c].ll;
-		entries[6 + c].second = &table->limits[c].ll128;
-		entries[6 + c].third = &table->limits[c].pipes;
+		entries[8 + c].name = class_names[c];
+		entries[8 + c].first = &table->limits[c].ll;
+		entries[8 + c].second = &table->limits[c].ll128;
+		entries[8 + c].third = &table->limits[c].pipes;
 	}
 	if (strncmp(*at, "threads=", 8) == 0) {
 		uint64_t threads[2];
@@ -118,7 +125,7 @@ ncclResult_t tp_fused_read_table(struct tp_fused_table *table)
 		const char *entry = at;
 		if (!read_entry(&at, &t) || (*at && *at != ','))
 			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 or NAME=LL:LL128:PIPES (one_shot, two_shot, "
-				"gather, scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream, reduce, offer), pipes=0, 1 or 2, or threads=LL:LL128, with commas "
+				"gather, scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream, copies, copies_rooted, reduce, offer), pipes=0, 1 or 2, or threads=LL:LL128, with commas "
 				"between", text, entry);
 		if (!*at) break;
 		at++;
