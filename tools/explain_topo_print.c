@@ -63,6 +63,22 @@ static void print_costs(const struct explain_case *c, FILE *out)
 			fprintf(out, "  %s wires carry %.0f %% of their planned bandwidth (measured)\n", tp_topo_link_name((enum tp_topo_link_kind)k), 100 * c->costs.yield[k]);
 }
 
+/* As the library has it (topo/search.h, rails). */
+static void print_ports(const struct explain_case *c, FILE *out)
+{
+	enum { MOST = 16 };
+	if (!c->rails || c->nranks < 2) return;
+	fprintf(out, "  to other hosts go");
+	for (int r = 0; r < TP_MIN(c->rails->nrails, MOST); r++) {
+		const struct tp_rail *rail = &c->rails->rails[r];
+		fprintf(out, "%s %s by", r ? ";" : "", c->topo->nodes[rail->gpu].name);
+		for (int n = 0; n < rail->nnets; n++) fprintf(out, "%s %s", n ? "," : "", c->topo->nodes[rail->nets[n]].name);
+		if (rail->nnets) fprintf(out, " (%s)", tp_topo_path_name(rail->type));
+		else fprintf(out, " nothing");
+	}
+	fprintf(out, "%s\n", c->rails->nrails > MOST ? "; …" : "");
+}
+
 static void print_machine(const struct explain_case *c, FILE *out)
 {
 	int nets = c->topo->count[TP_TOPO_NET];
@@ -76,6 +92,7 @@ static void print_machine(const struct explain_case *c, FILE *out)
 	print_channels(c, c->trees, "tree", out);
 	if (c->pairs->nchannels)
 		fprintf(out, "  all pairs through a switch: %d head%s of %.4g GB/s\n", c->pairs->nchannels, c->pairs->nchannels == 1 ? "" : "s", c->pairs->bw_intra);
+	print_ports(c, out);
 	print_costs(c, out);
 }
 

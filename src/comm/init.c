@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "comm/gpu.h"
+#include "topo/topo.h"
 
 struct init_job {
 	struct tp_job job;
@@ -66,7 +67,7 @@ static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args,
 	log_channels(comm);
 	times[1] = tp_clock_ns();
 	struct tp_links_options links = { .nchannels = comm->nchannels, .allow_by_ref = !comm->gpu,
-		.net_name = comm->config.net_name[0] ? comm->config.net_name : NULL };
+		.net_name = comm->config.net_name[0] ? comm->config.net_name : NULL, .cross_nic = tp_topo_cross_nic() };
 	if (comm->gpu) {
 		links.gpu = comm->gpu->gpu;
 		links.region_bytes = tp_gpu_rank_region_bytes(comm);

@@ -20,6 +20,7 @@ struct tp_net_links_options {
 	const char *net_name;       /* or NULL: NCCL_NET or the best transport */
 	int nchannels;
 	const struct tp_gpu *gpu;   /* rings in pinned host memory, for its kernels; NULL: ordinary memory */
+	int cross_nic;              /* enum tp_cross_nic */
 };
 /* Collective over the communicator: chooses the transport, listens, gathers the handles. Only called where some pair needs
  * it (several hosts, or NCCL_SHM_DISABLE). An error leaves nothing behind. */
@@ -42,6 +43,11 @@ int tp_net_links_poll_fds(struct tp_net_links *nets, int *fds, uint32_t *events,
 /* "NET/Socket/0", for any pair that goes over the network. */
 const char *tp_net_links_via(const struct tp_net_links *nets);
 const struct tp_net_ops *tp_net_links_ops(const struct tp_net_links *nets, int *dev);
+/* See tp_links_may_seat and those that follow it. */
+bool tp_net_links_may_seat(const struct tp_net_links *nets);
+ncclResult_t tp_net_links_seat(struct tp_net_links *nets, const struct tp_link_seats *wanted);
+const struct tp_link_seat *tp_net_links_seats(const struct tp_net_links *nets, int rank, int *count);
+bool tp_net_links_meet(const struct tp_net_links *nets, int channel, int from, int to, const struct tp_link_seat **sender, const struct tp_link_seat **receiver);
 /* The largest chunk that a net slot holds, the same for all net links, agreed. */
 size_t tp_net_links_capacity(const struct tp_net_links *nets);
 ncclResult_t tp_net_links_register(struct tp_net_links *nets, void *memory, size_t bytes, struct tp_net_buffer **out);

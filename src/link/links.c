@@ -51,7 +51,7 @@ static int largest_host(const struct tp_boot *boot)
 
 static ncclResult_t create_nets(struct tp_links *links, const struct tp_links_options *options)
 {
-	struct tp_net_links_options net = { .net_name = options->net_name, .nchannels = options->nchannels, .gpu = options->gpu };
+	struct tp_net_links_options net = { .net_name = options->net_name, .nchannels = options->nchannels, .gpu = options->gpu, .cross_nic = options->cross_nic };
 	return tp_net_links_create(links->boot, &net, &links->nets);
 }
 
@@ -277,6 +277,20 @@ const struct tp_net_ops *tp_links_net(const struct tp_links *links, int *dev)
 }
 
 bool tp_links_have_net(const struct tp_links *links) { return links->nets != NULL; }
+
+bool tp_links_may_seat(const struct tp_links *links) { return links->nets && tp_net_links_may_seat(links->nets); }
+
+ncclResult_t tp_links_seat(struct tp_links *links, const struct tp_link_seats *wanted) { return tp_net_links_seat(links->nets, wanted); }
+
+const struct tp_link_seat *tp_links_seats(const struct tp_links *links, int rank, int *count)
+{
+	return links->nets ? tp_net_links_seats(links->nets, rank, count) : NULL;
+}
+
+bool tp_links_meet(const struct tp_links *links, int channel, int from, int to, const struct tp_link_seat **sender, const struct tp_link_seat **receiver)
+{
+	return links->nets && tp_net_links_meet(links->nets, channel, from, to, sender, receiver);
+}
 
 int tp_links_channels(const struct tp_links *links) { return links->nchannels; }
 

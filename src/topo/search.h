@@ -89,7 +89,7 @@ ncclResult_t tp_channels_order_hosts(const struct tp_topo *topo, int32_t *ranks)
 
 /* Which NETs a GPU uses for itself. Nearest first, and no NET serves more GPUs than another where it can be helped. */
 struct tp_rail {
-	int32_t gpu;                    /* node */
+	int32_t gpu;                    /* node: the place that was given */
 	int32_t *nets;                  /* [nnets] nodes */
 	int nnets, share;               /* share: GPUs that share its first NET, itself included */
 	enum tp_topo_path_type type;
@@ -101,7 +101,11 @@ struct tp_rails {
 	struct tp_finding *findings;
 	int nfindings;
 };
+/* NCCL_NETDEVS_POLICY: so many each, shared if need be. The paths have been computed under the policy, with multi_host. */
 ncclResult_t tp_rails_assign(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct tp_rails **out);
+/* The same of ranks: [count] GPUs (several may be one), or the CPUs of host processes, -1 where one may run on several. Without findings for these. */
+#define TP_RAILS_MAX 4096
+ncclResult_t tp_rails_assign_places(const struct tp_topo *topo, const struct tp_topo_policy *policy, const int32_t *places, int count, struct tp_rails **out);
 void tp_rails_free(struct tp_rails *rails);
 
 /* ---- A cluster: nhosts alike, described once ---- */

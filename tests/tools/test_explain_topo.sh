@@ -48,6 +48,7 @@ says "the choice by size" "^  Telpher: ONE_SHOT to [0-9]+ KiB, TWO_SHOT to [0-9]
 # 32 hosts.
 out=$(explain all_reduce 8 4M --topo dgx-h100x32)
 says "32 hosts" "^Machine: dgx-h100, 32 of it: 256 ranks" "$out"
+says "each GPU by its own port" "^  to other hosts go GPU 0 by mlx5_0 \(PIX\); GPU 1 by mlx5_1 \(PIX\);.* GPU 7 by mlx5_7 \(PIX\)$" "$out"
 says "over hosts a hierarchy" "^Chosen: HIERARCHICAL" "$out"
 says "NCCL takes trees" "^NCCL would take Tree with LL128" "$out"
 says "with the cost of a ring" "^There NCCL_ALGO=Ring would cost [0-9.]+ times as much" "$out"
