@@ -328,6 +328,9 @@ bool tp_comm_topo_meeting(const struct ncclComm *comm, int from, int to, char *t
 /* What TELPHER_EXPECT says of the machine, looked at by the first rank of each host; of GPUs' paths, by each rank. */
 ncclResult_t tp_comm_topo_expect(const struct ncclComm *comm);
 
+/* orders.c: collective. */
+ncclResult_t tp_comm_order_rings(struct ncclComm *comm);
+
 /* report.c */
 ncclResult_t tp_report_check(struct ncclComm *comm);
 ncclResult_t tp_report_path(struct ncclComm *comm, int from, int to, struct tp_watch_path *out);

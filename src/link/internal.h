@@ -91,6 +91,8 @@ struct tp_gpu_shape {
 	size_t stride, wide_stride;
 	size_t heads, wide, rings, region;  /* where in an arena; the board is at its beginning */
 	size_t bytes;
+	/* [nchannels * nlocal]: whom a place sends its wide ring on a channel; NULL: the next place. Not the shape's own. */
+	const uint8_t *next;
 };
 /* budget: for one arena without region. From numbers that all ranks agree on. */
 void tp_gpu_shape_fit(int nlocal, int largest_nlocal, int nchannels, size_t budget, size_t region_bytes, struct tp_gpu_shape *out);
@@ -117,6 +119,7 @@ struct tp_gpu_links {
 	struct tp_gpu_card *cards;          /* [nranks] */
 	struct tp_gpu_shape shape;
 	bool any_refused, host_refused;     /* some pair of any host; of this host */
+	uint8_t *next;                      /* the shape's */
 	struct tp_gpu_memory arena;         /* device memory; ptr NULL: no use for it */
 	struct tp_mem_map *maps;            /* [nlocal]: where this rank's kernels see the arenas */
 	struct tp_gpu_memory segment;       /* pinned: [nlocal] arenas; ptr NULL: not needed */

@@ -151,6 +151,9 @@ size_t tp_links_inline_capacity(const struct tp_links *links, bool across);    /
  * rings: a plan whose links inside hosts are all of these (TP_ALGO_RING) may use chunks of this size. Equal on all ranks. Any other
  * plan keeps to tp_links_inline_capacity, whatever struct tp_device_link says of one link: ranks would disagree. */
 size_t tp_links_ring_capacity(const struct tp_links *links);
+/* Before any end is asked for, on all ranks alike: rings go in other orders than that of places, as in struct tp_layout, whose rule for channels
+ * this is; what is said above of the next place is then true of the next rank in the channel's order (on this host, the last one's is the first). */
+ncclResult_t tp_links_set_ring_orders(struct tp_links *links, int norders, const int *orders);
 /* GPU ranks: do the GPUs of two ranks of one host load and store each other's memory? Agreed; a rank with itself: true. */
 bool tp_links_reaches(const struct tp_links *links, int a, int b);
 bool tp_links_have_net(const struct tp_links *links);           /* some pair of this rank's communicator uses the network */
