@@ -125,8 +125,8 @@ static unsigned char *arena_of(const struct tp_links *links, int local, bool pin
 static const char *via_of(const struct tp_links *links, int from, int to)
 {
 	const struct tp_boot_peer *peers = links->boot->peers;
-	if (peers[from].host != peers[to].host) return tp_net_links_via(links->nets);
-	if (!tp_gpu_links_reach(links, from, to)) return links->shm_disabled ? tp_net_links_via(links->nets) : "SHM/direct/direct";
+	if (peers[from].host != peers[to].host) return tp_net_links_via_of(links->nets, from, to);
+	if (!tp_gpu_links_reach(links, from, to)) return links->shm_disabled ? tp_net_links_via_of(links->nets, from, to) : "SHM/direct/direct";
 	if (peers[from].process_hash == peers[to].process_hash) return "P2P/direct pointer";
 	return links->gpu->cards[to].vmm ? "P2P/CUMEM" : "P2P/IPC";
 }

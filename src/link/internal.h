@@ -40,8 +40,9 @@ ncclResult_t tp_net_link_check(const struct tp_link *link);
 ncclResult_t tp_net_links_progress(struct tp_net_links *nets, bool *moved);
 bool tp_net_links_need_progress(const struct tp_net_links *nets);
 int tp_net_links_poll_fds(struct tp_net_links *nets, int *fds, uint32_t *events, int max);
-/* "NET/Socket/0", for any pair that goes over the network. */
+/* "NET/Socket/0": this rank's first device. */
 const char *tp_net_links_via(const struct tp_net_links *nets);
+const char *tp_net_links_via_of(const struct tp_net_links *nets, int from, int to);     /* by the sender's device on channel 0 */
 const struct tp_net_ops *tp_net_links_ops(const struct tp_net_links *nets, int *dev);
 /* See tp_links_may_seat and those that follow it. */
 bool tp_net_links_may_seat(const struct tp_net_links *nets);

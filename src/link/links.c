@@ -244,7 +244,7 @@ ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_l
 		out->via = "SELF";
 		snprintf(out->text, sizeof(out->text), "within the rank");
 	} else if (a->host != b->host) {
-		out->via = tp_net_links_via(links->nets);
+		out->via = tp_net_links_via_of(links->nets, from, to);
 		if (strcmp(a->host_name, b->host_name) == 0)
 			snprintf(out->text, sizeof(out->text), "not SHM: NCCL_HOSTID (or a network namespace) makes different hosts of %.48s", a->host_name);
 		else
@@ -252,7 +252,7 @@ ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_l
 	} else if (links->gpu) {
 		tp_gpu_links_path(links, from, to, out);
 	} else if (links->shm_disabled) {
-		out->via = tp_net_links_via(links->nets);
+		out->via = tp_net_links_via_of(links->nets, from, to);
 		snprintf(out->text, sizeof(out->text), "not SHM: NCCL_SHM_DISABLE=1 on some rank");
 	} else if (links->cma.works) {
 		out->via = "SHM/CMA";

@@ -463,5 +463,6 @@ void tp_net_links_destroy(struct tp_net_links *nets)
 	free(nets->ends);
 	free(nets->handles);
 	free(nets->seats);
+	free(nets->vias);
 	free(nets);
 }

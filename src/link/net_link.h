@@ -74,6 +74,7 @@ struct tp_net_links {
 	int cross;                  /* NCCL_CROSS_NIC, agreed */
 	void *seats;                /* net_seat.c: [nranks] of struct tp_net_seats, seats_stride bytes each; NULL: channels take turns with all devices */
 	size_t seats_stride;
+	struct { char text[48]; } *vias;    /* [most_devs], where there are seats */
 	bool forced;                /* the user names the network: no other will do */
 	char via[48];
 	size_t capacity, stride;

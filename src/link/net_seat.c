@@ -67,6 +67,13 @@ const unsigned char *tp_net_links_handle(const struct tp_net_links *nets, int ch
 	return nets->handles + (size_t)to * TP_NET_HANDLE_BYTES;
 }
 
+const char *tp_net_links_via_of(const struct tp_net_links *nets, int from, int to)
+{
+	const struct tp_link_seat *sender, *receiver;
+
+	return tp_net_links_meet(nets, 0, from, to, &sender, &receiver) ? nets->vias[sender->dev].text : nets->via;
+}
+
 /* One listener a device. The one that is there already is the first's that has its device, or nobody's. */
 static ncclResult_t listen_at(struct tp_net_links *nets, struct tp_net_seats *own, int i)
 {
@@ -119,6 +126,9 @@ static ncclResult_t check(const struct tp_net_links *nets, int rank, int room)
 		return TP_FAIL(ncclInternalError, "rank %d (%s) says that it uses %d of %d network devices, of which there is room for %d", rank, nets->boot->peers[rank].host_name,
 			(int)s->near, (int)s->count, room);
 	for (int i = 0; i < s->count; i++) {
+		if (s->list[i].dev < 0 || s->list[i].dev >= nets->most_devs)
+			return TP_FAIL(ncclInternalError, "rank %d (%s) says that it uses network device %d, and no rank has more than %d", rank, nets->boot->peers[rank].host_name,
+				(int)s->list[i].dev, nets->most_devs);
 		s->list[i].name[sizeof(s->list[i].name) - 1] = 0;
 		s->list[i].address[sizeof(s->list[i].address) - 1] = 0;
 	}
@@ -150,7 +160,13 @@ ncclResult_t tp_net_links_seat(struct tp_net_links *nets, const struct tp_link_s
 	int room = TP_MIN(nets->most_devs, nets->cross == TP_CROSS_NEVER ? TP_LINK_SEATS_MAX : TP_MIN(nets->nchannels, TP_LINK_SEATS_MAX));
 	size_t stride = sizeof(struct tp_net_seats) + (size_t)room * sizeof(struct tp_link_seat);
 
+	/* Where the user names no interfaces the first is the one that all can reach. */
+	const struct tp_link_seats only = { .near = 1, .count = 1, .devs = { nets->dev }, .rails = { nets->dev } };
+	if (!nets->may_choose) wanted = &only;
 	if (nets->nends) return TP_FAIL(ncclInternalError, "rank %d: network links are in use before their devices are chosen", boot->rank);
+	if (!nets->vias) nets->vias = tp_alloc((size_t)nets->most_devs, sizeof(*nets->vias), "the ranks' network devices");
+	if (!nets->vias) return ncclSystemError;
+	for (int d = 0; d < nets->most_devs; d++) snprintf(nets->vias[d].text, sizeof(nets->vias[d].text), "NET/%s/%d", nets->ops->name, d);
 	void *all = tp_alloc((size_t)boot->nranks, stride, "the ranks' network devices");
 	if (!all) return ncclSystemError;
 	ncclResult_t result = fill_own(nets, wanted, room, (void *)((char *)all + (size_t)boot->rank * stride));

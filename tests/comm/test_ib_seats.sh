@@ -38,7 +38,7 @@ reported() {
 	python3 -c '
 import json, sys
 for p in json.loads(open(sys.argv[1]).readlines()[-1])["paths"]:
-	if p["via"].startswith("NET/"): print("%d>%d %s" % (p["from"], p["to"], p["device"]))
+	if p["via"].startswith("NET/"): print("%d>%d %s" % (p["from"], p["to"], p["device"] if p["via"] == "NET/IB/" + p["device"][-1] else p["via"]))
 ' "$where/paths" | sort
 }
 
