@@ -9,7 +9,8 @@
 #include "link/net_link.h"
 
 #define MOST 4
-static struct told { struct tp_net_seats seats; struct tp_link_seat list[MOST]; } told[2];
+static _Alignas(struct tp_link_seat) unsigned char told[2][sizeof(struct tp_net_seats) + MOST * sizeof(struct tp_link_seat)];
+static struct tp_net_seats *told_by(int rank) { return (void *)told[rank]; }
 static struct tp_topo_card cards[2];
 static struct tp_boot_peer peers[2];
 static struct tp_boot boot = { .nranks = 2, .nhosts = 2, .peers = peers };
@@ -20,9 +21,9 @@ static struct ncclComm comm = { .nranks = 2, .boot = &boot, .topo = &topo, .link
 
 static void add_ports(int rank, int count, float gbps)
 {
-	told[rank].seats.near = told[rank].seats.count = count;
+	told_by(rank)->near = told_by(rank)->count = count;
 	for (int i = 0; i < count; i++) {
-		struct tp_link_seat *seat = &told[rank].list[i];
+		struct tp_link_seat *seat = &told_by(rank)->list[i];
 		snprintf(seat->name, sizeof(seat->name), "mlx5_%d", i);
 		seat->port = i == 1 ? 2 : 1;
 		seat->dev = seat->rail = i;

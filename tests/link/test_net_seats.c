@@ -8,7 +8,8 @@
 #include "link/net_link.h"
 
 #define MOST 8
-static struct told { struct tp_net_seats seats; struct tp_link_seat list[MOST]; } told[2];
+static _Alignas(struct tp_link_seat) unsigned char told[2][sizeof(struct tp_net_seats) + MOST * sizeof(struct tp_link_seat)];
+static struct tp_net_seats *told_by(int rank) { return (void *)told[rank]; }
 static struct tp_boot_peer peers[2] = { { .host = 0 }, { .host = 1 } };
 static struct tp_boot boot[2] = { { .rank = 0, .nranks = 2, .nhosts = 2, .peers = peers }, { .rank = 1, .nranks = 2, .nhosts = 2, .peers = peers } };
 static struct tp_net_links nets[2] = { { .boot = &boot[0], .seats = told, .seats_stride = sizeof(told[0]) }, { .boot = &boot[1], .seats = told, .seats_stride = sizeof(told[0]) } };
@@ -16,9 +17,10 @@ static struct tp_net_links nets[2] = { { .boot = &boot[0], .seats = told, .seats
 /* devs: a digit each, near ones first; a rail is the device's number, a network as said (0: all alike). */
 static void seat(int rank, int near, const char *devs, uint64_t network)
 {
-	told[rank].seats = (struct tp_net_seats){ .near = near, .count = (int)strlen(devs) };
+	told_by(rank)->near = near;
+	told_by(rank)->count = (int)strlen(devs);
 	for (size_t i = 0; i < strlen(devs); i++) {
-		struct tp_link_seat *s = &told[rank].list[i];
+		struct tp_link_seat *s = &told_by(rank)->list[i];
 		*s = (struct tp_link_seat){ .dev = devs[i] - '0', .rail = devs[i] - '0', .network = network ? network + (uint64_t)i : 1 };
 		s->handle[0] = (unsigned char)devs[i];
 	}
