@@ -84,10 +84,9 @@ static ncclResult_t share_out(const struct ncclComm *comm, struct tp_rails **out
 	ncclResult_t result = tp_topo_compute_paths(t->graph, &direct);
 	if (result == ncclSuccess) result = tp_rails_assign_places(t->graph, &direct, places, nlocal, out);
 	free(places);
-	if (result != ncclSuccess) return result;
-	result = tp_topo_compute_paths(t->graph, &t->policy);
-	if (result != ncclSuccess) tp_rails_free(*out);
-	return result;
+	if (tp_topo_compute_paths(t->graph, &t->policy) == ncclSuccess || result != ncclSuccess) return result;
+	tp_rails_free(*out);
+	return ncclSystemError;
 }
 
 static ncclResult_t choose(const struct ncclComm *comm, struct tp_link_seats *out)
@@ -139,7 +138,10 @@ ncclResult_t tp_topo_seat_links(struct ncclComm *comm)
 	char text[256];
 	size_t used = 0;
 	if (!tp_links_may_seat(comm->links)) return ncclSuccess;
-	TP_TRY(choose(comm, &seats));
+	if (choose(comm, &seats) != ncclSuccess) {
+		TP_WARN("comm %p rank %d: which network devices are near isn't found out (see above): they are taken by turns", (void *)comm, comm->rank);
+		seats.near = 0;
+	}
 	if (!seats.near) {
 		seats = (struct tp_link_seats){ .near = 0 };
 		TP_TRY(take_turns(comm, &seats));
