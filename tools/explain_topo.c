@@ -108,7 +108,7 @@ static ncclResult_t count_host(struct counting *n, int host)
 	for (int g = 0; g < n->c->ngpus; g++) {
 		struct tp_plan *plan;
 		TP_TRY(tp_plan_create(n->spec, host * n->c->ngpus + g, &plan));
-		for (uint32_t i = 0; i < plan->nprograms; i++) count_program(n, &plan->programs[i], 1.0 / plan->pieces);
+		for (uint32_t i = 0; i < plan->nprograms; i++) count_program(n, &plan->programs[i], 1.0 / plan->pieces / n->spec->nchannels);
 		tp_plan_free(plan);
 	}
 	return ncclSuccess;
@@ -145,8 +145,10 @@ static double hop_us(int algo, const struct tp_topo_limit *inside)
 static ncclResult_t find_way(struct explain_case *c, int algo)
 {
 	struct explain_way *way = &c->ways[algo];
-	struct tp_plan_spec spec = spec_of(c, algo);
-	struct counting n = { .c = c, .spec = &spec };
+	struct tp_plan_spec spec = spec_of(c, algo), all = spec;
+	struct counting n = { .c = c, .spec = &all };
+	/* A ring of each order: channels take turns with them, and a long message has a multiple of their number. */
+	if (algo == TP_ALGO_RING && c->layout->norders) all.nchannels = c->layout->norders;
 	way->why_not = tp_plan_refuses(&spec);
 	if (way->why_not) return ncclSuccess;
 	TP_TRY(tp_topo_traffic_create(c->ngpus, &n.traffic));
@@ -174,13 +176,6 @@ static bool find_func(enum tp_coll coll, enum tp_nccl_func *out)
 	}
 }
 
-static bool is_fallback(const struct tp_channels *channels)
-{
-	for (int i = 0; i < channels->nfindings; i++)
-		if (channels->findings[i].kind == TP_FOUND_NO_PATTERN) return true;
-	return false;
-}
-
 static ncclResult_t find_channels(struct explain_case *c)
 {
 	c->is_nvidia = true;
@@ -188,7 +183,7 @@ static ncclResult_t find_channels(struct explain_case *c)
 	TP_TRY(tp_channels_load(c->topo, &c->policy, TP_PATTERN_RING, &c->rings));
 	TP_TRY(tp_channels_load(c->topo, &c->policy, TP_PATTERN_TREE, &c->trees));
 	TP_TRY(tp_channels_load(c->topo, &c->policy, TP_PATTERN_PAIRS, &c->pairs));
-	c->has_ring_load = c->rings->nchannels && !is_fallback(c->rings);
+	c->has_ring_load = !tp_channels_stand_in(c->rings);
 	if (c->has_ring_load) TP_TRY(tp_topo_channels_load(c->topo, c->rings, &c->ring_load));
 	tp_nccl_job_of(c->topo, c->rings, c->trees, c->pairs, c->nhosts, &c->job);
 	c->has_func = find_func(c->q->coll, &c->func);
@@ -203,6 +198,25 @@ static ncclResult_t load_library(struct explain_case *c)
 	tp_cost_gpu_defaults(&gpu);
 	c->engine_us = TP_MAX(gpu.across.latency_us - host.across.latency_us, 0);
 	return tp_cost_load_gpu(&c->library);
+}
+
+/* As communicators have it (comm/orders.c): rings along those that are found where GPUs relay for nobody. */
+static ncclResult_t order_rings(struct explain_case *c)
+{
+	struct tp_channels *rings;
+	TP_TRY(tp_channels_load(c->topo, &c->policy, TP_PATTERN_RING, &rings));
+	int norders = c->nranks > 2 && !tp_channels_stand_in(rings) ? TP_MIN(rings->nchannels, c->nhosts > 1 ? CHANNELS_ACROSS : CHANNELS_INSIDE) : 0;
+	int *orders = norders ? tp_alloc((size_t)norders * (size_t)c->nranks, sizeof(*orders), "the orders of rings") : NULL;
+	ncclResult_t result = !norders || orders ? ncclSuccess : ncclSystemError;
+	for (int o = 0; o < norders && result == ncclSuccess; o++)
+		for (int r = 0; r < c->nranks; r++) {
+			const struct tp_channel *channel = &rings->channels[tp_cluster_turn(rings, o, r / c->ngpus)];
+			orders[o * c->nranks + r] = r / c->ngpus * c->ngpus + c->topo->nodes[channel->gpus[r % c->ngpus]].ordinal;
+		}
+	if (result == ncclSuccess) result = tp_layout_set_orders(c->layout, norders, orders);
+	free(orders);
+	tp_channels_free(rings);
+	return result;
 }
 
 static ncclResult_t note_filter(struct explain_case *c)
@@ -222,6 +236,7 @@ static ncclResult_t find_out(struct explain_case *c)
 	/* NCCL lets GPUs relay for others, to GPUs (NVB) and to ports (PXN); our links do not. */
 	c->policy.nvb = c->policy.pxn = false;
 	TP_TRY(tp_topo_compute_paths(c->topo, &c->policy));
+	TP_TRY(order_rings(c));
 	if (c->nhosts > 1) TP_TRY(tp_rails_assign(c->topo, &c->policy, &c->rails));
 	TP_TRY(tp_topo_costs_of(c->doc, c->topo, &c->policy, c->rails, &c->costs));
 	for (int a = 0; a < TP_NALGOS; a++) TP_TRY(find_way(c, a));
@@ -276,6 +291,13 @@ static size_t widest(const struct explain_case *c, int algo)
 	return algo == TP_ALGO_RING ? (size_t)most_channels(c) * RING_SLOT : 0;
 }
 
+/* As tp_gpu_fit_choice has it. */
+static int channels_for(const struct explain_case *c, int algo, size_t block)
+{
+	int channels = tp_choose_channels((enum tp_algo)algo, c->q->coll, c->nranks, block, most_channels(c)), norders = algo == TP_ALGO_RING ? c->layout->norders : 0;
+	return norders && channels > norders ? channels - channels % norders : channels;
+}
+
 static ncclResult_t time_of(const struct explain_case *c, int algo, size_t block, struct explain_time *out)
 {
 	const struct explain_way *way = &c->ways[algo];
@@ -292,7 +314,7 @@ static ncclResult_t time_of(const struct explain_case *c, int algo, size_t block
 		us = TP_MIN(us, with);
 	}
 	*out = (struct explain_time){ .us = us, .chunk_bytes = chunk,
-		.nchannels = tp_choose_channels((enum tp_algo)algo, c->q->coll, c->nranks, block, most_channels(c)),
+		.nchannels = channels_for(c, algo, block),
 		.latency_us = term(&spec, block, chunk, way->model, true, false, false, false), .inside_us = term(&spec, block, chunk, way->model, false, true, false, false),
 		.across_us = term(&spec, block, chunk, way->model, false, false, true, false), .reduce_us = term(&spec, block, chunk, way->model, false, false, false, true) };
 	return ncclSuccess;

@@ -134,6 +134,21 @@ static void add_channels(cJSON *root, const char *name, const struct tp_channels
 	cJSON_AddStringToObject(o, "type_inter", tp_topo_path_name(all->type_inter));
 }
 
+/* Of each GPU: its name and those of its ports. */
+static void add_ports(const struct explain_case *c, cJSON *root)
+{
+	if (!c->rails) return;
+	cJSON *list = cJSON_AddArrayToObject(root, "ports");
+	for (int r = 0; r < c->rails->nrails; r++) {
+		const struct tp_rail *rail = &c->rails->rails[r];
+		cJSON *o = cJSON_CreateObject();
+		cJSON_AddItemToArray(list, o);
+		cJSON_AddStringToObject(o, "gpu", c->topo->nodes[rail->gpu].name);
+		cJSON *names = cJSON_AddArrayToObject(o, "nets");
+		for (int n = 0; n < rail->nnets; n++) cJSON_AddItemToArray(names, cJSON_CreateString(c->topo->nodes[rail->nets[n]].name));
+	}
+}
+
 int explain_topo_json(const struct explain_case *c, FILE *out)
 {
 	cJSON *root = cJSON_CreateObject();
@@ -146,6 +161,7 @@ int explain_topo_json(const struct explain_case *c, FILE *out)
 	cJSON_AddNumberToObject(root, "engine_us", c->nhosts > 1 ? c->engine_us : 0);
 	add_channels(root, "rings", c->rings);
 	add_channels(root, "trees", c->trees);
+	add_ports(c, root);
 	cJSON *sizes = cJSON_AddArrayToObject(root, "sizes");
 	int status = 0;
 	for (int i = 0; i < c->q->nsizes && !status; i++) status = add_size(c, sizes, c->q->sizes[i]);

@@ -63,6 +63,22 @@ static void print_costs(const struct explain_case *c, FILE *out)
 			fprintf(out, "  %s wires carry %.0f %% of their planned bandwidth (measured)\n", tp_topo_link_name((enum tp_topo_link_kind)k), 100 * c->costs.yield[k]);
 }
 
+/* As the library has it (topo/search.h, rails). */
+static void print_ports(const struct explain_case *c, FILE *out)
+{
+	enum { MOST = 16 };
+	if (!c->rails || c->nranks < 2) return;
+	fprintf(out, "  to other hosts go");
+	for (int r = 0; r < TP_MIN(c->rails->nrails, MOST); r++) {
+		const struct tp_rail *rail = &c->rails->rails[r];
+		fprintf(out, "%s %s by", r ? ";" : "", c->topo->nodes[rail->gpu].name);
+		for (int n = 0; n < rail->nnets; n++) fprintf(out, "%s %s", n ? "," : "", c->topo->nodes[rail->nets[n]].name);
+		if (rail->nnets) fprintf(out, " (%s)", tp_topo_path_name(rail->type));
+		else fprintf(out, " nothing");
+	}
+	fprintf(out, "%s\n", c->rails->nrails > MOST ? "; …" : "");
+}
+
 static void print_machine(const struct explain_case *c, FILE *out)
 {
 	int nets = c->topo->count[TP_TOPO_NET];
@@ -76,6 +92,8 @@ static void print_machine(const struct explain_case *c, FILE *out)
 	print_channels(c, c->trees, "tree", out);
 	if (c->pairs->nchannels)
 		fprintf(out, "  all pairs through a switch: %d head%s of %.4g GB/s\n", c->pairs->nchannels, c->pairs->nchannels == 1 ? "" : "s", c->pairs->bw_intra);
+	if (c->layout->norders) fprintf(out, "  our rings go along %d of these\n", c->layout->norders);
+	print_ports(c, out);
 	print_costs(c, out);
 }
 
@@ -106,7 +124,7 @@ static void print_limits(const struct explain_case *c, const struct explain_time
 	if (load->across.us * (double)block >= least) print_limit(c, "across", &load->across, block, out);
 }
 
-/* Plans know hosts and the order of ranks, not wires: rings along the channels that were found may carry more. */
+/* The plan's rings go along those that are found without relays, one NIC a GPU; others may carry more. */
 static void print_rings(const struct explain_case *c, const struct explain_times *t, FILE *out)
 {
 	const struct tp_topo_load *load = &c->ways[TP_ALGO_RING].load;
@@ -114,7 +132,8 @@ static void print_rings(const struct explain_case *c, const struct explain_times
 	double moved = 2.0 * (c->nranks - 1) / c->nranks / 1000, plan = moved / TP_MAX(load->inside.us, load->across.us);
 	double found = c->rings->nchannels * (c->nhosts > 1 ? c->rings->bw_inter : c->rings->bw_intra);
 	if (plan >= found * 0.9) return;
-	fprintf(out, "The plan's ring follows the order of ranks and carries %.4g GB/s; rings along the channels found would carry %.4g.\n", plan, found);
+	fprintf(out, "The plan's rings %s carry %.4g GB/s; the rings found above would carry %.4g.\n",
+		c->layout->norders ? "along the channels that need no relays" : "in the order of ranks", plan, found);
 }
 
 /* ---- Our own plans ---- */

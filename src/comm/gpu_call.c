@@ -259,6 +259,9 @@ void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t bl
 		&& choice->candidates[wanted].us >= 0)
 		choice->algo = wanted;
 	choice->nchannels = tp_choose_channels(choice->algo, coll, comm->nranks, block_bytes, comm->nchannels);
+	/* As many channels for each order of the rings, so that each carries the same. */
+	int norders = choice->algo == TP_ALGO_RING ? comm->layout->norders : 0;
+	if (norders && choice->nchannels > norders) choice->nchannels -= choice->nchannels % norders;
 	size_t part = block_bytes / (size_t)choice->nchannels;
 	choice->chunk_bytes = TP_MAX(tp_align_up(part / 8, 512), SMALLEST_CHUNK);
 	if (comm->boot->nhosts > 1) fit_far(comm, coll, block_bytes, choice);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "comm/gpu.h"
+#include "topo/topo.h"
 
 struct init_job {
 	struct tp_job job;
@@ -15,18 +16,6 @@ struct init_job {
 };
 
 static double seconds(uint64_t from_ns, uint64_t to_ns) { return (double)(to_ns - from_ns) / 1e9; }
-
-static void log_channels(const struct ncclComm *comm)
-{
-	if (!tp_log_wants(TP_LOG_INFO, TP_INIT) || comm->rank != 0) return;
-	char line[1024];
-	for (int c = 0; c < comm->nchannels; c++) {
-		int used = 0;
-		for (int r = 0; r < comm->nranks && used < (int)sizeof(line) - 16; r++)
-			used += snprintf(line + used, sizeof(line) - (size_t)used, " %d", r);
-		TP_INFO(TP_INIT, "Channel %02d/%02d :%s", c, comm->nchannels, line);
-	}
-}
 
 static void log_once(void)
 {
@@ -63,10 +52,9 @@ static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args,
 	if (comm->gpu) TP_TRY(tp_gpu_rank_agree(comm));
 	TP_INFO(TP_INIT, "comm %p rank %d nRanks %d nNodes %d localRanks %d localRank %d MNNVL 0", (void *)comm, comm->rank, comm->nranks,
 		comm->boot->nhosts, comm->boot->nlocal, comm->boot->local);
-	log_channels(comm);
 	times[1] = tp_clock_ns();
 	struct tp_links_options links = { .nchannels = comm->nchannels, .allow_by_ref = !comm->gpu,
-		.net_name = comm->config.net_name[0] ? comm->config.net_name : NULL };
+		.net_name = comm->config.net_name[0] ? comm->config.net_name : NULL, .cross_nic = tp_topo_cross_nic() };
 	if (comm->gpu) {
 		links.gpu = comm->gpu->gpu;
 		links.region_bytes = tp_gpu_rank_region_bytes(comm);
@@ -77,6 +65,7 @@ static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args,
 	TP_TRY(tp_flight_create(comm->rank, comm->nranks, comm->boot->comm_hash, coll_name, &comm->flight));
 	times[2] = tp_clock_ns();
 	TP_TRY(tp_comm_topo_open(comm));
+	TP_TRY(tp_comm_order_rings(comm));
 	times[3] = tp_clock_ns();
 	TP_TRY(tp_report_check(comm));
 	if (comm->gpu) TP_TRY(tp_gpu_pace_open(comm));

@@ -324,8 +324,13 @@ int tp_comm_topo_channels(const struct ncclComm *comm, const struct tp_watch_pat
 int tp_comm_topo_refusals(const struct ncclComm *comm, const struct tp_watch_path *path, const char *link, struct tp_watch_refusal list[TP_REFUSALS_MAX]);
 /* How the network reaches a rank: "mlx5_0, GID 3 ::ffff:192.0.2.6 RoCE v2"; false: nobody says so. */
 bool tp_comm_topo_address(const struct ncclComm *comm, int rank, char *text, size_t bytes);
+/* The same of both ends of a pair, on channel 0: "mlx5_0, GID 3 … -> mlx5_0, GID 3 …". */
+bool tp_comm_topo_meeting(const struct ncclComm *comm, int from, int to, char *text, size_t bytes);
 /* What TELPHER_EXPECT says of the machine, looked at by the first rank of each host; of GPUs' paths, by each rank. */
 ncclResult_t tp_comm_topo_expect(const struct ncclComm *comm);
+
+/* orders.c: collective. */
+ncclResult_t tp_comm_order_rings(struct ncclComm *comm);
 
 /* report.c */
 ncclResult_t tp_report_check(struct ncclComm *comm);

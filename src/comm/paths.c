@@ -70,13 +70,20 @@ static void port_name(const char *name, int port, char *out, size_t bytes)
 	else snprintf(out, bytes, "%s", name);
 }
 
-/* Of all ports that a rank's channels take turns with, as far as they are known. */
-static float rate_of(const struct tp_comm_topo *t, int rank)
+static int count_ports(const struct ncclComm *comm, int rank)
 {
-	if (!t->ports || t->ports[rank].count < 2) return t->cards[rank].gbps;
+	int count = 0;
+	return tp_links_seats(comm->links, rank, &count) ? TP_MIN(count, comm->nchannels) : 1;
+}
+
+/* Of all ports that a rank's channels take turns with. */
+static float rate_of(const struct ncclComm *comm, int rank)
+{
+	int count = 0;
+	const struct tp_link_seat *seats = tp_links_seats(comm->links, rank, &count);
 	float sum = 0;
-	for (int i = 0; i < TP_MIN(t->ports[rank].count, TP_TOPO_PORTS_MAX); i++) sum += t->ports[rank].list[i].gbps;
-	return sum;
+	for (int i = 0; seats && i < TP_MIN(count, comm->nchannels); i++) sum += seats[i].gbps;
+	return seats ? sum : comm->topo->cards[rank].gbps;
 }
 
 static float lesser(float a, float b) { return b > 0 && b < a ? b : a; }
@@ -98,9 +105,9 @@ static void describe_remote(const struct ncclComm *comm, int from, int to, struc
 	if (!a->net[0]) return;
 	snprintf(path->type, sizeof(path->type), "%s", tp_topo_path_name(TP_PATH_NET));
 	port_name(a->net, a->port, path->device, sizeof(path->device));
-	path->gbps = lesser(rate_of(t, from), rate_of(t, to));
+	path->gbps = lesser(rate_of(comm, from), rate_of(comm, to));
 	path->latency_us = a->latency_us > 0 ? a->latency_us : (float)comm->model.across.latency_us;
-	path->devices = t->ports ? t->ports[from].count : 1;
+	path->devices = count_ports(comm, from);
 	if (!t->rows) return;
 	char text[216];
 	const char *code = gdr_code(comm, from, to, text, sizeof(text));
@@ -126,21 +133,34 @@ bool tp_comm_topo_address(const struct ncclComm *comm, int rank, char *text, siz
 	return true;
 }
 
+bool tp_comm_topo_meeting(const struct ncclComm *comm, int from, int to, char *text, size_t bytes)
+{
+	const struct tp_link_seat *sender, *receiver;
+	char here[160], there[160];
+	if (!tp_links_meet(comm->links, 0, from, to, &sender, &receiver)) {
+		if (!tp_comm_topo_address(comm, from, here, sizeof(here)) || !tp_comm_topo_address(comm, to, there, sizeof(there))) return false;
+	} else {
+		if (!sender->address[0] || !receiver->address[0]) return false;
+		snprintf(here, sizeof(here), "%s, %s", sender->name, sender->address);
+		snprintf(there, sizeof(there), "%s, %s", receiver->name, receiver->address);
+	}
+	snprintf(text, bytes, "%s -> %s", here, there);
+	return true;
+}
+
 /* ---- Channels */
 
 int tp_comm_topo_channels(const struct ncclComm *comm, const struct tp_watch_path *path, struct tp_watch_channel *out, int max)
 {
-	const struct tp_comm_topo *t = comm->topo;
-	if (!t || !t->ports || !is_net(path) || t->ports[path->from].count < 2) return 0;
-	const struct tp_topo_ports *ports = &t->ports[path->from];
+	const struct tp_link_seat *sender, *receiver;
+	if (!comm->topo || !is_net(path) || count_ports(comm, path->from) < 2) return 0;
 	int count = TP_MIN(comm->nchannels, max);
 	for (int c = 0; c < count; c++) {
-		const struct tp_topo_port_card *port = &ports->list[(c % ports->count) % TP_TOPO_PORTS_MAX];
 		memset(&out[c], 0, sizeof(out[c]));
-		if (c % ports->count >= TP_TOPO_PORTS_MAX) continue;
-		port_name(port->name, port->port, out[c].device, sizeof(out[c].device));
-		out[c].gbps = lesser(port->gbps, rate_of(t, path->to));
-		out[c].latency_us = port->latency_us > 0 ? port->latency_us : (float)comm->model.across.latency_us;
+		if (!tp_links_meet(comm->links, c, path->from, path->to, &sender, &receiver)) return 0;
+		port_name(sender->name, sender->port, out[c].device, sizeof(out[c].device));
+		out[c].gbps = lesser(sender->gbps, receiver->gbps);
+		out[c].latency_us = sender->latency_us > 0 ? sender->latency_us : (float)comm->model.across.latency_us;
 	}
 	return count;
 }

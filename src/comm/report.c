@@ -274,10 +274,10 @@ ncclResult_t tp_comm_path(ncclComm_t comm, int from, int to, char *text, size_t 
 	if (result == ncclSuccess) result = check_ranks(comm, name, from, to);
 	if (result == ncclSuccess) result = tp_report_path(comm, from, to, &path);
 	if (result == ncclSuccess) {
-		char here[160], there[160];
+		char ends[320];
 		int used = snprintf(text, text_bytes, "%s%s%s", path.via, path.why[0] ? ": " : "", path.why);
-		if (strncmp(path.via, "NET", 3) == 0 && (size_t)used < text_bytes && tp_comm_topo_address(comm, from, here, sizeof(here)) && tp_comm_topo_address(comm, to, there, sizeof(there)))
-			snprintf(text + used, text_bytes - (size_t)used, "; %s -> %s", here, there);
+		if (strncmp(path.via, "NET", 3) == 0 && (size_t)used < text_bytes && tp_comm_topo_meeting(comm, from, to, ends, sizeof(ends)))
+			snprintf(text + used, text_bytes - (size_t)used, "; %s", ends);
 	}
 	tp_comm_leave(comm);
 	return result;

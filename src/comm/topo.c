@@ -5,9 +5,9 @@
  * need be sent; where they differ, and for GPUs, of which each process sees its own, the descriptions of a host go through memory that
  * its ranks share and are made one. The graph of the host is made from that by whoever needs it: GPU ranks, of which each then tells its way
  * to its neighbours and its NIC, and of host ranks the first of a host where there is a network to judge, a file to write or an
- * expectation to check.
+ * expectation to check, or all where there are network devices to choose among (topo_seat.c).
  *
- * Nothing here decides over how data goes: what can't be read or contradicts itself is a warning, and no topology. */
+ * But for that choice nothing here decides over how data goes: what can't be read or contradicts itself is a warning, and no topology. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -87,7 +87,7 @@ static ncclResult_t add_ranks(const struct ncclComm *comm, struct tp_topo_doc *d
 	for (int l = 0; l < comm->boot->nlocal; l++) {
 		int rank = comm->boot->local_ranks[l];
 		const struct tp_topo_card *card = &comm->topo->cards[rank];
-		if (card->bus_id[0]) TP_TRY(tp_topo_doc_set_rank(doc, card->bus_id, rank));
+		if (comm->gpu) TP_TRY(tp_topo_doc_set_rank(doc, card->bus_id, rank));
 		else TP_TRY(tp_topo_doc_add_host_rank(doc, rank, card->mask));
 	}
 	return ncclSuccess;
@@ -109,8 +109,10 @@ static ncclResult_t join_texts(struct tp_comm_topo *t, const struct tp_topo_text
 static ncclResult_t make_graph(const struct ncclComm *comm, struct tp_comm_topo *t, const struct tp_topo_text *texts, int count)
 {
 	TP_TRY(join_texts(t, texts, count));
-	TP_TRY(add_ranks(comm, t->doc));
+	/* A file's GPUs are those that were found with a rank; its CPUs are where ranks run, whatever was found. */
+	if (comm->gpu) TP_TRY(add_ranks(comm, t->doc));
 	TP_TRY(tp_topo_doc_settle("", &t->doc));
+	if (!comm->gpu) TP_TRY(add_ranks(comm, t->doc));
 	TP_TRY(tp_topo_build(t->doc, &t->graph));
 	TP_TRY(tp_topo_policy_load(&t->policy));
 	t->policy.multi_host = tp_links_have_net(comm->links);
@@ -121,7 +123,7 @@ static ncclResult_t make_graph(const struct ncclComm *comm, struct tp_comm_topo 
 static bool needs_graph(const struct ncclComm *comm, const struct tp_topo_found *own)
 {
 	char once[48];
-	if (comm->gpu || tp_topo_files_wanted(comm)) return true;
+	if (comm->gpu || tp_topo_files_wanted(comm) || tp_links_may_seat(comm->links)) return true;
 	if (comm->boot->local != 0) return false;
 	if (tp_watch_expect_is_set()) return true;
 	snprintf(once, sizeof(once), "judged %llx", (unsigned long long)(own ? own->hash : 0));
@@ -137,7 +139,7 @@ int32_t tp_comm_topo_gpu(const struct ncclComm *comm, int rank)
 	return node >= 0 && t->graph->nodes[node].kind == TP_TOPO_GPU ? node : -1;
 }
 
-static int32_t find_net(const struct tp_topo *graph, const char *name, int port)
+int32_t tp_comm_topo_net(const struct tp_topo *graph, const char *name, int port)
 {
 	size_t bytes = strnlen(name, 31);       /* as it was described */
 	for (int32_t n = 0; n < graph->count[TP_TOPO_NET] && bytes; n++) {
@@ -153,7 +155,7 @@ static void judge_gdr(const struct ncclComm *comm, int32_t gpu, const struct tp_
 {
 	const struct tp_comm_topo *t = comm->topo;
 	struct tp_topo_gdr writes, reads;
-	int32_t net = t->graph ? find_net(t->graph, p->name, (int)p->port) : -1;
+	int32_t net = t->graph ? tp_comm_topo_net(t->graph, p->name, (int)p->port) : -1;
 	*reason = TP_WHY_NIC_UNABLE;
 	if (!(p->memory & (TP_NET_CUDA | TP_NET_DMABUF))) {
 		snprintf(links->why, sizeof(links->why), "%s", p->no_gpu_memory[0] ? p->no_gpu_memory : "the transport takes host memory");
@@ -177,6 +179,9 @@ static ncclResult_t open_gdr(const struct ncclComm *comm, struct tp_topo_row *ro
 	const struct tp_net_ops *ops = tp_links_net(comm->links, &dev);
 	int32_t gpu = tp_comm_topo_gpu(comm, comm->rank);
 	if (!ops || ops->devices(&count) != ncclSuccess || count < 1) return ncclSuccess;
+	int nseats = 0;
+	const struct tp_link_seat *seats = tp_links_seats(comm->links, comm->rank, &nseats);
+	if (seats) dev = seats[0].dev;
 	struct tp_links_gdr *list = tp_alloc((size_t)count, sizeof(*list), "which network devices reach GPU memory");
 	if (!list) return ncclSystemError;
 	enum tp_topo_reason reason = TP_WHY_NIC_UNABLE;
@@ -202,7 +207,7 @@ static ncclResult_t open_gdr(const struct ncclComm *comm, struct tp_topo_row *ro
 static void fill_net(const struct ncclComm *comm, int32_t gpu, struct tp_topo_row *row)
 {
 	const struct tp_comm_topo *t = comm->topo;
-	int32_t net = find_net(t->graph, t->cards[comm->rank].net, t->cards[comm->rank].port), best = tp_topo_local_net(t->graph, gpu, 0);
+	int32_t net = tp_comm_topo_net(t->graph, t->cards[comm->rank].net, t->cards[comm->rank].port), best = tp_topo_local_net(t->graph, gpu, 0);
 	row->net_type = row->best_type = TP_PATH_DIS;
 	if (best >= 0) {
 		row->best_type = (uint8_t)tp_topo_wire_path(t->graph, gpu, best)->type;
@@ -255,22 +260,6 @@ static ncclResult_t open_rows(struct ncclComm *comm)
 	return ncclSuccess;
 }
 
-/* Channels of host ranks don't exist, and those of one host need no port. */
-static ncclResult_t open_ports(struct ncclComm *comm)
-{
-	struct tp_comm_topo *t = comm->topo;
-	if (comm->nchannels < 2 || !tp_links_have_net(comm->links)) return ncclSuccess;
-	t->ports = tp_alloc((size_t)comm->nranks, sizeof(*t->ports), "the channels' ports");
-	if (!t->ports) return ncclSystemError;
-	tp_topo_fill_ports(comm, &t->ports[comm->rank]);
-	TP_TRY(tp_boot_all_gather(comm->boot, t->ports, sizeof(*t->ports)));
-	for (int r = 0; r < comm->nranks; r++) {
-		t->ports[r].count = TP_MAX(t->ports[r].count, 0);
-		for (int i = 0; i < TP_TOPO_PORTS_MAX; i++) clean_name(t->ports[r].list[i].name, sizeof(t->ports[r].list[i].name));
-	}
-	return ncclSuccess;
-}
-
 static ncclResult_t open_graph(struct ncclComm *comm, struct tp_topo_text *texts)
 {
 	struct tp_comm_topo *t = comm->topo;
@@ -316,8 +305,8 @@ ncclResult_t tp_comm_topo_open(struct ncclComm *comm)
 	if (!texts) return ncclSystemError;
 	ncclResult_t result = open_graph(comm, texts);
 	free(texts);
+	if (result == ncclSuccess) result = tp_topo_seat_links(comm);
 	if (result == ncclSuccess && comm->gpu) result = open_rows(comm);
-	if (result == ncclSuccess) result = open_ports(comm);
 	if (result != ncclSuccess) return result;
 	tp_topo_warn(comm);
 	tp_topo_write_files(comm);
@@ -332,7 +321,6 @@ void tp_comm_topo_close(struct ncclComm *comm)
 	forget_graph(t);
 	free(t->notes);
 	free(t->rows);
-	free(t->ports);
 	free(t->cards);
 	free(t);
 	comm->topo = NULL;

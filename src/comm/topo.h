@@ -1,5 +1,5 @@
 /* Between the files of comm/ that deal with the machine: topo.c gathers what ranks know, topo_find.c is what a process finds by itself,
- * topo_tell.c what is said of it. */
+ * topo_seat.c which network devices ranks use, topo_tell.c what is said of it. */
 #ifndef TP_COMM_TOPO_H
 #define TP_COMM_TOPO_H
 
@@ -32,17 +32,9 @@ struct tp_topo_row {
 	char gdr_why[184];                              /* the same as a sentence; "": both */
 };
 
-/* GPU ranks with several channels: the ports that these take turns with. Channel c: ports[c % count], where that is known. */
-#define TP_TOPO_PORTS_MAX 16
-struct tp_topo_ports {
-	int32_t count;
-	struct tp_topo_port_card { char name[32]; int32_t port; float gbps, latency_us; } list[TP_TOPO_PORTS_MAX];
-};
-
 struct tp_comm_topo {
 	struct tp_topo_card *cards;     /* [nranks] */
 	struct tp_topo_row *rows;       /* [nranks]; NULL: host ranks */
-	struct tp_topo_ports *ports;    /* [nranks]; NULL: every rank uses the one of its card */
 	struct tp_topo_doc *doc;        /* of this rank's host; NULL: not needed, or not to be had */
 	struct tp_topo *graph;          /* with its paths */
 	struct tp_topo_policy policy;
@@ -56,9 +48,11 @@ bool tp_topo_find_own(const struct ncclComm *comm, const struct tp_topo_found **
 /* The same said once in the life of the process: true the first time. */
 bool tp_topo_first_time(const char *text);
 void tp_topo_fill_card(const struct ncclComm *comm, struct tp_topo_card *out);
-void tp_topo_fill_ports(const struct ncclComm *comm, struct tp_topo_ports *out);
 /* The engine thread sits by the devices that the communicator uses. */
 void tp_topo_seat_engine(const struct ncclComm *comm);
+
+/* topo_seat.c: collective. Where ranks have several devices, each chooses those near to it. */
+ncclResult_t tp_topo_seat_links(struct ncclComm *comm);
 
 /* topo_tell.c */
 void tp_topo_warn(const struct ncclComm *comm);
@@ -66,5 +60,7 @@ void tp_topo_write_files(const struct ncclComm *comm);
 bool tp_topo_files_wanted(const struct ncclComm *comm);
 /* The node of a rank's GPU; -1. */
 int32_t tp_comm_topo_gpu(const struct ncclComm *comm, int rank);
+/* The node of the port that a transport calls so; -1. */
+int32_t tp_comm_topo_net(const struct tp_topo *graph, const char *name, int port);
 
 #endif

@@ -99,6 +99,15 @@ bool tp_topo_find_own(const struct ncclComm *comm, const struct tp_topo_found **
 	return true;
 }
 
+static bool uses(const struct ncclComm *comm, const struct tp_net_ops *ops, int first, int dev)
+{
+	int count = 0;
+	const struct tp_link_seat *seats = tp_links_seats(comm->links, comm->rank, &count);
+	for (int i = 0; i < count; i++)
+		if (seats[i].dev == dev) return true;
+	return !seats && (ops->spreads || dev == first);
+}
+
 /* All ports that the links of a rank take turns with, else its GPU. A network without hardware, as a host without a GPU, is near to all. */
 void tp_topo_seat_engine(const struct ncclComm *comm)
 {
@@ -110,7 +119,7 @@ void tp_topo_seat_engine(const struct ncclComm *comm)
 	bool seated = false;
 	if (ops && ops->devices(&count) != ncclSuccess) count = 0;
 	for (int i = 0; i < count; i++) {
-		if ((!ops->spreads && i != dev) || ops->properties(i, &p) != ncclSuccess) continue;
+		if (!uses(comm, ops, dev, i) || ops->properties(i, &p) != ncclSuccess) continue;
 		bus_of_path(p.pci_path, bus_id);
 		if (!*bus_id || !tp_topo_cpus_near("", bus_id, cpus)) continue;
 		snprintf(device, sizeof(device), "NIC %s", p.name);
@@ -181,22 +190,4 @@ void tp_topo_fill_card(const struct ncclComm *comm, struct tp_topo_card *out)
 	out->port = (int32_t)p.port;
 	out->gbps = (float)p.speed_mbps / 8000;
 	out->latency_us = p.latency_us;
-}
-
-void tp_topo_fill_ports(const struct ncclComm *comm, struct tp_topo_ports *out)
-{
-	int dev = 0, count = 0;
-	const struct tp_net_ops *ops = tp_links_net(comm->links, &dev);
-	memset(out, 0, sizeof(*out));
-	if (!ops || ops->devices(&count) != ncclSuccess || count < 1) return;
-	out->count = ops->spreads ? TP_MIN(count, comm->nchannels) : 1;
-	for (int i = 0; i < TP_MIN(out->count, TP_TOPO_PORTS_MAX); i++) {
-		struct tp_net_properties p;
-		if (ops->properties((dev + i) % count, &p) != ncclSuccess) continue;
-		struct tp_topo_port_card *card = &out->list[i];
-		snprintf(card->name, sizeof(card->name), "%.31s", p.name);
-		card->port = (int32_t)p.port;
-		card->gbps = (float)p.speed_mbps / 8000;
-		card->latency_us = p.latency_us;
-	}
 }

@@ -84,8 +84,34 @@ void tp_gpu_links_destroy(struct tp_links *links)
 	tp_mem_free_shown(&g->arena);
 	free(g->maps);
 	free(g->cards);
+	free(g->next);
 	free(g);
 	links->gpu = NULL;
+}
+
+ncclResult_t tp_links_set_ring_orders(struct tp_links *links, int norders, const int *orders)
+{
+	const struct tp_boot *boot = links->boot;
+	struct tp_gpu_links *g = links->gpu;
+	int nlocal = boot->nlocal;
+	if (!g || !norders || nlocal < 2) return ncclSuccess;
+	uint8_t *next = tp_alloc((size_t)links->nchannels * (size_t)nlocal, 1, "the orders of rings");
+	if (!next) return ncclSystemError;
+	for (int c = 0; c < links->nchannels; c++) {
+		const int *order = orders + (size_t)(c % norders) * (size_t)boot->nranks;
+		int first = -1, last = -1;
+		for (int i = 0; i < boot->nranks; i++) {
+			const struct tp_boot_peer *peer = &boot->peers[order[i]];
+			if (peer->host != boot->host) continue;
+			if (last >= 0) next[c * nlocal + last] = (uint8_t)peer->local;
+			else first = peer->local;
+			last = peer->local;
+		}
+		next[c * nlocal + last] = (uint8_t)first;
+	}
+	free(g->next);
+	g->shape.next = g->next = next;
+	return ncclSuccess;
 }
 
 /* Where this rank's kernels see the arena of a place, of the kind of memory that the pair meets in. */
@@ -99,8 +125,8 @@ static unsigned char *arena_of(const struct tp_links *links, int local, bool pin
 static const char *via_of(const struct tp_links *links, int from, int to)
 {
 	const struct tp_boot_peer *peers = links->boot->peers;
-	if (peers[from].host != peers[to].host) return tp_net_links_via(links->nets);
-	if (!tp_gpu_links_reach(links, from, to)) return links->shm_disabled ? tp_net_links_via(links->nets) : "SHM/direct/direct";
+	if (peers[from].host != peers[to].host) return tp_net_links_via_of(links->nets, from, to);
+	if (!tp_gpu_links_reach(links, from, to)) return links->shm_disabled ? tp_net_links_via_of(links->nets, from, to) : "SHM/direct/direct";
 	if (peers[from].process_hash == peers[to].process_hash) return "P2P/direct pointer";
 	return links->gpu->cards[to].vmm ? "P2P/CUMEM" : "P2P/IPC";
 }

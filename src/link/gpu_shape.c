@@ -2,7 +2,7 @@
  *
  *   board    a line for each place on the host: words by which peers show that their stores arrive
  *   heads    a line for each ring that this rank sends to: its receiver says there how far it is
- *   wide     rings of class 0 from the place before, one a channel: what a ring algorithm streams through
+ *   wide     rings of class 0 from the place before (in the channel's order), one a channel: what a ring algorithm streams through
  *   rings    all others that this rank receives from
  *   region   for fused kernels
  *
@@ -54,7 +54,8 @@ static size_t among_others(int peer, int own) { return (size_t)(peer < own ? pee
 
 struct tp_gpu_ring tp_gpu_shape_ring(const struct tp_gpu_shape *s, int channel, int lane_class, int from, int to)
 {
-	if (lane_class == 0 && to == (from + 1) % s->nlocal)
+	int next = s->next ? s->next[channel * s->nlocal + from] : (from + 1) % s->nlocal;
+	if (lane_class == 0 && to == next)
 		return (struct tp_gpu_ring){ s->wide + (size_t)channel * s->wide_nslots * s->wide_stride, s->wide_nslots, s->wide_stride, s->wide_capacity };
 	size_t number = (among_others(from, to) * (size_t)s->nchannels + (size_t)channel) * TP_LINK_CLASSES + (size_t)lane_class;
 	return (struct tp_gpu_ring){ s->rings + number * s->nslots * s->stride, s->nslots, s->stride, s->capacity };

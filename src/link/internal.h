@@ -20,6 +20,7 @@ struct tp_net_links_options {
 	const char *net_name;       /* or NULL: NCCL_NET or the best transport */
 	int nchannels;
 	const struct tp_gpu *gpu;   /* rings in pinned host memory, for its kernels; NULL: ordinary memory */
+	int cross_nic;              /* enum tp_cross_nic */
 };
 /* Collective over the communicator: chooses the transport, listens, gathers the handles. Only called where some pair needs
  * it (several hosts, or NCCL_SHM_DISABLE). An error leaves nothing behind. */
@@ -40,9 +41,15 @@ ncclResult_t tp_net_link_check(const struct tp_link *link);
 ncclResult_t tp_net_links_progress(struct tp_net_links *nets, bool *moved);
 bool tp_net_links_need_progress(const struct tp_net_links *nets);
 int tp_net_links_poll_fds(struct tp_net_links *nets, int *fds, uint32_t *events, int max);
-/* "NET/Socket/0", for any pair that goes over the network. */
+/* "NET/Socket/0": this rank's first device. */
 const char *tp_net_links_via(const struct tp_net_links *nets);
+const char *tp_net_links_via_of(const struct tp_net_links *nets, int from, int to);     /* by the sender's device on channel 0 */
 const struct tp_net_ops *tp_net_links_ops(const struct tp_net_links *nets, int *dev);
+/* See tp_links_may_seat and those that follow it. */
+bool tp_net_links_may_seat(const struct tp_net_links *nets);
+ncclResult_t tp_net_links_seat(struct tp_net_links *nets, const struct tp_link_seats *wanted);
+const struct tp_link_seat *tp_net_links_seats(const struct tp_net_links *nets, int rank, int *count);
+bool tp_net_links_meet(const struct tp_net_links *nets, int channel, int from, int to, const struct tp_link_seat **sender, const struct tp_link_seat **receiver);
 /* The largest chunk that a net slot holds, the same for all net links, agreed. */
 size_t tp_net_links_capacity(const struct tp_net_links *nets);
 ncclResult_t tp_net_links_register(struct tp_net_links *nets, void *memory, size_t bytes, struct tp_net_buffer **out);
@@ -86,6 +93,8 @@ struct tp_gpu_shape {
 	size_t stride, wide_stride;
 	size_t heads, wide, rings, region;  /* where in an arena; the board is at its beginning */
 	size_t bytes;
+	/* [nchannels * nlocal]: whom a place sends its wide ring on a channel; NULL: the next place. Not the shape's own. */
+	const uint8_t *next;
 };
 /* budget: for one arena without region. From numbers that all ranks agree on. */
 void tp_gpu_shape_fit(int nlocal, int largest_nlocal, int nchannels, size_t budget, size_t region_bytes, struct tp_gpu_shape *out);
@@ -112,6 +121,7 @@ struct tp_gpu_links {
 	struct tp_gpu_card *cards;          /* [nranks] */
 	struct tp_gpu_shape shape;
 	bool any_refused, host_refused;     /* some pair of any host; of this host */
+	uint8_t *next;                      /* the shape's */
 	struct tp_gpu_memory arena;         /* device memory; ptr NULL: no use for it */
 	struct tp_mem_map *maps;            /* [nlocal]: where this rank's kernels see the arenas */
 	struct tp_gpu_memory segment;       /* pinned: [nlocal] arenas; ptr NULL: not needed */

@@ -104,6 +104,7 @@ struct tp_links_options {
 	const char *net_name;               /* or NULL */
 	const struct tp_gpu *gpu;           /* GPU ranks: the links' memory is for its kernels; NULL: host ranks */
 	size_t region_bytes;                /* GPU ranks: see tp_links_region; equal on all ranks */
+	int cross_nic;                      /* enum tp_cross_nic; the strictest of all ranks' counts */
 };
 /* Collective over the communicator: shares the host's segment, agrees on references, gathers net handles. */
 ncclResult_t tp_links_create(struct tp_boot *boot, const struct tp_links_options *options, struct tp_links **out);
@@ -157,11 +158,40 @@ size_t tp_links_inline_capacity(const struct tp_links *links, bool across);    /
  * rings: a plan whose links inside hosts are all of these (TP_ALGO_RING) may use chunks of this size. Equal on all ranks. Any other
  * plan keeps to tp_links_inline_capacity, whatever struct tp_device_link says of one link: ranks would disagree. */
 size_t tp_links_ring_capacity(const struct tp_links *links);
+/* Before any end is asked for, on all ranks alike: rings go in other orders than that of places, as in struct tp_layout, whose rule for channels
+ * this is; what is said above of the next place is then true of the next rank in the channel's order (on this host, the last one's is the first). */
+ncclResult_t tp_links_set_ring_orders(struct tp_links *links, int norders, const int *orders);
 /* GPU ranks: do the GPUs of two ranks of one host load and store each other's memory? Agreed; a rank with itself: true. */
 bool tp_links_reaches(const struct tp_links *links, int a, int b);
 bool tp_links_have_net(const struct tp_links *links);           /* some pair of this rank's communicator uses the network */
 /* The transport in use and this rank's first device of it; NULL: no pair uses the network. */
 const struct tp_net_ops *tp_links_net(const struct tp_links *links, int *dev);
+
+/* ---- Which devices network links use ---- */
+
+enum tp_cross_nic { TP_CROSS_NEVER, TP_CROSS_ALWAYS, TP_CROSS_TRY_NOT };        /* NCCL_CROSS_NIC's values */
+#define TP_LINK_SEATS_MAX 16
+/* Devices of this rank, by the transport's numbers, nearest first: channel c sends by devs[c % near]. Those behind are for peers' rails
+ * (NCCL_CROSS_NIC=0). rails: alike on all hosts; -1: none. */
+struct tp_link_seats { int near, count, devs[TP_LINK_SEATS_MAX], rails[TP_LINK_SEATS_MAX]; };
+/* A device as all ranks know it. */
+struct tp_link_seat {
+	int32_t dev, rail, port;
+	float gbps, latency_us;             /* 0: not known */
+	uint64_t network;                   /* see tp_net_properties */
+	char name[32], address[96];
+	unsigned char handle[TP_NET_HANDLE_BYTES];
+};
+/* Has some rank several devices that lead to all peers? Agreed: then all call tp_links_seat, or none does, and channels take turns. */
+bool tp_links_may_seat(const struct tp_links *links);
+/* Collective, before any end of a link is asked for. */
+ncclResult_t tp_links_seat(struct tp_links *links, const struct tp_link_seats *wanted);
+/* [count] that a rank sends by; NULL: nobody was seated. */
+const struct tp_link_seat *tp_links_seats(const struct tp_links *links, int rank, int *count);
+/* What the two ends of a link use; false: nobody was seated. Where the network of the receiver's doesn't lead to the sender's the transport takes
+ * another, if it can. */
+bool tp_links_meet(const struct tp_links *links, int channel, int from, int to, const struct tp_link_seat **sender, const struct tp_link_seat **receiver);
+
 int tp_links_channels(const struct tp_links *links);
 bool tp_links_by_ref(const struct tp_links *links);             /* agreed: references inside the host */
 void tp_links_destroy(struct tp_links *links);

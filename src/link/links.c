@@ -51,7 +51,7 @@ static int largest_host(const struct tp_boot *boot)
 
 static ncclResult_t create_nets(struct tp_links *links, const struct tp_links_options *options)
 {
-	struct tp_net_links_options net = { .net_name = options->net_name, .nchannels = options->nchannels, .gpu = options->gpu };
+	struct tp_net_links_options net = { .net_name = options->net_name, .nchannels = options->nchannels, .gpu = options->gpu, .cross_nic = options->cross_nic };
 	return tp_net_links_create(links->boot, &net, &links->nets);
 }
 
@@ -249,7 +249,7 @@ ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_l
 		out->via = "SELF";
 		snprintf(out->text, sizeof(out->text), "within the rank");
 	} else if (a->host != b->host) {
-		out->via = tp_net_links_via(links->nets);
+		out->via = tp_net_links_via_of(links->nets, from, to);
 		if (strcmp(a->host_name, b->host_name) == 0)
 			snprintf(out->text, sizeof(out->text), "not SHM: NCCL_HOSTID (or a network namespace) makes different hosts of %.48s", a->host_name);
 		else
@@ -257,7 +257,7 @@ ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_l
 	} else if (links->gpu) {
 		tp_gpu_links_path(links, from, to, out);
 	} else if (links->shm_disabled) {
-		out->via = tp_net_links_via(links->nets);
+		out->via = tp_net_links_via_of(links->nets, from, to);
 		snprintf(out->text, sizeof(out->text), "not SHM: NCCL_SHM_DISABLE=1 on some rank");
 	} else if (links->cma.works) {
 		out->via = "SHM/CMA";
@@ -282,6 +282,20 @@ const struct tp_net_ops *tp_links_net(const struct tp_links *links, int *dev)
 }
 
 bool tp_links_have_net(const struct tp_links *links) { return links->nets != NULL; }
+
+bool tp_links_may_seat(const struct tp_links *links) { return links->nets && tp_net_links_may_seat(links->nets); }
+
+ncclResult_t tp_links_seat(struct tp_links *links, const struct tp_link_seats *wanted) { return tp_net_links_seat(links->nets, wanted); }
+
+const struct tp_link_seat *tp_links_seats(const struct tp_links *links, int rank, int *count)
+{
+	return links->nets ? tp_net_links_seats(links->nets, rank, count) : NULL;
+}
+
+bool tp_links_meet(const struct tp_links *links, int channel, int from, int to, const struct tp_link_seat **sender, const struct tp_link_seat **receiver)
+{
+	return links->nets && tp_net_links_meet(links->nets, channel, from, to, sender, receiver);
+}
 
 int tp_links_channels(const struct tp_links *links) { return links->nchannels; }
 

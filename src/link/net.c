@@ -26,7 +26,7 @@ static struct tp_param params[] = {
 TP_PARAM_TABLE("link", params)
 
 /* What each rank tells all others. */
-struct net_card { char network[24]; uint64_t capacity; uint8_t forced; unsigned char handle[TP_NET_HANDLE_BYTES]; };
+struct net_card { char network[24]; uint64_t capacity; int32_t devs, cross; uint8_t forced; unsigned char handle[TP_NET_HANDLE_BYTES]; };
 
 /* What all have is the last resort. Whoever lacks the better one says why; rank 0 says it in any case. */
 static void warn_of_fallback(const struct tp_boot *boot, const struct net_card *cards, int r)
@@ -57,6 +57,8 @@ static ncclResult_t gather_cards(struct tp_net_links *nets, const unsigned char 
 	mine->forced = nets->forced;
 	snprintf(mine->network, sizeof(mine->network), "%s", nets->ops->name);
 	mine->capacity = nets->capacity;
+	mine->devs = nets->may_choose ? nets->ndevs : 1;
+	mine->cross = nets->cross;
 	memcpy(mine->handle, handle, sizeof(mine->handle));
 	result = tp_boot_all_gather(nets->boot, cards, sizeof(*cards));
 	for (int r = 0; r < boot->nranks && result == ncclSuccess; r++) {
@@ -74,19 +76,22 @@ static ncclResult_t gather_cards(struct tp_net_links *nets, const unsigned char 
 			result = TP_FAIL(ncclInvalidUsage, "TELPHER_NET_CHUNK is %llu on rank 0 (%s) and %llu on rank %d (%s): it must be the same on all",
 				(unsigned long long)cards[0].capacity, boot->peers[0].host_name, (unsigned long long)cards[r].capacity, r, boot->peers[r].host_name);
 		memcpy(nets->handles + (size_t)r * TP_NET_HANDLE_BYTES, cards[r].handle, TP_NET_HANDLE_BYTES);
+		nets->most_devs = TP_MAX(nets->most_devs, cards[r].devs);
+		if (cards[r].cross == TP_CROSS_NEVER || nets->cross == TP_CROSS_ALWAYS) nets->cross = cards[r].cross;
 	}
 	free(cards);
 	return result;
 }
 
 /* Ranks of one host share out the devices; interfaces only where the user names several: unasked, the first is the one that all
- * can reach. */
+ * can reach. Which ones are near is found out later (net_seat.c). */
 static ncclResult_t choose_device(struct tp_net_links *nets)
 {
 	struct tp_param *names = tp_param_find("NCCL_SOCKET_IFNAME");
 
 	TP_TRY(nets->ops->devices(&nets->ndevs));
-	nets->dev = nets->ops->spreads || (names && tp_param_is_set(names)) ? nets->boot->local % nets->ndevs : 0;
+	nets->may_choose = nets->ops->spreads || (names && tp_param_is_set(names));
+	nets->dev = nets->may_choose ? nets->boot->local % nets->ndevs : 0;
 	return ncclSuccess;
 }
 
@@ -100,12 +105,6 @@ static bool lends(const struct tp_net_links *nets)
 	return wanted == LEND_ALWAYS || (nets->ops->properties(nets->dev, &p) == ncclSuccess && !p.software);
 }
 
-/* A link's: channels take turns where all devices lead to all peers. */
-static int device_of(const struct tp_net_links *nets, const struct tp_link_net *end)
-{
-	return nets->ops->spreads ? (nets->dev + end->channel) % nets->ndevs : nets->dev;
-}
-
 ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle, struct tp_net_links **out)
 {
 	struct tp_net_links *nets = tp_alloc(1, sizeof(*nets), "network links");
@@ -115,6 +114,8 @@ ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links
 	nets->boot = boot;
 	nets->gpu = options->gpu;
 	nets->nchannels = options->nchannels;
+	nets->cross = options->cross_nic;
+	nets->most_devs = 1;
 	nets->patience_ms = PATIENCE_MS;
 	nets->capacity = tp_align_up((size_t)tp_param_int(&params[PARAM_CHUNK]), TP_CACHE_LINE);
 	/* Rings in pinned memory, and a channel for each block: so smaller ones, unless the user says what he wants. */
@@ -131,8 +132,9 @@ ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links
 	if (result != ncclSuccess) goto destroy;
 	nets->lends = lends(nets);
 	snprintf(nets->via, sizeof(nets->via), "NET/%s/%d", nets->ops->name, nets->dev);
-	result = nets->ops->listen(nets->dev, handle, &nets->listener);
+	result = nets->ops->listen(nets->dev, handle, &nets->listeners[0]);
 	if (result != ncclSuccess) goto destroy;
+	nets->nlisteners = 1;
 	*out = nets;
 	return ncclSuccess;
 destroy:
@@ -227,9 +229,13 @@ static ncclResult_t accept_all(struct tp_net_links *nets, bool *moved)
 	void *comm;
 
 	fill_hello(nets, NULL, &expect);
-	while (nets->nexpected > 0) {
-		TP_TRY(nets->ops->accept(nets->listener, &expect, &who, &comm));
-		if (!comm) break;
+	expect.stays = nets->seats != NULL;
+	for (int l = 0; l < nets->nlisteners && nets->nexpected > 0;) {
+		TP_TRY(nets->ops->accept(nets->listeners[l], &expect, &who, &comm));
+		if (!comm) {
+			l++;
+			continue;
+		}
 		*moved = true;
 		TP_TRY(route(nets, &who, comm));
 	}
@@ -243,7 +249,7 @@ static ncclResult_t connect_end(struct tp_link_net *end, bool *moved)
 	void *comm = NULL;
 
 	fill_hello(nets, end, &hello);
-	TP_TRY(nets->ops->connect(end->dev, nets->handles + (size_t)end->to * TP_NET_HANDLE_BYTES, &hello, &end->connecting, &comm));
+	TP_TRY(nets->ops->connect(end->dev, tp_net_links_handle(nets, end->channel, end->to), &hello, &end->connecting, &comm));
 	if (!comm) return ncclSuccess;
 	*moved = true;
 	return end_ready(end, comm);
@@ -284,8 +290,7 @@ ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_
 
 	if (!end) return ncclSystemError;
 	*end = (struct tp_link_net){ .nets = nets, .link = link, .sending = from == boot->rank, .from = from, .to = to, .channel = channel,
-		.lane_class = lane_class };
-	end->dev = device_of(nets, end);
+		.lane_class = lane_class, .dev = tp_net_links_device(nets, channel, from, to) };
 	result = tp_net_ring_make(end, link);
 	if (result != ncclSuccess) goto free_end;
 	link->kind = TP_LINK_NET;
@@ -365,7 +370,8 @@ int tp_net_links_poll_fds(struct tp_net_links *nets, int *fds, uint32_t *events,
 	const struct tp_net_ops *ops = nets->ops;
 	int n = 0;
 
-	if (nets->nexpected > 0 && ops->poll_listen_fds) n += ops->poll_listen_fds(nets->listener, fds, events, max);
+	for (int l = 0; l < nets->nlisteners && nets->nexpected > 0 && ops->poll_listen_fds && n < max; l++)
+		n += ops->poll_listen_fds(nets->listeners[l], fds + n, events + n, max - n);
 	for (int i = 0; i < nets->nends && n < max; i++) {
 		struct tp_link_net *end = nets->ends[i];
 		if (end->state == TP_NET_CONNECTING && end->sending && ops->poll_connect_fds)
@@ -444,7 +450,7 @@ void tp_net_links_destroy(struct tp_net_links *nets)
 	if (!nets) return;
 	while (nets->nends > 0) tp_net_links_close(nets, nets->ends[nets->nends - 1]->link);
 	for (int i = 0; i < nets->nearly; i++) nets->ops->close_recv(nets->early[i].comm);
-	if (nets->listener) nets->ops->close_listen(nets->listener);
+	for (int l = 0; l < nets->nlisteners; l++) nets->ops->close_listen(nets->listeners[l]);
 	while (nets->buffers) {
 		struct tp_net_buffer *buffer = nets->buffers;
 		nets->buffers = buffer->next;
@@ -454,5 +460,7 @@ void tp_net_links_destroy(struct tp_net_links *nets)
 	free(nets->early);
 	free(nets->ends);
 	free(nets->handles);
+	free(nets->seats);
+	free(nets->vias);
 	free(nets);
 }

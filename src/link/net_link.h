@@ -41,6 +41,7 @@ struct tp_link_net {
 	struct tp_link *link;
 	bool sending;
 	int from, to, channel, lane_class;
+	int dev;                    /* of this end */
 	enum tp_net_state state;
 	void *connecting, *comm;    /* of the transport */
 	void *mhandle;
@@ -89,12 +90,19 @@ struct tp_net_links {
 	bool no_windows;            /* they were tried, and couldn't be had */
 	struct tp_links_gdr *gdr;   /* [ndevs]; NULL: all slots in host memory */
 	const struct tp_net_ops *ops;
-	int dev, ndevs, nchannels;
+	int dev, ndevs, nchannels;  /* dev: the first in use */
+	bool may_choose;            /* any device will do */
+	int most_devs;              /* agreed: that any rank may choose among; 1: nothing to choose */
+	int cross;                  /* NCCL_CROSS_NIC, agreed */
+	void *seats;                /* net_seat.c: [nranks] of struct tp_net_seats, seats_stride bytes each; NULL: channels take turns with all devices */
+	size_t seats_stride;
+	struct { char text[48]; } *vias;    /* [most_devs], where there are seats */
 	bool forced;                /* the user names the network: no other will do */
 	char via[48];
 	size_t capacity, stride;
 	uint32_t nslots;
-	void *listener;
+	void *listeners[1 + TP_LINK_SEATS_MAX];    /* the first is dev's as it was when handles were gathered */
+	int nlisteners;
 	unsigned char *handles;     /* [nranks * TP_NET_HANDLE_BYTES] */
 	struct tp_link_net **ends;
 	int nends, size_ends;
@@ -108,6 +116,11 @@ struct tp_net_links {
 	int nearly, size_early;
 };
 
+/* What a rank tells of its devices, with room for as many as any has. */
+struct tp_net_seats { int32_t near, count; struct tp_link_seat list[]; };
+/* net_seat.c: the device that this rank's end of a link uses, and where a sender finds the receiver. */
+int tp_net_links_device(const struct tp_net_links *nets, int channel, int from, int to);
+const unsigned char *tp_net_links_handle(const struct tp_net_links *nets, int channel, int to);
 /* net_lend.c: chunks that are sent from where they lie. */
 void tp_net_grant_back(struct tp_net_grant *grant);         /* a chunk is through */
 void tp_net_grants_drop(struct tp_link_net *end);           /* its connection is closed */

@@ -26,6 +26,7 @@ struct tp_net_properties {
 	float latency_us;
 	bool software;                      /* an RDMA card that is a program: what it takes from elsewhere than slots, it copies all the same */
 	size_t max_bytes;                   /* of a message; 0: no limit */
+	uint64_t network;                   /* equal for devices, of whatever host, that reach each other without a router; 0: not known */
 };
 
 /* How a connection proves that it belongs: the communicator's secret and what the link is. */
@@ -36,6 +37,8 @@ struct tp_net_hello {
 	uint8_t channel, lane_class;
 	/* Of the sending end, never sent: a message whose tag the receiver doesn't want yet has no room now (isend); else it is an error. */
 	bool any_order;
+	/* Of what accept expects, never sent: both ends have agreed on devices, so that the connection ends at the listener's if the network allows it. */
+	bool stays;
 };
 
 struct tp_net_ops {

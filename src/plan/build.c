@@ -180,6 +180,15 @@ int *tp_build_order(struct tp_builder *b, const struct tp_layout *layout, int ra
 	return order;
 }
 
+int *tp_build_ring_order(struct tp_builder *b, const struct tp_layout *layout, int rank, int *at)
+{
+	int *order = tp_build_order(b, layout, rank, at);
+	if (!order || !layout->norders) return order;
+	memcpy(order, layout->orders + (size_t)(b->channel % layout->norders) * (size_t)layout->nranks, (size_t)layout->nranks * sizeof(*order));
+	for (*at = 0; order[*at] != rank; (*at)++) { }
+	return order;
+}
+
 void tp_build_describe(const struct tp_plan_spec *spec, struct tp_plan *plan)
 {
 	int n = spec->layout->nranks;

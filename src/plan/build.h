@@ -60,6 +60,8 @@ void tp_build_give_local_ref(struct tp_builder *b, int link);
 /* The ranks domain by domain, then by place: order[position] is a rank. Rings and trees follow it, so that few of their
  * links leave a domain. *at: this rank's position. The caller frees; NULL and failed where there is no memory. */
 int *tp_build_order(struct tp_builder *b, const struct tp_layout *layout, int rank, int *at);
+/* The same in the order that the layout has for rings on this channel, where it has one. */
+int *tp_build_ring_order(struct tp_builder *b, const struct tp_layout *layout, int rank, int *at);
 
 /* One algorithm. refuses and describe see nranks >= 2 (one rank is a copy, whatever the algorithm), a valid root and
  * nchannels >= 1. describe changes only what isn't the default: pieces 1, no scratch, TP_SHAPE_STEPS. */

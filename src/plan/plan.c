@@ -54,7 +54,48 @@ ncclResult_t tp_layout_create(int nranks, const int *domain_of_rank, struct tp_l
 	return ncclSuccess;
 }
 
-void tp_layout_free(struct tp_layout *layout) { free(layout); }
+/* seen: [nranks], zeroed. */
+static bool is_order(const struct tp_layout *layout, const int *order, bool *seen)
+{
+	for (int d = 0, at = 0; d < layout->ndomains; d++) {
+		for (int end = at + layout->domain_size[d]; at < end; at++) {
+			int r = order[at];
+			if (r < 0 || r >= layout->nranks || seen[r] || layout->domain[r] != d) return false;
+			seen[r] = true;
+		}
+	}
+	return true;
+}
+
+ncclResult_t tp_layout_set_orders(struct tp_layout *layout, int norders, const int *orders)
+{
+	size_t n = (size_t)layout->nranks;
+	int *copy = norders ? tp_alloc((size_t)norders * n, sizeof(*copy), "the orders of rings") : NULL;
+	bool *seen = norders ? tp_alloc(n, sizeof(*seen), "the orders of rings") : NULL;
+	ncclResult_t result = !norders || (copy && seen) ? ncclSuccess : ncclSystemError;
+	for (int o = 0; o < norders && result == ncclSuccess; o++) {
+		memset(seen, 0, n * sizeof(*seen));
+		if (!is_order(layout, orders + (size_t)o * n, seen))
+			result = TP_FAIL(ncclInvalidArgument, "order %d of %d for rings isn't one of the %d ranks, domain by domain", o, norders, layout->nranks);
+	}
+	free(seen);
+	if (result != ncclSuccess) {
+		free(copy);
+		return result;
+	}
+	if (norders) memcpy(copy, orders, (size_t)norders * n * sizeof(*copy));
+	free((void *)(uintptr_t)layout->orders);
+	layout->orders = copy;
+	layout->norders = norders;
+	return ncclSuccess;
+}
+
+void tp_layout_free(struct tp_layout *layout)
+{
+	if (!layout) return;
+	free((void *)(uintptr_t)layout->orders);
+	free(layout);
+}
 
 const char *tp_plan_refuses(const struct tp_plan_spec *spec)
 {
@@ -91,6 +132,17 @@ static ncclResult_t keep_layout(struct tp_plan *plan)
 	memcpy(arrays + n, from->place, n * sizeof(int));
 	memcpy(arrays + 2 * n, from->domain_size, (size_t)from->ndomains * sizeof(int));
 	plan->spec.layout = copy;
+	/* Only rings ask for them. */
+	if (plan->spec.algo != TP_ALGO_RING || !from->norders) return ncclSuccess;
+	size_t bytes = (size_t)from->norders * n * sizeof(int);
+	int *orders = tp_alloc(bytes, 1, "the orders of rings");
+	if (!orders) {
+		tp_layout_free(copy);
+		return ncclSystemError;
+	}
+	memcpy(orders, from->orders, bytes);
+	copy->orders = orders;
+	copy->norders = from->norders;
 	return ncclSuccess;
 }
 

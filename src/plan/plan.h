@@ -56,9 +56,13 @@ struct tp_layout {
 	const int *domain;          /* [nranks] */
 	const int *place;           /* [nranks] */
 	const int *domain_size;     /* [ndomains] */
+	int norders;                /* 0: rings go by domain and place … */
+	const int *orders;          /* … [norders * nranks]: channel c's go in the order of ranks c % norders, the domains one after the other as they are numbered */
 };
 /* Makes a layout from each rank's domain (numbered anyhow); one allocation, freed by tp_layout_free. */
 ncclResult_t tp_layout_create(int nranks, const int *domain_of_rank, struct tp_layout **out);
+/* Orders for rings, copied; norders 0: none. ncclInvalidArgument where one isn't an order of the ranks, domain by domain. */
+ncclResult_t tp_layout_set_orders(struct tp_layout *layout, int norders, const int *orders);
 void tp_layout_free(struct tp_layout *layout);
 
 enum tp_where { TP_LINK, TP_INPUT, TP_OUTPUT, TP_SCRATCH };

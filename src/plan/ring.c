@@ -1,10 +1,11 @@
-/* Rings, the ranks in order of their domains: each hears from the one before and speaks to the one after. All-reduce, reduce-scatter and all-gather pass each piece around
+/* Rings, the ranks in order of their domains, and within these as the layout says of the channel: each hears from the one before and speaks to the one after. All-reduce, reduce-scatter and all-gather pass each piece around
  * once (twice); broadcast and reduce are chains that pipeline over the rounds. Each piece is reduced in one place, so all
  * ranks hold the same bits.
  *
  * References: raw INPUT is never overwritten before its piece has come full circle as a result, which is after the
  * neighbour has read it; results are never overwritten. What is reduced on the way lies in slots only. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "plan/build.h"
 
@@ -65,15 +66,17 @@ static void gather_round(struct tp_builder *b, const struct ring *g, bool blocks
 
 /* Turns the root's domain so that a chain begins (broadcast) or ends (reduce) with the root at that end of it: the chain
  * then comes to each domain once. */
-static void turn_domain(const struct tp_layout *layout, int root, bool root_first, int *order, int n)
+static bool turn_domain(const struct tp_layout *layout, int root, bool root_first, int *order)
 {
-	int first = 0, size = layout->domain_size[layout->domain[root]];
-	int place = root_first ? 0 : size - 1;
+	int first = 0, size = layout->domain_size[layout->domain[root]], at = 0;
 	for (int d = 0; d < layout->domain[root]; d++) first += layout->domain_size[d];
-	for (int r = 0; r < n; r++) {
-		if (layout->domain[r] != layout->domain[root]) continue;
-		order[first + (layout->place[r] - layout->place[root] + place + size) % size] = r;
-	}
+	while (order[first + at] != root) at++;
+	int by = root_first ? at : at + 1, *old = tp_alloc((size_t)size, sizeof(*old), "the order of a plan's ranks");
+	if (!old) return false;
+	memcpy(old, order + first, (size_t)size * sizeof(*old));
+	for (int i = 0; i < size; i++) order[first + i] = old[(i + by) % size];
+	free(old);
+	return true;
 }
 
 static void chain_broadcast(struct tp_builder *b, const struct ring *g, int rank, int root)
@@ -98,10 +101,10 @@ static void chain_reduce(struct tp_builder *b, const struct ring *g, int rank, i
 static void ring_generate(struct tp_builder *b, const struct tp_plan_spec *spec, int rank)
 {
 	struct ring g = { .n = spec->layout->nranks };
-	int *order = tp_build_order(b, spec->layout, rank, &g.at);
+	int *order = tp_build_ring_order(b, spec->layout, rank, &g.at);
 	if (!order) return;
 	if (tp_coll_has_root(spec->coll)) {
-		turn_domain(spec->layout, spec->root, spec->coll == TP_BROADCAST, order, g.n);
+		if (!turn_domain(spec->layout, spec->root, spec->coll == TP_BROADCAST, order)) b->failed = true;
 		for (g.at = 0; order[g.at] != rank; g.at++) { }
 	}
 	g.order = order;

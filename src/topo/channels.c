@@ -26,6 +26,13 @@ ncclResult_t tp_finding_add(struct tp_finding **all, int *count, enum tp_finding
 	return ncclSuccess;
 }
 
+bool tp_channels_stand_in(const struct tp_channels *channels)
+{
+	for (int i = 0; i < channels->nfindings; i++)
+		if (channels->findings[i].kind == TP_FOUND_NO_PATTERN) return true;
+	return channels->nchannels == 0;
+}
+
 void tp_channels_free(struct tp_channels *channels)
 {
 	if (!channels) return;

@@ -59,14 +59,14 @@ static int rank_of(const struct tp_cluster *cluster, int host, int32_t node)
 
 /* ---- Rings ---- */
 
-/* The found channel that a host uses for channel c of the cluster. */
-static int turn(const struct tp_cluster *cluster, int channel, int host)
+int tp_cluster_turn(const struct tp_channels *rings, int channel, int host)
 {
-	const struct tp_channels *rings = cluster->rings;
 	bool crosses = rings->cross_nic == 2 && rings->channels[channel].net_in != rings->channels[channel].net_out;
 	/* A file's last channel may have no partner. */
 	return crosses && host % 2 && (channel ^ 1) < rings->nchannels ? channel ^ 1 : channel;
 }
+
+static int turn(const struct tp_cluster *cluster, int channel, int host) { return tp_cluster_turn(cluster->rings, channel, host); }
 
 void tp_cluster_ring(const struct tp_cluster *cluster, int channel, int rank, struct tp_ring_place *out)
 {

@@ -111,11 +111,23 @@ static const struct tp_element *elsewhere(struct merge *m, const struct tp_eleme
 	return NULL;
 }
 
+/* A port of no PCI device (software, a guest's) that a file places somewhere. */
+static const struct tp_element *placed(struct merge *m, const struct tp_element *net)
+{
+	uint64_t host = 0;
+	if (m->mode != INTO_FILE || !net->parent || !net->parent->parent || strcmp(net->parent->parent->name, "cpu") != 0) return NULL;
+	for (const struct tp_element *e = m->into->root; e && m->looks < MAX_LOOKS; e = tp_doc_walk(m->into, e), m->looks++) {
+		if (strcmp(e->name, "cpu") == 0 && tp_element_hex(m->into, e, "host_hash", 0, &host) != ncclSuccess) return NULL;
+		if (strcmp(e->name, "net") == 0 && host == m->host && is_same(m, e, net)) return e;
+	}
+	return NULL;
+}
+
 static ncclResult_t merge_children(struct merge *m, struct tp_element *into, const struct tp_element *from);
 
 static ncclResult_t take_over(struct merge *m, struct tp_element *into, const struct tp_element *from)
 {
-	const struct tp_element *other = strcmp(from->name, "pci") == 0 ? elsewhere(m, from) : NULL;
+	const struct tp_element *other = strcmp(from->name, "pci") == 0 ? elsewhere(m, from) : strcmp(from->name, "net") == 0 ? placed(m, from) : NULL;
 	char first[TP_WHERE_BYTES], second[TP_WHERE_BYTES];
 	if (other && m->mode == STRICT)
 		return TP_FAIL(ncclInvalidUsage, "two processes of one machine found one device at different places: %s in <%s %.20s>, %s in <%s %.20s>",

@@ -29,7 +29,7 @@ static struct tp_param policy_params[] = {
 	[P_NVB_DISABLE] = { .name = "NCCL_NVB_DISABLE", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1,
 		.doc = "don't pass a GPU on the way from one NVLink to another" },
 	[P_CROSS_NIC] = { .name = "NCCL_CROSS_NIC", .kind = TP_PARAM_INT, .fallback = "2", .min = 0, .max = 2,
-		.doc = "a ring may leave a machine by another NIC than it came: 0 never, 1 always, 2 where it must" },
+		.doc = "a ring may leave a machine by another NIC than it came, and links join NICs of different rails: 0 never, 1 always, 2 where it must" },
 	[P_IGNORE_P2P] = { .name = "NCCL_IGNORE_DISABLED_P2P", .kind = TP_PARAM_INT, .fallback = "0", .min = 0, .max = 2,
 		.doc = "what the driver says of peer access: 0 is heeded, 1 is heeded without a warning, 2 isn't heeded" },
 	[P_NETDEVS] = { .name = "NCCL_NETDEVS_POLICY", .kind = TP_PARAM_STRING, .fallback = "AUTO",
@@ -71,6 +71,8 @@ static int read_nets(void)
 	return TP_MAX(count, 0);
 }
 
+int tp_topo_cross_nic(void) { return (int)tp_param_int(&policy_params[P_CROSS_NIC]); }
+
 ncclResult_t tp_topo_policy_load(struct tp_topo_policy *out)
 {
 	tp_topo_policy_default(out);
@@ -90,7 +92,7 @@ ncclResult_t tp_topo_policy_load(struct tp_topo_policy *out)
 	out->pxn = !tp_param_int(&policy_params[P_PXN_DISABLE]);
 	out->pxn_c2c = tp_param_int(&policy_params[P_PXN_C2C]);
 	out->nvb = !tp_param_int(&policy_params[P_NVB_DISABLE]);
-	out->cross_nic = (int)tp_param_int(&policy_params[P_CROSS_NIC]);
+	out->cross_nic = tp_topo_cross_nic();
 	out->ignore_disabled_p2p = tp_param_int(&policy_params[P_IGNORE_P2P]) == 2;
 	out->expect_disabled_p2p = tp_param_int(&policy_params[P_IGNORE_P2P]) == 1;
 	out->nets_per_gpu = read_nets();

@@ -63,6 +63,8 @@ struct tp_channels {
 ncclResult_t tp_channels_search(const struct tp_topo *topo, const struct tp_topo_policy *policy, enum tp_pattern pattern,
 	struct tp_channels **out);
 void tp_channels_free(struct tp_channels *channels);
+/* Is this the one channel in plain order that stands in where nothing good is there? */
+bool tp_channels_stand_in(const struct tp_channels *channels);
 /* Proves: every GPU once a channel, no link oversubscribed, every pair of NETs by the rule of cross_nic. An error says what isn't so
  * (without a WARN where quiet). For what a search found, and what a file says. */
 ncclResult_t tp_channels_check(const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_channels *channels,
@@ -89,7 +91,7 @@ ncclResult_t tp_channels_order_hosts(const struct tp_topo *topo, int32_t *ranks)
 
 /* Which NETs a GPU uses for itself. Nearest first, and no NET serves more GPUs than another where it can be helped. */
 struct tp_rail {
-	int32_t gpu;                    /* node */
+	int32_t gpu;                    /* node: the place that was given */
 	int32_t *nets;                  /* [nnets] nodes */
 	int nnets, share;               /* share: GPUs that share its first NET, itself included */
 	enum tp_topo_path_type type;
@@ -101,7 +103,11 @@ struct tp_rails {
 	struct tp_finding *findings;
 	int nfindings;
 };
+/* NCCL_NETDEVS_POLICY: so many each, shared if need be. The paths have been computed under the policy, with multi_host. */
 ncclResult_t tp_rails_assign(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct tp_rails **out);
+/* The same of ranks: [count] GPUs (several may be one), or the CPUs of host processes, -1 where one may run on several. Without findings for these. */
+#define TP_RAILS_MAX 4096
+ncclResult_t tp_rails_assign_places(const struct tp_topo *topo, const struct tp_topo_policy *policy, const int32_t *places, int count, struct tp_rails **out);
 void tp_rails_free(struct tp_rails *rails);
 
 /* ---- A cluster: nhosts alike, described once ---- */
@@ -116,6 +122,8 @@ struct tp_cluster {
 ncclResult_t tp_cluster_create(const struct tp_topo *topo, const struct tp_channels *rings, const struct tp_channels *trees, int nhosts,
 	struct tp_cluster **out);
 void tp_cluster_free(struct tp_cluster *cluster);
+/* The found ring that a host uses for a channel of the cluster. */
+int tp_cluster_turn(const struct tp_channels *rings, int channel, int host);
 struct tp_ring_place { int prev, next; int32_t net_in, net_out; };      /* NETs: nodes, -1 where the neighbour is on the same host */
 void tp_cluster_ring(const struct tp_cluster *cluster, int channel, int rank, struct tp_ring_place *out);
 /* Channels 2c and 2c + 1 of a tree over hosts are the two trees over channel c of the search: a host has two children in one at most. */

@@ -273,6 +273,7 @@ struct tp_topo_policy {
 	bool multi_host;                /* not a variable: ranks elsewhere; false leaves NICs out of paths and totals */
 };
 ncclResult_t tp_topo_policy_load(struct tp_topo_policy *out);   /* from the environment */
+int tp_topo_cross_nic(void);                                    /* NCCL_CROSS_NIC alone */
 void tp_topo_policy_default(struct tp_topo_policy *out);        /* as with none of the variables set */
 
 /* ---- Paths ---- */

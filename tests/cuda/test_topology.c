@@ -12,9 +12,9 @@ static char machine[64], dump[64], graphs[64];
 static char *read_file(const char *path)
 {
 	FILE *in = fopen(path, "r");
-	char *text = calloc(1, 65536);
+	char *text = calloc(1, 1 << 20);
 	assert_non_null(in);
-	assert_true(fread(text, 1, 65535, in) > 0);
+	assert_true(fread(text, 1, (1 << 20) - 1, in) > 0);
 	fclose(in);
 	return text;
 }
@@ -142,6 +142,81 @@ static void a_machine_that_cannot_be_read_is_a_warning_and_the_job_runs(void **s
 	assert_true(gpu_run(&options, works, NULL));
 }
 
+/* Four GPUs in a square of NVLinks: 0-2-1-3; across, none. */
+#define SQUARE(bus, one, other) "<pci busid=\"0000:" bus ":00.0\" class=\"0x030200\" link_speed=\"8.0 GT/s PCIe\" link_width=\"16\"><gpu sm=\"70\">" \
+	"<nvlink target=\"0000:" one ":00.0\" count=\"2\" tclass=\"0x030200\"/><nvlink target=\"0000:" other ":00.0\" count=\"2\" tclass=\"0x030200\"/></gpu></pci>"
+
+#define COUNT 40000
+static void reduces_gathers_and_broadcasts(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	int n = r->nranks, each = COUNT / n;
+	CUdeviceptr at = gpu_take(g, COUNT * sizeof(float), 0), part = gpu_take(g, COUNT * sizeof(float), 0);
+	float *values = malloc(COUNT * sizeof(float));
+	for (int round = 0; round < 2; round++) {
+		for (int i = 0; i < COUNT; i++) values[i] = (float)(r->rank + i % 11);
+		gpu_put(g, at, values, COUNT * sizeof(float));
+		REQUIRE_OK(ncclAllReduce(GPU_PTR(at), GPU_PTR(part), COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 0)));
+		gpu_sync(g, 0);
+		gpu_get(g, values, part, COUNT * sizeof(float));
+		for (int i = 0; i < COUNT; i++) REQUIRE(values[i] == (float)(n * (i % 11) + n * (n - 1) / 2));
+		REQUIRE_OK(ncclReduceScatter(GPU_PTR(at), GPU_PTR(part), (size_t)each, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 0)));
+		REQUIRE_OK(ncclAllGather(GPU_PTR(part), GPU_PTR(at), (size_t)each, ncclFloat32, g->comm, GPU_STREAM(g, 0)));
+		gpu_sync(g, 0);
+		gpu_get(g, values, at, COUNT * sizeof(float));
+		for (int i = 0; i < each * n; i++) REQUIRE(values[i] == (float)(n * (i % 11) + n * (n - 1) / 2));
+		for (int root = 0; root < n; root++) {
+			for (int i = 0; i < COUNT; i++) values[i] = (float)(r->rank * 3 + i % 5);
+			gpu_put(g, at, values, COUNT * sizeof(float));
+			REQUIRE_OK(ncclBroadcast(GPU_PTR(at), GPU_PTR(part), COUNT, ncclFloat32, root, g->comm, GPU_STREAM(g, 0)));
+			gpu_sync(g, 0);
+			gpu_get(g, values, part, COUNT * sizeof(float));
+			for (int i = 0; i < COUNT; i++) REQUIRE(values[i] == (float)(root * 3 + i % 5));
+			REQUIRE_OK(ncclReduce(GPU_PTR(at), GPU_PTR(part), COUNT, ncclFloat32, ncclSum, root, g->comm, GPU_STREAM(g, 0)));
+			gpu_sync(g, 0);
+			gpu_get(g, values, part, COUNT * sizeof(float));
+			for (int i = 0; i < COUNT && r->rank == root; i++) REQUIRE(values[i] == (float)(n * (i % 5) + 3 * n * (n - 1) / 2));
+		}
+	}
+	free(values);
+}
+
+/* Rank 0's line of a channel, from the log. */
+static bool has_channel(const char *ranks)
+{
+	char *text = read_file(dump);
+	bool has = false;
+	for (char *line = strtok(text, "\n"); line && !has; line = strtok(NULL, "\n")) {
+		const char *at = strstr(line, "NCCL INFO Channel ");
+		has = at && (at = strstr(at, " :")) && strcmp(at + 2, ranks) == 0;
+	}
+	free(text);
+	return has;
+}
+
+static void rings_go_along_nvlinks(void **state)
+{
+	(void)state;
+	FILE *out = fopen(machine, "w");
+	assert_non_null(out);
+	fputs("<system version=\"1\">" CPU SQUARE("10", "12", "13") SQUARE("11", "12", "13") SQUARE("12", "10", "11") SQUARE("13", "10", "11") "</cpu></system>", out);
+	fclose(out);
+	struct gpu_options options = { .nranks = 4, .ndevices = 4, .env = { setting("NCCL_TOPO_FILE", machine), "NCCL_ALGO=RING", "NCCL_DEBUG=INFO",
+		setting("NCCL_DEBUG_FILE", dump), "NCCL_MAX_CTAS=4" } };
+	assert_true(gpu_run(&options, reduces_gathers_and_broadcasts, NULL));
+	assert_true(has_channel(" 0 2 1 3") || has_channel(" 2 1 3 0") || has_channel(" 1 3 0 2") || has_channel(" 3 0 2 1"));
+	assert_true(has_channel(" 0 3 1 2") || has_channel(" 3 1 2 0") || has_channel(" 1 2 0 3") || has_channel(" 2 0 3 1"));
+	assert_false(has_channel(" 0 1 2 3"));
+}
+
+static void where_all_gpus_are_joined_alike_rings_go_by_rank(void **state)
+{
+	(void)state;
+	struct gpu_options options = { .nranks = 3, .ndevices = 3, .env = { "NCCL_ALGO=RING", "NCCL_DEBUG=INFO", setting("NCCL_DEBUG_FILE", dump) } };
+	assert_true(gpu_run(&options, reduces_gathers_and_broadcasts, NULL));
+	assert_true(has_channel(" 0 1 2"));
+}
+
 #define WITH_FILES(test) cmocka_unit_test_setup_teardown(test, make_files, remove_files)
 
 int main(int argc, char **argv)
@@ -151,7 +226,8 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		WITH_FILES(the_files_have_the_ranks_of_the_job), WITH_FILES(nvlink_that_is_not_used_is_not_as_expected),
 		WITH_FILES(nvlink_that_is_not_used_is_a_warning), WITH_FILES(several_ranks_on_a_gpu_have_its_place),
-		WITH_FILES(a_machine_that_cannot_be_read_is_a_warning_and_the_job_runs),
+		WITH_FILES(a_machine_that_cannot_be_read_is_a_warning_and_the_job_runs), WITH_FILES(rings_go_along_nvlinks),
+		WITH_FILES(where_all_gpus_are_joined_alike_rings_go_by_rank),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -52,6 +52,97 @@ PROVES(two_shot_is_right, TP_ALGO_TWO_SHOT)
 PROVES(direct_is_right, TP_ALGO_DIRECT)
 PROVES(hierarchical_is_right, TP_ALGO_HIERARCHICAL)
 
+/* Random within each domain; the domains one after the other. */
+static int *random_orders(const struct tp_layout *layout, int norders)
+{
+	struct plans_random random = { (uint64_t)layout->nranks * 31 + (uint64_t)norders };
+	int n = layout->nranks, *orders = calloc((size_t)(norders * n), sizeof(*orders));
+	assert_non_null(orders);
+	for (int o = 0; o < norders; o++) {
+		int *order = orders + o * n, first = 0;
+		for (int d = 0; d < layout->ndomains; d++) {
+			int count = 0;
+			for (int r = 0; r < n; r++)
+				if (layout->domain[r] == d) order[first + count++] = r;
+			for (int i = count - 1; i > 0; i--) {
+				int k = (int)plans_random(&random, (uint32_t)i + 1), old = order[first + i];
+				order[first + i] = order[first + k];
+				order[first + k] = old;
+			}
+			first += count;
+		}
+	}
+	return orders;
+}
+
+/* Of the links of all programs on a channel, each is from a rank to the next one in the order; a chain lacks one of them. */
+static void expect_order(const struct tp_plan *plan, const struct tp_layout *layout, int norders, const int *orders)
+{
+	int n = layout->nranks;
+	for (uint32_t i = 0; i < plan->nprograms; i++) {
+		const struct tp_program *p = &plan->programs[i];
+		const int *order = orders + p->channel % norders * n;
+		for (uint32_t l = 0; l < p->nlinks; l++) {
+			int at = 0, to = p->links[l].to;
+			while (order[at] != p->links[l].from) at++;
+			if (plan->spec.root < 0) {
+				assert_int_equal(to, order[(at + 1) % n]);
+				continue;
+			}
+			/* The root's domain is turned: its last one's next is its first, or the domains before and behind begin elsewhere. */
+			bool same = layout->domain[to] == layout->domain[order[at]];
+			int first = at;
+			while (first > 0 && layout->domain[order[first - 1]] == layout->domain[order[at]]) first--;
+			int size = layout->domain_size[layout->domain[order[at]]];
+			if (same) assert_int_equal(to, order[first + (at - first + 1) % size]);
+		}
+	}
+}
+
+static void rings_go_in_the_orders_of_the_layout(void **state)
+{
+	(void)state;
+	static const enum tp_coll colls[] = { TP_ALL_REDUCE, TP_ALL_GATHER, TP_REDUCE_SCATTER, TP_BROADCAST, TP_REDUCE };
+	for (int n = 2; n <= 16; n = n < 8 ? n + 1 : 2 * n)
+		for (int kind = 0; kind < NLAYOUTS; kind++)
+			for (size_t c = 0; c < TP_ARRAY_LEN(colls); c++) {
+				struct tp_layout *layout = plans_layout(n, (enum layout_kind)kind);
+				int *orders = random_orders(layout, 3), crossed = 0;
+				assert_int_equal(tp_layout_set_orders(layout, 3, orders), ncclSuccess);
+				for (int root = has_root(colls[c]) ? 0 : n - 1; root < n; root += n > 4 ? 3 : 1) {
+					struct tp_plan *plan = plans_make_on(colls[c], TP_ALGO_RING, layout, has_root(colls[c]) ? root : -1, 4);
+					plans_expect_right(plan, 2, 2);
+					expect_order(plan, layout, 3, orders);
+					for (uint32_t i = 0; i < plan->nprograms; i++)
+						for (uint32_t l = 0; l < plan->programs[i].nlinks; l++) {
+							const struct tp_plan_link *link = &plan->programs[i].links[l];
+							crossed += plan->programs[i].channel == 0 && link->from == plan->programs[i].rank && layout->domain[link->from] != layout->domain[link->to];
+						}
+					assert_true(crossed <= layout->ndomains);
+					crossed = 0;
+					tp_plan_free(plan);
+				}
+				free(orders);
+				tp_layout_free(layout);
+			}
+}
+
+static void what_is_no_order_is_refused(void **state)
+{
+	(void)state;
+	struct tp_layout *layout = plans_layout(4, HALVES);
+	static const int twice[] = { 0, 1, 2, 2 }, mixed[] = { 0, 2, 1, 3 }, beyond[] = { 0, 1, 2, 4 }, good[] = { 1, 0, 3, 2 };
+	assert_int_equal(tp_layout_set_orders(layout, 1, good), ncclSuccess);
+	assert_int_equal(tp_layout_set_orders(layout, 1, twice), ncclInvalidArgument);
+	assert_int_equal(tp_layout_set_orders(layout, 1, mixed), ncclInvalidArgument);
+	assert_int_equal(tp_layout_set_orders(layout, 1, beyond), ncclInvalidArgument);
+	assert_int_equal(layout->norders, 1);
+	assert_int_equal(layout->orders[0], 1);
+	assert_int_equal(tp_layout_set_orders(layout, 0, NULL), ncclSuccess);
+	assert_int_equal(layout->norders, 0);
+	tp_layout_free(layout);
+}
+
 static void each_collective_has_a_generator_for_any_ranks(void **state)
 {
 	(void)state;
@@ -230,6 +321,7 @@ int main(void)
 		cmocka_unit_test(ring_is_right), cmocka_unit_test(tree_is_right),
 		cmocka_unit_test(one_shot_is_right), cmocka_unit_test(two_shot_is_right),
 		cmocka_unit_test(direct_is_right), cmocka_unit_test(hierarchical_is_right),
+		cmocka_unit_test(rings_go_in_the_orders_of_the_layout), cmocka_unit_test(what_is_no_order_is_refused),
 		cmocka_unit_test(each_collective_has_a_generator_for_any_ranks),
 		cmocka_unit_test(one_rank_gets_the_program_it_has_among_all), cmocka_unit_test(several_channels_are_right),
 		cmocka_unit_test(more_slots_are_right_too), cmocka_unit_test(any_two_plans_may_follow_each_other),

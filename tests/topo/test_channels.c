@@ -205,6 +205,111 @@ static void a_gpu_whose_nic_is_missing_shares_anothers(void **state)
 
 /* ---- Host ranks ---- */
 
+static struct tp_rails *rails_from(const struct tp_topo *topo, const struct tp_topo_policy *policy, const int32_t *places, int count)
+{
+	struct tp_rails *rails;
+	assert_int_equal(tp_rails_assign_places(topo, policy, places, count, &rails), ncclSuccess);
+	assert_int_equal(rails->nrails, count);
+	return rails;
+}
+
+static int port_of(const struct tp_topo *topo, const struct tp_rails *rails, int rank, int i)
+{
+	return i < rails->rails[rank].nnets ? topo->nodes[rails->rails[rank].nets[i]].net.dev : -1;
+}
+
+/* Two NUMA nodes; three ports on the second. */
+#define UNEVEN "<system version=\"1\">" HELPER_CPU("0") HELPER_NIC("0000:12:00.0", "0") "</cpu>" HELPER_CPU("1") HELPER_NIC("0000:22:00.0", "1") \
+	HELPER_NIC("0000:32:00.0", "2") HELPER_NIC("0000:42:00.0", "3") "</cpu></system>"
+
+static void host_ranks_have_the_ports_of_their_numa_node(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy = helper_policy(true);
+	struct tp_topo *topo = helper_topo(UNEVEN, &policy);
+	int32_t first = tp_topo_node_of(topo, TP_TOPO_CPU, 0)->index, second = tp_topo_node_of(topo, TP_TOPO_CPU, 1)->index;
+	const int32_t places[] = { first, first, first, second, second };
+	struct tp_rails *rails = rails_from(topo, &policy, places, 5);
+	/* Those of a node share its port, though others are free, */
+	for (int r = 0; r < 3; r++) assert_int_equal(port_of(topo, rails, r, 0), 0);
+	for (int r = 0; r < 3; r++) assert_int_equal(rails->rails[r].nnets, 1);
+	/* and where there are several none is used twice. */
+	int used = 0;
+	for (int r = 3; r < 5; r++)
+		for (int i = 0; i < rails->rails[r].nnets; i++) used |= 1 << port_of(topo, rails, r, i);
+	assert_int_equal(used, 1 << 1 | 1 << 2 | 1 << 3);
+	assert_int_equal(rails->rails[3].nnets + rails->rails[4].nnets, 3);
+	tp_rails_free(rails);
+	tp_topo_free(topo);
+}
+
+static void a_rank_whose_node_has_no_port_uses_anothers(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy = helper_policy(true);
+	struct tp_topo *topo = helper_topo("<system version=\"1\">" HELPER_CPU("0") "</cpu>" HELPER_CPU("1") HELPER_NIC("0000:22:00.0", "0") HELPER_NIC("0000:32:00.0", "1")
+		"</cpu></system>", &policy);
+	int32_t first = tp_topo_node_of(topo, TP_TOPO_CPU, 0)->index, second = tp_topo_node_of(topo, TP_TOPO_CPU, 1)->index;
+	const int32_t places[] = { first, second };
+	struct tp_rails *rails = rails_from(topo, &policy, places, 2);
+	assert_true(port_of(topo, rails, 0, 0) >= 0);
+	assert_int_equal(port_of(topo, rails, 0, 0) + port_of(topo, rails, 1, 0), 1);
+	assert_int_equal(rails->rails[0].type, TP_PATH_SYS);
+	tp_rails_free(rails);
+	tp_topo_free(topo);
+}
+
+static void ranks_that_run_anywhere_share_all_ports_in_their_order(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy = helper_policy(true);
+	struct tp_topo *topo = helper_topo(UNEVEN, &policy);
+	const int32_t places[] = { -1, -1, -1, -1, -1, -1, -1, -1 };
+	struct tp_rails *rails = rails_from(topo, &policy, places, 8);
+	for (int r = 0; r < 8; r++) assert_int_equal(port_of(topo, rails, r, 0), r / 2);
+	tp_rails_free(rails);
+	rails = rails_from(topo, &policy, places, 2);
+	assert_int_equal(port_of(topo, rails, 0, 0), 0);
+	assert_int_equal(port_of(topo, rails, 1, 0), 2);
+	assert_int_equal(rails->rails[0].nnets + rails->rails[1].nnets, 4);
+	tp_rails_free(rails);
+	tp_topo_free(topo);
+}
+
+static void without_gpudirect_a_gpu_has_its_own_port_all_the_same(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy = helper_policy(true);
+	policy.gdr_level = TP_PATH_LOC;
+	policy.pxn = false;
+	struct tp_topo *topo = helper_topo("<system version=\"1\">" HELPER_CPU("0") HELPER_BRIDGE("0000:10:00.0", "") HELPER_GPU("0000:11:00.0", "0", "")
+		HELPER_NIC("0000:12:00.0", "1") "</pci>" HELPER_BRIDGE("0000:20:00.0", "") HELPER_GPU("0000:21:00.0", "1", "") HELPER_NIC("0000:22:00.0", "0")
+		"</pci></cpu></system>", &policy);
+	struct tp_rails *rails = rails_from(topo, &policy, topo->of_kind[TP_TOPO_GPU], 2);
+	assert_int_equal(port_of(topo, rails, 0, 0), 1);
+	assert_int_equal(port_of(topo, rails, 1, 0), 0);
+	assert_int_equal(rails->rails[0].type, TP_PATH_PHB);
+	tp_rails_free(rails);
+	tp_topo_free(topo);
+}
+
+static void the_policy_says_how_many_ports_a_gpu_has(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy = helper_policy(true);
+	struct tp_topo *topo = helper_topo("<system version=\"1\">" HELPER_CPU("0") HELPER_BRIDGE("0000:10:00.0", "") HELPER_GPU("0000:11:00.0", "0", "")
+		HELPER_GPU("0000:21:00.0", "1", "") HELPER_NIC("0000:12:00.0", "0") HELPER_NIC("0000:22:00.0", "1") "</pci></cpu></system>", &policy);
+	static const struct { int policy, has; } cases[] = { { 0, 1 }, { 1, 1 }, { 2, 2 }, { INT32_MAX, 2 } };
+	for (size_t i = 0; i < TP_ARRAY_LEN(cases); i++) {
+		policy.nets_per_gpu = cases[i].policy;
+		struct tp_rails *rails = rails_from(topo, &policy, topo->of_kind[TP_TOPO_GPU], 2);
+		for (int g = 0; g < 2; g++) assert_int_equal(rails->rails[g].nnets, cases[i].has);
+		for (int g = 0; g < 2; g++) assert_int_equal(port_of(topo, rails, g, 0), g);
+		tp_rails_free(rails);
+	}
+	tp_topo_free(topo);
+}
+
 static void host_ranks_stand_by_what_they_share(void **state)
 {
 	(void)state;
@@ -368,7 +473,9 @@ int main(void)
 		cmocka_unit_test(nonsense_is_refused_with_its_line), cmocka_unit_test(another_pattern_in_the_file_is_no_error),
 		cmocka_unit_test(the_users_file_wins_over_the_search), cmocka_unit_test(each_gpu_has_the_nic_beside_it),
 		cmocka_unit_test(two_gpus_share_each_of_four_nics), cmocka_unit_test(a_gpu_whose_nic_is_missing_shares_anothers),
-		cmocka_unit_test(host_ranks_stand_by_what_they_share),
+		cmocka_unit_test(host_ranks_have_the_ports_of_their_numa_node), cmocka_unit_test(a_rank_whose_node_has_no_port_uses_anothers),
+		cmocka_unit_test(ranks_that_run_anywhere_share_all_ports_in_their_order), cmocka_unit_test(without_gpudirect_a_gpu_has_its_own_port_all_the_same),
+		cmocka_unit_test(the_policy_says_how_many_ports_a_gpu_has), cmocka_unit_test(host_ranks_stand_by_what_they_share),
 		cmocka_unit_test(rings_of_a_cluster_pass_every_rank_once_and_keep_their_rails),
 		cmocka_unit_test(trees_of_a_cluster_are_two_and_share_the_load), cmocka_unit_test(a_cluster_of_other_machines_is_refused),
 	};

@@ -73,6 +73,20 @@ static void the_numbers_of_ports_and_gpudirect_are_those_that_were_found(void **
 	tp_topo_free(topo);
 }
 
+#define SOFT(name, dev) "<nic><net name=\"" name "\" dev=\"" dev "\" port=\"1\" gdr=\"0\"/></nic>"
+
+static void a_port_without_a_pci_device_is_where_the_file_places_it(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = settled(SYSTEM(HOST("0x1", "0") "</cpu>" HOST("0x1", "1") "<nic><net name=\"soft1\" port=\"1\"/></nic></cpu>"),
+		SYSTEM(HOST("0x1", "0") SOFT("soft0", "0") SOFT("soft1", "1") "</cpu>"));
+	assert_int_equal(topo->count[TP_TOPO_NET], 2);
+	assert_int_equal(topo->nodes[topo->nodes[helper_node(topo, "soft0")].near_cpu].cpu.numa, 0);
+	assert_int_equal(topo->nodes[topo->nodes[helper_node(topo, "soft1")].near_cpu].cpu.numa, 1);
+	assert_int_equal(topo->nodes[helper_node(topo, "soft1")].net.dev, 1);
+	tp_topo_free(topo);
+}
+
 static void a_file_of_one_host_is_of_this_one_after_a_reboot(void **state)
 {
 	(void)state;
@@ -204,6 +218,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(the_ranks_of_a_file_are_not_those_of_the_job), cmocka_unit_test(the_numbers_of_ports_and_gpudirect_are_those_that_were_found),
+		cmocka_unit_test(a_port_without_a_pci_device_is_where_the_file_places_it),
 		cmocka_unit_test(a_file_of_one_host_is_of_this_one_after_a_reboot),
 		cmocka_unit_test(a_file_of_several_hosts_without_this_one_is_told_and_leaves_what_was_found),
 		cmocka_unit_test(of_a_file_of_several_hosts_only_this_one_is_kept), cmocka_unit_test(marks_and_host_ranks_of_an_earlier_run_are_gone),

@@ -154,6 +154,23 @@ static void add_ports(struct tp_ib_context *context, const struct tp_ib_hca_list
 	}
 }
 
+/* As the list names them; else as the library lists the cards. */
+static void sort_ports(const struct tp_ib_hca_list *list)
+{
+	int places[TP_IB_MAX_PORTS];
+
+	for (int i = 0; i < ib.nports; i++) {
+		struct tp_ib_port port = ib.ports[i];
+		int place = tp_ib_hca_place(list, port.context->name, port.number), at = i;
+		for (; at > 0 && places[at - 1] > place; at--) {
+			ib.ports[at] = ib.ports[at - 1];
+			places[at] = places[at - 1];
+		}
+		ib.ports[at] = port;
+		places[at] = place;
+	}
+}
+
 static void find_ports(const struct tp_ib_params *params, const struct tp_ib_hca_list *list)
 {
 	int count = 0;
@@ -176,6 +193,7 @@ static void find_ports(const struct tp_ib_params *params, const struct tp_ib_hca
 		ib.contexts[ib.ncontexts++] = context;
 	}
 	if (devices) ib.verbs->free_device_list(devices);
+	sort_ports(list);
 	if (ib.nports > 0) return;
 	hardware_names(names, sizeof(names));
 	if (seen[0]) snprintf(ib.why, sizeof(ib.why), "no port can be used: %s", seen);

@@ -46,15 +46,25 @@ bool tp_ib_hca_parse(const char *text, struct tp_ib_hca_list *out, char *why, si
 	return true;
 }
 
-bool tp_ib_hca_allows(const struct tp_ib_hca_list *list, const char *device, int port)
+/* -1: none of the items. */
+static int find_item(const struct tp_ib_hca_list *list, const char *device, int port)
 {
-	if (list->count == 0) return true;
 	for (int i = 0; i < list->count; i++) {
 		const char *name = list->items[i].name;
 		bool same = list->exact ? strcmp(name, device) == 0 : strncmp(name, device, strlen(name)) == 0;
-		if (same && (list->items[i].port < 0 || list->items[i].port == port)) return !list->exclude;
+		if (same && (list->items[i].port < 0 || list->items[i].port == port)) return i;
 	}
-	return list->exclude;
+	return -1;
+}
+
+bool tp_ib_hca_allows(const struct tp_ib_hca_list *list, const char *device, int port)
+{
+	return list->count == 0 || (find_item(list, device, port) >= 0) != list->exclude;
+}
+
+int tp_ib_hca_place(const struct tp_ib_hca_list *list, const char *device, int port)
+{
+	return list->exclude ? 0 : TP_MAX(find_item(list, device, port), 0);
 }
 
 bool tp_ib_hca_asks_for_card(const struct tp_ib_hca_list *list)

@@ -23,6 +23,22 @@ static void describe_address(const struct tp_ib_device *device, char out[96])
 	if (count > 1) snprintf(out, 96, "GID %d %s %s, and %d more", first.index, first.text, tp_ib_gid_type_name(first.type), count - 1);
 }
 
+/* Of the first port that has an address: the part of it that ports of one network share (see meet.c). */
+static uint64_t network_of(const struct tp_ib_device *device)
+{
+	struct tp_ib_gid_choice gid;
+	struct tp_ib_params params;
+
+	tp_ib_params_read(&params);
+	for (int i = 0; i < device->nports; i++) {
+		if (!tp_ib_port_has_gid(device->ports[i], &gid)) continue;
+		int bits = tp_ib_gid_network_bits(gid.raw, params.subnet_bits);
+		for (int b = bits; b < 128; b++) gid.raw[b / 8] &= (uint8_t)~(0x80 >> b % 8);
+		return tp_hash64(gid.raw, sizeof(gid.raw), (uint64_t)device->ports[i]->attr.link_layer) | 1;
+	}
+	return 0;
+}
+
 static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 {
 	const struct tp_ib_device *device = tp_ib_device(dev);
@@ -35,6 +51,7 @@ static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 	snprintf(p.name, sizeof(p.name), "%s", device->name);
 	snprintf(p.pci_path, sizeof(p.pci_path), "%s", first->context->pci_path);
 	describe_address(device, p.address);
+	p.network = network_of(device);
 	p.guid = first->context->guid;
 	p.port = first->number;
 	p.speed_mbps = device->mbps;

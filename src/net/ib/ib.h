@@ -67,6 +67,8 @@ struct tp_ib_hca_list {
 /* "^", "=", "^=", then name[:port],…; NULL or empty: all. false: it can't be read; what is wrong is in why. */
 bool tp_ib_hca_parse(const char *text, struct tp_ib_hca_list *out, char *why, size_t bytes);
 bool tp_ib_hca_allows(const struct tp_ib_hca_list *list, const char *device, int port);
+/* Where a port stands in the list that allows it: those that one item allows, and all where there is none or it excludes, are equal. */
+int tp_ib_hca_place(const struct tp_ib_hca_list *list, const char *device, int port);
 /* Does it name Telpher's card (a name that begins with "telpher")? */
 bool tp_ib_hca_asks_for_card(const struct tp_ib_hca_list *list);
 
@@ -149,6 +151,8 @@ ncclResult_t tp_ib_port_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *ou
 bool tp_ib_port_has_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *out);
 /* Why a packet from one can't get to the other: NULL where nothing speaks against it. text: room for words. */
 const char *tp_ib_gid_unreachable(const uint8_t from[16], int from_type, const uint8_t to[16], int to_type, bool ethernet, char *text, size_t bytes);
+/* How many leading bits two GIDs have in common whose ports reach each other without a router: of an IPv4 address NCCL_IB_SUBNET_PREFIX_LEN. */
+static inline int tp_ib_gid_network_bits(const uint8_t raw[16], int subnet_bits) { return raw[10] == 0xff && raw[11] == 0xff ? 96 + subnet_bits : 64; }
 /* How many leading bits two GIDs share: the more, the nearer. */
 int tp_ib_gid_common_bits(const uint8_t a[16], const uint8_t b[16]);
 

@@ -37,7 +37,7 @@ struct connecting {
 };
 
 struct guest { struct tp_net_hello hello; struct talk talk; struct guest *next; };
-struct listener { void *socket; int dev; struct guest *guests; };
+struct listener { void *socket; int dev; bool stays; struct guest *guests; };
 
 /* ---- which ports ---- */
 
@@ -100,13 +100,14 @@ int tp_ib_count_paths(const struct tp_ib_params *params, int dev)
 }
 
 /* What a path of the peer's is to lead to: a port of the same network; of these one that no other path of this way has, then one that
- * none has at all; as near as leading bits tell; at the same place in both hosts' lists (rails). */
+ * none has at all; as near as leading bits tell; of the device that both ends agreed on; at the same place in both hosts' lists (rails). */
 struct seek {
 	const struct tp_ib_params *params;
 	const struct tp_ib_wire_path *peer;
 	uint32_t in_way, taken, usable;     /* our ports, by bit */
 	bool again;                         /* the peer's port has a path of this way already */
 	int first;                          /* our device's first port */
+	int agreed;                         /* our device, where the first way is to end there; else -1 */
 	struct tp_ib_gid_choice gids[TP_IB_MAX_PORTS];
 };
 
@@ -114,14 +115,14 @@ static int fitness(const struct seek *seek, int at)
 {
 	const struct tp_ib_wire_path *peer = seek->peer;
 	const struct tp_ib_port *port = tp_ib_port(at);
-	int enough = peer->gid[10] == 0xff && peer->gid[11] == 0xff ? 96 + seek->params->subnet_bits : 64;
+	int enough = tp_ib_gid_network_bits(peer->gid, seek->params->subnet_bits), device = seek->agreed >= 0 && peer->way == 0 ? seek->agreed : peer->index;
 	int bits = TP_MIN(tp_ib_gid_common_bits(seek->gids[at].raw, peer->gid), enough);
 	bool taken = seek->taken >> at & 1, in_way = seek->in_way >> at & 1;
 
 	if (!(seek->usable >> at & 1) || port->attr.link_layer != peer->link_layer) return -1;
 	/* Several paths of one port, here or there, only where they surely meet. */
 	if ((taken || seek->again) && bits < enough) return -1;
-	return (bits >= enough) * 4096 + (!in_way * 2 + !taken) * 1024 + 4 * bits + 2 * (port->device == peer->index) + (port->place == peer->place);
+	return (bits >= enough) * 4096 + (!in_way * 2 + !taken) * 1024 + 4 * bits + 2 * (port->device == device) + (port->place == peer->place);
 }
 
 static int nearest_port(const struct seek *seek)
@@ -148,9 +149,10 @@ static bool has_path_of_way(const struct tp_ib_wire_meta *peer, uint32_t p)
 	return false;
 }
 
-static ncclResult_t matching_paths(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer, int dev)
+static ncclResult_t matching_paths(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer, const struct listener *l)
 {
-	struct seek seek = { .params = &comm->params, .first = (int)(tp_ib_device(dev)->ports[0] - tp_ib_port(0)) };
+	int dev = l->dev;
+	struct seek seek = { .params = &comm->params, .agreed = l->stays ? dev : -1, .first = (int)(tp_ib_device(dev)->ports[0] - tp_ib_port(0)) };
 
 	for (int i = 0; i < tp_ib_port_count(); i++)
 		if (tp_ib_port_has_gid(tp_ib_port(i), &seek.gids[i])) seek.usable |= 1u << i;
@@ -418,7 +420,7 @@ static ncclResult_t guest_step(struct listener *l, struct guest *g, void **out)
 		if (!whole) return ncclSuccess;
 		TP_TRY(tp_ib_comm_create(false, &g->hello, (int)peer->nqps, &talk->comm));
 		talk->comm->split = peer->split;
-		TP_TRY(matching_paths(talk->comm, peer, l->dev));
+		TP_TRY(matching_paths(talk->comm, peer, l));
 		decide_adaptive(talk->comm);
 		warn_of_other_set(talk->comm, peer);
 		TP_TRY(tp_ib_comm_learn(talk->comm, peer));
@@ -469,6 +471,7 @@ ncclResult_t tp_ib_accept(void *listener, const struct tp_net_hello *expect, str
 	struct listener *l = listener;
 
 	*recv_comm = NULL;
+	l->stays = expect->stays;
 	TP_TRY(admit(l, expect));
 	for (struct guest **at = &l->guests; *at;) {
 		struct guest *g = *at;
