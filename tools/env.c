@@ -22,6 +22,7 @@ static const struct { const char *component, *title; } sections[] = {
 	{ "comm", "Communicators" },
 	{ "gpu", "GPUs" },
 	{ "exec", "GPU kernels" },
+	{ "mem", "Registered memory" },
 	{ "plan", "Choice of algorithms" },
 	{ "link", "Links between ranks" },
 	{ "topo", "The machine" },
