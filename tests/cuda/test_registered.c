@@ -192,7 +192,7 @@ static void captured_graphs_outlive_registrations(void **state)
 			snprintf(log_name, sizeof(log_name), "/tmp/test_registered.%d.g%d", (int)getpid(), w * 2 + threads);
 			snprintf(file, sizeof(file), "NCCL_DEBUG_FILE=%s.%%p", log_name);
 			struct gpu_options o = { .nranks = 3, .threads = threads, .ndevices = threads ? 1 : 3, .no_comm = true, .pool_bytes = (size_t)16 << 20,
-				.env = { ways[w].table, file } };
+				.env = { ways[w].table, file, "NCCL_GRAPH_REGISTER=0" } };
 			bool right = gpu_run(&o, graphs_outlive, &plan);
 			snprintf(command, sizeof(command), "rm -f %s.*", log_name);
 			assert_int_equal(system(command), 0);
@@ -226,6 +226,40 @@ static void local_registration_can_be_switched_off(void **state)
 	assert_true(right);
 }
 
+/* Nobody registers; a capture of large buffers does. */
+static void captured(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	const struct plan *plan = g->arg;
+	struct step steps[8];
+	open_comm(g);
+	for (size_t k = 0; k < plan->nkinds; k++) {
+		steps[k].op = (struct gpu_op){ .kind = plan->kinds[k], .rank = r->rank, .nranks = r->nranks, .root = 1, .count = plan->most, .type = ncclFloat32 };
+		capture(g, &steps[k]);
+	}
+	replay(g, steps, (int)plan->nkinds, 10);
+	for (size_t k = 0; k < plan->nkinds; k++) CUDA_OK(GraphExecDestroy(steps[k].exec));
+	ranks_barrier(r);
+	close_comm(g, true);
+}
+
+static void captures_register_what_they_receive_into(void **state)
+{
+	(void)state;
+	static const enum op_kind gathers[] = { ALL_GATHER, ALL_TO_ALL }, rooted[] = { GATHER, SCATTER };
+	static const struct plan plans[] = { { 0, gathers, 2, 100000 }, { 0, rooted, 2, 100000 } };
+	for (int w = 0; w < 2; w++) {
+		char file[96], command[160];
+		snprintf(log_name, sizeof(log_name), "/tmp/test_registered.%d.c%d", (int)getpid(), w);
+		snprintf(file, sizeof(file), "NCCL_DEBUG_FILE=%s.%%p", log_name);
+		struct gpu_options o = { .nranks = 2, .ndevices = 2, .no_comm = true, .pool_bytes = (size_t)16 << 20, .env = { w ? STREAMS : PIPES, file } };
+		bool right = gpu_run(&o, captured, (void *)(uintptr_t)&plans[w]);
+		snprintf(command, sizeof(command), "rm -f %s.*", log_name);
+		assert_int_equal(system(command), 0);
+		assert_true(right);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	gpu_need();
@@ -238,7 +272,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(pipes_store_into_registered_buffers_of_whoever_has_registered),
 		cmocka_unit_test(sends_store_into_registered_buffers_of_whoever_has_registered),
 		cmocka_unit_test(memory_that_is_shared_by_ipc_is_stored_to_as_well),
-		cmocka_unit_test(captured_graphs_outlive_registrations),
+		cmocka_unit_test(captured_graphs_outlive_registrations), cmocka_unit_test(captures_register_what_they_receive_into),
 		cmocka_unit_test(local_registration_can_be_switched_off),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
