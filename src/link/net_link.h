@@ -41,11 +41,10 @@ struct tp_link_net {
 	struct tp_link *link;
 	bool sending;
 	int from, to, channel, lane_class;
-	int dev;                    /* of this end */
+	int dev;                    /* of the transport, at this end */
 	enum tp_net_state state;
 	void *connecting, *comm;    /* of the transport */
 	void *mhandle;
-	int dev;                    /* of the transport */
 	unsigned char *ring;        /* head's line, then the slots, or their flags */
 	size_t ring_bytes;
 	unsigned char *device_ring; /* GPU ranks: the same for kernels */

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "exec/cuda/internal.h"
 
@@ -17,9 +18,13 @@ enum { MOST_MODULES = 64, MOST_IMAGE_BYTES = 64 << 20, ALL_SHARED = 100 /* perce
 static const char *const kind_names[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = "steps", [TP_CUDA_FUSED + TP_FUSED_LL] = "ll",
 	[TP_CUDA_FUSED + TP_FUSED_LL128] = "ll128", [TP_CUDA_FUSED + TP_FUSED_WINDOW] = "window", [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = "two_step",
 	[TP_CUDA_FUSED + TP_FUSED_PIPE] = "pipe", [TP_CUDA_FUSED + TP_FUSED_PUSH] = "push" };
-static const bool kind_copies[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = true, [TP_CUDA_FUSED + TP_FUSED_LL] = true,
-	[TP_CUDA_FUSED + TP_FUSED_LL128] = true, [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = true,
-	[TP_CUDA_FUSED + TP_FUSED_PIPE] = true, [TP_CUDA_FUSED + TP_FUSED_PUSH] = true };
+/* The files of those that only move; NULL: the kind has none. */
+static const char *const kind_copies[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = "steps_copy", [TP_CUDA_FUSED + TP_FUSED_LL] = "lines_copy",
+	[TP_CUDA_FUSED + TP_FUSED_LL128] = "lines_copy", [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = "lines_copy",
+	[TP_CUDA_FUSED + TP_FUSED_PIPE] = "pipes_copy", [TP_CUDA_FUSED + TP_FUSED_PUSH] = "pipes_copy" };
+static const char *const type_files[ncclNumTypes] = { [ncclInt8] = "integers", [ncclUint8] = "integers", [ncclInt32] = "integers",
+	[ncclUint32] = "integers", [ncclInt64] = "integers", [ncclUint64] = "integers", [ncclFloat16] = "halves", [ncclFloat32] = "floats",
+	[ncclFloat64] = "floats", [ncclBfloat16] = "halves", [ncclFloat8e4m3] = "quarters", [ncclFloat8e5m2] = "quarters" };
 /* Of a block's memory that its launch gives it. */
 static const int kind_shared[TP_CUDA_NKINDS] = { [TP_CUDA_FUSED + TP_FUSED_PIPE] = TP_PIPE_SHARED, [TP_CUDA_FUSED + TP_FUSED_PUSH] = TP_PIPE_SHARED };
 static const char *const op_names[TP_CUDA_NOPS] = { [ncclSum] = "sum", [ncclProd] = "prod", [ncclMax] = "max", [ncclMin] = "min" };
@@ -30,7 +35,8 @@ static const char *const type_names[ncclNumTypes] = { [ncclInt8] = "i8", [ncclUi
 struct loading {
 	struct tp_cuda_kernels *kernels;
 	CUmodule modules[MOST_MODULES];
-	int nmodules, at;               /* at: where the last function was */
+	const char *names[MOST_MODULES];
+	int nmodules;
 	int resident;                   /* blocks on a multiprocessor, the least so far */
 	int shared;                     /* bytes that launches give to blocks of what is being loaded */
 	enum tp_cuda_pipes wanted;
@@ -75,15 +81,17 @@ static ncclResult_t load_function(struct loading *l, CUfunction function)
 	return ncclSuccess;
 }
 
-static ncclResult_t find_function(struct loading *l, const char *name, CUfunction *out)
+/* In that file first: a look into the wrong one is an error to the driver and to who watches it. */
+static ncclResult_t find_function(struct loading *l, const char *file, const char *name, CUfunction *out)
 {
+	int first = 0;
+	while (first < l->nmodules && strcmp(l->names[first], file) != 0) first++;
 	for (int i = 0; i < l->nmodules; i++) {
-		int m = (l->at + i) % l->nmodules;
+		int m = (first + i) % l->nmodules;
 		CUresult found = tp_cuda->ModuleGetFunction(out, l->modules[m], name);
 		if (found == CUDA_ERROR_NOT_FOUND) continue;
 		if (found != CUDA_SUCCESS)
 			return tp_gpu_fail(__FILE__, __LINE__, __func__, l->kernels->gpu, "ModuleGetFunction", found);
-		l->at = m;
 		return load_function(l, *out);
 	}
 	return TP_FAIL(ncclSystemError, "the kernel %s isn't among those for %s (compute capability %d.%d): %s", name, l->kernels->gpu->name,
@@ -94,20 +102,21 @@ static ncclResult_t find_function(struct loading *l, const char *name, CUfunctio
 static ncclResult_t find_kind(struct loading *l, enum tp_cuda_kind kind)
 {
 	struct tp_cuda_kernels *k = l->kernels;
-	char name[64];
+	char name[64], file[64];
 	l->shared = kind_shared[kind];
 	for (int type = 0; type < ncclNumTypes && kind != TP_CUDA_FUSED + TP_FUSED_PUSH; type++) {
 		for (int op = 0; op < TP_CUDA_NOPS; op++) {
 			if ((int)plain_type(type, op) != type) continue;
 			snprintf(name, sizeof(name), "tp_%s_%s_%s", kind_names[kind], type_names[type], op_names[op]);
-			TP_TRY(find_function(l, name, &k->reduce[kind][type][op]));
+			snprintf(file, sizeof(file), "%s_%s", kind == TP_CUDA_FUSED + TP_FUSED_PIPE ? "pipes" : kind_names[kind], type_files[type]);
+			TP_TRY(find_function(l, file, name, &k->reduce[kind][type][op]));
 		}
 	}
 	for (int type = 0; type < ncclNumTypes; type++)
 		for (int op = 0; op < TP_CUDA_NOPS; op++) k->reduce[kind][type][op] = k->reduce[kind][plain_type(type, op)][op];
 	if (!kind_copies[kind]) return ncclSuccess;
 	snprintf(name, sizeof(name), "tp_%s_copy", kind_names[kind]);
-	return find_function(l, name, &k->copy[kind]);
+	return find_function(l, kind_copies[kind], name, &k->copy[kind]);
 }
 
 static ncclResult_t load_image(struct loading *l, const char *name, const void *data)
@@ -119,7 +128,7 @@ static ncclResult_t load_image(struct loading *l, const char *name, const void *
 		return TP_FAIL(ncclSystemError, "this library has no kernels for %s (compute capability %d.%d): it is older than what they are built for, or "
 			"the driver (%d.%d) is too old to compile them", gpu->name, gpu->major, gpu->minor, gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
 	if (result != CUDA_SUCCESS) return tp_gpu_fail(__FILE__, __LINE__, __func__, gpu, name, result);
-	l->nmodules++;
+	l->names[l->nmodules++] = name;
 	return ncclSuccess;
 }
 
@@ -179,17 +188,15 @@ static ncclResult_t load_all(struct loading *l)
 		[TP_CUDA_FUSED + TP_FUSED_PIPE] = TP_CUDA_PIPES_ALL };
 	TP_TRY(find_wanted(l->kernels->gpu, &l->wanted));
 	TP_TRY(load_images(l));
-	for (enum tp_cuda_kind kind = 0; kind < TP_CUDA_NKINDS; kind++) {
-		l->at = 0;
+	for (enum tp_cuda_kind kind = 0; kind < TP_CUDA_NKINDS; kind++)
 		if (l->wanted >= least[kind]) TP_TRY(find_kind(l, kind));
-	}
 	l->kernels->pipes = l->wanted;
 	l->shared = 0;
-	TP_TRY(find_function(l, "tp_transfers", &l->kernels->transfers));
-	TP_TRY(find_function(l, "tp_transfers_more", &l->kernels->transfers_more));
-	TP_TRY(find_function(l, "tp_streams", &l->kernels->streams));
-	TP_TRY(find_function(l, "tp_streams_more", &l->kernels->streams_more));
-	TP_TRY(find_function(l, "tp_copies", &l->kernels->copies));
+	TP_TRY(find_function(l, "transfers", "tp_transfers", &l->kernels->transfers));
+	TP_TRY(find_function(l, "transfers", "tp_transfers_more", &l->kernels->transfers_more));
+	TP_TRY(find_function(l, "streams", "tp_streams", &l->kernels->streams));
+	TP_TRY(find_function(l, "streams", "tp_streams_more", &l->kernels->streams_more));
+	TP_TRY(find_function(l, "copies", "tp_copies", &l->kernels->copies));
 	if (l->resident < 1)
 		return TP_FAIL(ncclSystemError, "a block of %d threads of our kernels doesn't fit %s", TP_DEV_THREADS, l->kernels->gpu->name);
 	l->kernels->resident = l->resident * l->kernels->gpu->sms;
