@@ -56,6 +56,7 @@ struct tp_cuda_copies {
 	CUevent fork, joins[TP_COPIES_STREAMS];
 };
 
+size_t tp_cuda_copies_at(int nlocal, int nchannels);      /* where they lie in the region (exec.c) */
 size_t tp_cuda_copies_region_bytes(int nlocal);
 /* After the agreement on fused kernels. */
 ncclResult_t tp_cuda_copies_init(struct tp_cuda_exec *exec);
