@@ -21,6 +21,7 @@ struct tp_net_properties {
 	uint64_t guid;
 	uint32_t memory;                    /* enum tp_net_memory bits that reg_memory takes */
 	uint32_t speed_mbps, port, max_comms, max_recvs;
+	uint32_t max_parts;                 /* of a message that isendv takes; 0: there is none */
 	float latency_us;
 	bool software;                      /* an RDMA card that is a program: what it takes from elsewhere than slots, it copies all the same */
 	size_t max_bytes;                   /* of a message; 0: no limit */

@@ -27,7 +27,7 @@ static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 {
 	const struct tp_ib_device *device = tp_ib_device(dev);
 	const struct tp_ib_port *first = device ? device->ports[0] : NULL;
-	struct tp_net_properties p = { .memory = TP_NET_HOST, .max_recvs = TP_NET_MAX_RECVS, .max_comms = 1 << 20 };
+	struct tp_net_properties p = { .memory = TP_NET_HOST, .max_recvs = TP_NET_MAX_RECVS, .max_comms = 1 << 20, .max_parts = TP_NET_MAX_PARTS };
 
 	if (!device) return TP_FAIL(ncclInternalError, "NET/IB : there is no device %d", dev);
 	/* Its place, number and port are the first one's. */
@@ -43,6 +43,8 @@ static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 		p.max_bytes = TP_MIN(p.max_bytes, (size_t)device->ports[i]->attr.max_msg_sz);
 		p.max_comms = TP_MIN(p.max_comms, (uint32_t)TP_MAX(device->ports[i]->context->attr.max_qp, 1));
 	}
+	/* A message may have to go another way, over any of them. */
+	for (int i = 0; i < tp_ib_port_count(); i++) p.max_parts = TP_MIN(p.max_parts, (uint32_t)TP_MAX(tp_ib_port(i)->context->attr.max_sge, 1));
 	*out = p;
 	return ncclSuccess;
 }
