@@ -104,6 +104,11 @@ export TELPHER_VERBS_DEVICES=2 TELPHER_VERBS_IFNAME=v0,v1
 between all_reduce
 between all_gather
 echo "ok   between network namespaces"
+# Two networks that are routed to each other, for all that the addresses say: each port has one partner, and the merged device a second way all the same.
+NCCL_IB_SUBNET_PREFIX_LEN=32 NCCL_NET_FORCE_MERGE=telpher0,telpher1 between all_reduce
+standing=$(grep -c 'connected, stands by' "$work/0") using=$(grep -c 'connected$' "$work/0")
+[ "$standing" -gt 0 ] && [ "$standing" = "$using" ] || fail "routed networks: $using paths in use, $standing stand by"
+echo "ok   between routed networks"
 # A pair of interfaces without IPv4: the port's only address that leads anywhere is IPv6.
 ip link add v2 netns $a type veth peer name v2 netns $b || exit 0
 for side in "$a 1" "$b 2"; do

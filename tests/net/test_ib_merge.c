@@ -1,4 +1,5 @@
 /* Ports that make one device: which do, and connections over all of them. */
+#include <errno.h>
 #include <stdio.h>
 #include "helper_ib.h"
 
@@ -270,6 +271,39 @@ static void an_eighth_port_is_one_more(void **state)
 	ib_pair_close(&pair);
 }
 
+static const struct tp_verbs *whole;
+
+static int refuses_to_connect(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+	return attr->qp_state == IBV_QPS_RTR ? EHOSTUNREACH : whole->modify_qp(qp, attr, mask);
+}
+
+/* It is used without it, and not in silence. */
+static void a_port_that_cannot_be_connected_is_told(void **state)
+{
+	struct tp_ib_context *context = tp_ib_port(1)->context;
+	struct tp_verbs broken = *context->verbs;
+	struct ib_pair pair;
+
+	(void)state;
+	net_set_environment("TELPHER_IB_PATHS=1", NULL);
+	whole = context->verbs;
+	broken.modify_qp = refuses_to_connect;
+	context->verbs = &broken;
+	net_log_capture();
+	ib_pair_open(&pair, BYTES);
+	assert_int_equal(sender(&pair)->nused, 1);
+	assert_ptr_equal(sender(&pair)->used[0]->port, tp_ib_port(0));
+	context->verbs = whole;
+	all_sizes(&pair);
+	ib_pair_close(&pair);
+	char *said = net_log_text();
+	assert_non_null(strstr(said, "NCCL WARN NET/IB : rank 3 -> rank 5"));
+	assert_non_null(strstr(said, "This connection begins over telpher0:1, and so may others"));
+	free(said);
+	net_log_end();
+}
+
 /* The queue pair that the receive just posted was announced at; those before are in *posted. */
 static int announced_at(struct tp_ib_comm *comm, uint32_t *posted)
 {
@@ -326,6 +360,7 @@ int main(void)
 		cmocka_unit_test_setup(one_port_meets_two, card),
 		cmocka_unit_test_setup(memory_is_registered_with_every_card, card),
 		cmocka_unit_test_setup(an_eighth_port_is_one_more, card),
+		cmocka_unit_test_setup(a_port_that_cannot_be_connected_is_told, card),
 		cmocka_unit_test_setup(a_place_in_the_fifo_keeps_its_queue_pair, card),
 	};
 
