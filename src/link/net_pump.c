@@ -92,6 +92,11 @@ static ncclResult_t take_chunk(struct tp_link_net *end, struct tp_slot *slot, si
 static ncclResult_t lose(struct tp_link_net *end, ncclResult_t result)
 {
 	if (result != ncclRemoteError) return result;
+	/* Its goodbye found no room. */
+	if (end->nets->ops->has_left && end->nets->ops->has_left(end->comm)) {
+		end->state = TP_NET_LEFT;
+		return ncclSuccess;
+	}
 	end->state = TP_NET_LOST;
 	end->lost_ms = tp_clock_ms();
 	return ncclSuccess;

@@ -75,6 +75,8 @@ struct tp_net_ops {
 	int (*poll_listen_fds)(void *listener, int *fds, uint32_t *events, int max);
 	/* The end is near: from now on a peer that has gone is no news (no WARN). NULL where a transport has no need of it. */
 	void (*leaving)(void *send_comm);
+	/* Where test says ncclRemoteError: has the sender ended in good order, with all through that it had sent? NULL: nobody knows. */
+	bool (*has_left)(void *recv_comm);
 	ncclResult_t (*close_send)(void *send_comm);
 	ncclResult_t (*close_recv)(void *recv_comm);
 	ncclResult_t (*close_listen)(void *listener);

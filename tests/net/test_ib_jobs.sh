@@ -36,6 +36,9 @@ grep -qF 'NET/IB : Using [0]telpher0:1+telpher1:1/RoCE' "$work/out" || fail "the
 TELPHER_VERBS_PORTS=2 job 2 2 all_gather
 grep -qF 'NET/IB : Using [0]telpher0:1+telpher0:2/RoCE' "$work/out" || fail "the ports of a device aren't merged"
 echo "ok   merged ports"
+# Larger than caches: sums are made in slots, and copied from there.
+job 2 2 all_reduce -b 33554436 -e 33554436 -n 1 -w 0
+echo "ok   large sums"
 TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 most=1M job 2 2 all_reduce
 echo "ok   with 1 % loss"
 

@@ -336,7 +336,12 @@ ncclResult_t tp_ib_close(void *handle)
 		free(comm);
 		return ncclSuccess;
 	}
-	if (comm && comm->sending && comm->leaving) finish_sending(comm);
+	if (comm && comm->sending && comm->leaving) {
+		finish_sending(comm);
+		/* The receiver's posted receives are no data that it waits for. */
+		tp_ib_record_start(&record, TP_IB_LEAVING);
+		if (comm->error == ncclSuccess && comm->below == comm->head) tp_ib_control_send(&comm->control, &record);
+	}
 	/* The sender's card may still wait for acknowledgements that our queue pairs take with them. */
 	if (comm && !comm->sending && comm->error == ncclSuccess) {
 		tp_ib_record_start(&record, TP_IB_LEAVING);

@@ -105,6 +105,8 @@ static void ib_leaving(void *handle)
 	comm->leaving = true;
 }
 
+static bool ib_has_left(void *handle) { return ((const struct tp_ib_comm *)handle)->peer_left; }
+
 const struct tp_net_ops tp_net_ib = {
 	.name = "IB",
 	.spreads = true,
@@ -128,6 +130,7 @@ const struct tp_net_ops tp_net_ib = {
 	.poll_connect_fds = tp_ib_poll_connect_fds,
 	.poll_listen_fds = tp_ib_poll_listen_fds,
 	.leaving = ib_leaving,
+	.has_left = ib_has_left,
 	.close_send = tp_ib_close,
 	.close_recv = tp_ib_close,
 	.close_listen = tp_ib_close_listen,

@@ -295,7 +295,7 @@ struct tp_ib_comm {
 	uint64_t ping_ms, care_ms;
 	uint32_t pongs_at_switch, pings, failing_pings;
 	uint64_t silent_ms;                     /* how long the peer has been looked after while a way is left */
-	bool leaving, to_close;                 /* to_close: a path that isn't in use has failed */
+	bool leaving, peer_left, to_close;      /* peer_left: the sender, all that it had sent being through; to_close: a path that isn't in use has failed */
 	uint64_t failing_ms;                    /* since when no path is left: the peer may turn out to have ended */
 	uint64_t seek_ms, sought_ms;            /* the last look for another path then, and how long it has been looked for */
 	/* leaving a path */

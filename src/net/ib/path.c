@@ -366,6 +366,7 @@ static ncclResult_t take_records(struct tp_ib_comm *comm)
 			TP_TRY(tp_ib_peer_wants(comm, &record.as.revive));
 			break;
 		case TP_IB_LEAVING:
+			comm->peer_left |= !comm->sending;
 			for (uint64_t n = comm->below, head = comm->head; n < head && comm->sending; n++)
 				if (!comm->messages[n % TP_IB_RING].done && peer_has(&record.as.change, n)) tp_ib_message_done(comm, n);
 			break;

@@ -1,4 +1,4 @@
-/* Chunks that are lent to cards that take few places a message: two ranks of one process over the software card, which is told to be one of these. */
+/* Net links over RDMA: two ranks of one process over the software card. Chunks that are lent to cards that take few places a message (it is told to be one); the end. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -114,11 +114,48 @@ static void with_one_place_all_is_copied(void **state)
 	end_world();
 }
 
+/* No room for its last word: what it sent arrives all the same, and who waits for more is told that it has left. */
+static void a_sender_that_ends_in_front_of_a_full_ring_has_left(void **state)
+{
+	struct tp_slot *slot;
+	ncclResult_t result = ncclSuccess;
+
+	(void)state;
+	make_world(2);
+	while (!tp_net_link_is_ready(&world.sender) || !tp_net_link_is_ready(&world.receiver)) progress();
+	for (uint32_t i = 0; i <= world.sender.mask; i++) {
+		slot = tp_link_claim(&world.sender);
+		slot->tag = i;
+		slot->kind = TP_SLOT_INLINE;
+		slot->bytes = 1000;
+		memset(slot->data, (int)i, 1000);
+		tp_link_publish(&world.sender, slot);
+	}
+	while (!tp_link_drained(&world.sender)) progress();
+	tp_net_links_destroy(world.nets[0]);
+	for (uint32_t i = 0; i <= world.receiver.mask; i++) {
+		while (!(slot = tp_link_peek(&world.receiver))) sched_yield();
+		assert_int_equal(slot->tag, i);
+		assert_int_equal(slot->data[999], i);
+		tp_link_release(&world.receiver);
+	}
+	while (result == ncclSuccess) {
+		bool moved = false;
+		assert_int_equal(tp_net_links_progress(world.nets[1], &moved), ncclSuccess);
+		result = tp_net_link_check(&world.receiver);
+		sched_yield();
+	}
+	assert_int_equal(result, ncclRemoteError);
+	assert_non_null(strstr(tp_log_last_error(), "has left the communicator"));
+	tp_net_links_destroy(world.nets[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(two_places_are_enough),
 		cmocka_unit_test(with_one_place_all_is_copied),
+		cmocka_unit_test(a_sender_that_ends_in_front_of_a_full_ring_has_left),
 	};
 
 	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
