@@ -15,7 +15,7 @@ all="all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatt
 job() { # RANKS HOSTS COLLECTIVE OPTIONS…
 	local ranks=$1 hosts=$2 what=$3
 	shift 3
-	timeout 100 "$telpher" run -n $ranks --hosts $hosts -- "$telpher" perf $what -b 8 -e ${most:-64K} -f 64 -n 3 -w 1 -c 1 "$@" >"$work/out" 2>&1 || fail "$what, $ranks ranks on $hosts hosts"
+	timeout 100 "$telpher" run -n $ranks --hosts $hosts -- "$telpher" perf $what -b ${least:-8} -e ${most:-64K} -f 64 -n ${calls:-3} -w 1 -c 1 "$@" >"$work/out" 2>&1 || fail "$what, $ranks ranks on $hosts hosts"
 	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$what: wrong results"
 	grep -q 'Using network IB' "$work/out" || fail "$what: not over RDMA"
 	grep -q 'NCCL WARN' "$work/out" && fail "$what: a warning"
@@ -37,7 +37,7 @@ TELPHER_VERBS_PORTS=2 job 2 2 all_gather
 grep -qF 'NET/IB : Using [0]telpher0:1+telpher0:2/RoCE' "$work/out" || fail "the ports of a device aren't merged"
 echo "ok   merged ports"
 # Larger than caches: sums are made in slots, and copied from there.
-job 2 2 all_reduce -b 33554436 -e 33554436 -n 1 -w 0
+least=33554436 most=33554436 calls=1 job 2 2 all_reduce
 echo "ok   large sums"
 TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 most=1M job 2 2 all_reduce
 echo "ok   with 1 % loss"
