@@ -10,6 +10,7 @@ import os
 import platform
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -136,8 +137,8 @@ def measurements(bench):
         add(f"UCX {label}: tag 8 B", "us", lambda d=devices, t=transports: bench.ucx(d, t, "tag_lat", 8, 5000, 4))
         add(f"UCX {label}: tag 1 MB", "GB/s", lambda d=devices, t=transports: over(bench.ucx(d, t, "tag_bw", 1 << 20, 500, 6), 1000 / 1.048576))
     for provider in ("verbs", "tcp"):
-        add(f"libfabric {provider}: pingpong 8 B", "us", lambda p=provider: bench.fabric(p, 8, 2000, 6))
-        add(f"libfabric {provider}: pingpong 1 MB", "GB/s", lambda p=provider: over(bench.fabric(p, 1 << 20, 100, 5), 1000))
+        add(f"libfabric {provider}: pingpong 8 B", "us", lambda p=provider: bench.fabric(p, 8, 1000, 6))
+        add(f"libfabric {provider}: pingpong 1 MB", "GB/s", lambda p=provider: over(bench.fabric(p, 1 << 20, 50, 5), 1000))
     return found
 
 
@@ -182,6 +183,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="measurements whose name has this in it")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))      # the namespaces go then too
     make_spaces()
     wanted = [m for m in measurements(Bench(args.telpher, args.card)) if args.only in m[0]]
     results = {name: (unit, []) for name, unit, _ in measurements(Bench(args.telpher, args.card))}
