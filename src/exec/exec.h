@@ -69,7 +69,7 @@ ncclResult_t tp_exec_start(struct tp_exec *exec, const struct tp_exec_call *call
 ncclResult_t tp_exec_run(struct tp_exec *exec, struct tp_exec_op *op, bool *moved, bool *done);
 /* Drops what is kept for a plan: before the plan is freed while the executor lives on. No operation of it may be running. */
 void tp_exec_forget(struct tp_exec *exec, const struct tp_plan *plan);
-/* Gives the operation up: nothing reads or writes its buffers afterwards. */
+/* Gives the operation up: nothing reads or writes its buffers afterwards, and no network does (connections on which some of it is lent are closed). */
 void tp_exec_cancel(struct tp_exec *exec, struct tp_exec_op *op);
 /* The fast path: a ONE_SHOT- or DIRECT-shaped plan whose message is small, run to its end right here (spins, then yields;
  * leaves it to the general path by *handled = false before anything was sent). poll is called now and then while it waits and

@@ -101,8 +101,8 @@ static bool lends(const struct tp_net_links *nets)
 	int64_t wanted = tp_param_int(&params[PARAM_LEND]);
 	struct tp_net_properties p = { 0 };
 
-	if (!nets->ops->isendv || wanted == LEND_NEVER) return false;
-	return wanted == LEND_ALWAYS || (nets->ops->properties(nets->dev, &p) == ncclSuccess && !p.software);
+	if (!nets->ops->isendv || wanted == LEND_NEVER || nets->ops->properties(nets->dev, &p) != ncclSuccess) return false;
+	return p.max_parts >= TP_NET_LENT_PARTS && (wanted == LEND_ALWAYS || !p.software);
 }
 
 ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle, struct tp_net_links **out)

@@ -84,6 +84,8 @@ static struct tp_net_grant *grant_for(struct tp_link_net *end, const void *memor
 	return NULL;
 }
 
+bool tp_link_lends(const struct tp_link *link) { return link->net->nets->lends; }
+
 bool tp_link_lend(struct tp_link *link, const void *memory, size_t bytes, void **out)
 {
 	struct tp_link_net *end = link->net;

@@ -7,6 +7,7 @@
 /* A chunk travels as one message: these fields of its slot, then its data. They lie next to each other in a slot, so an inline chunk is one piece of memory. */
 struct tp_net_chunk { uint32_t bytes, tag, kind; };
 #define TP_NET_BYE_BYTES 4              /* a message of so many is none: the sender leaves in good order, no more chunks will come */
+#define TP_NET_LENT_PARTS 2             /* of a chunk that is lent: header with its first bytes, and the rest where it lies */
 #define TP_NET_LINK_TAG 0x54504c        /* the transport's tag: the order tells chunks apart */
 _Static_assert(offsetof(struct tp_slot, data) == offsetof(struct tp_slot, bytes) + sizeof(struct tp_net_chunk), "a chunk must be one piece");
 

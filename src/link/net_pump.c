@@ -27,10 +27,10 @@ static ncclResult_t send_lent(struct tp_link_net *end, struct tp_slot *slot, voi
 {
 	const struct tp_slot_lent *lent = (const struct tp_slot_lent *)slot->data;
 	struct tp_net_grant *grant = lent->grant;
-	struct iovec parts[2] = { { &slot->bytes, sizeof(struct tp_net_chunk) + lent->first_bytes }, { (void *)(uintptr_t)lent->addr, slot->bytes - lent->first_bytes } };
-	void *mhandles[2] = { end->mhandle, grant ? grant->mhandle : NULL };
+	struct iovec parts[TP_NET_LENT_PARTS] = { { &slot->bytes, sizeof(struct tp_net_chunk) + lent->first_bytes }, { (void *)(uintptr_t)lent->addr, slot->bytes - lent->first_bytes } };
+	void *mhandles[TP_NET_LENT_PARTS] = { end->mhandle, grant ? grant->mhandle : NULL };
 	slot->kind = TP_SLOT_INLINE;
-	TP_TRY(end->nets->ops->isendv(end->comm, parts, 2, TP_NET_LINK_TAG, mhandles, request));
+	TP_TRY(end->nets->ops->isendv(end->comm, parts, TP_NET_LENT_PARTS, TP_NET_LINK_TAG, mhandles, request));
 	if (*request) end->lent[end->posted % TP_NET_MAX_REQUESTS] = grant;
 	else slot->kind = TP_SLOT_LENT;
 	return ncclSuccess;
@@ -139,6 +139,11 @@ static ncclResult_t publish_landed(struct tp_link_net *end, bool *moved)
 static ncclResult_t lose(struct tp_link_net *end, ncclResult_t result)
 {
 	if (result != ncclRemoteError) return result;
+	/* Its goodbye found no room. */
+	if (end->nets->ops->has_left && end->nets->ops->has_left(end->comm)) {
+		end->state = TP_NET_LEFT;
+		return ncclSuccess;
+	}
 	end->state = TP_NET_LOST;
 	end->lost_ms = tp_clock_ms();
 	return ncclSuccess;

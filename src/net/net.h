@@ -23,6 +23,7 @@ struct tp_net_properties {
 	char no_gpu_memory[128];            /* where that is host memory alone: the reason; "": none is known */
 	bool data_direct;                   /* DMA-BUFs are to be made for PCIe, past what joins the GPU to the processor */
 	uint32_t speed_mbps, port, max_comms, max_recvs;
+	uint32_t max_parts;                 /* of a message that isendv takes; 0: there is none */
 	float latency_us;
 	bool software;                      /* an RDMA card that is a program: what it takes from elsewhere than slots, it copies all the same */
 	size_t max_bytes;                   /* of a message; 0: no limit */
@@ -84,6 +85,8 @@ struct tp_net_ops {
 	int (*poll_listen_fds)(void *listener, int *fds, uint32_t *events, int max);
 	/* The end is near: from now on a peer that has gone is no news (no WARN). NULL where a transport has no need of it. */
 	void (*leaving)(void *send_comm);
+	/* Where test says ncclRemoteError: has the sender ended in good order, with all through that it had sent? NULL: nobody knows. */
+	bool (*has_left)(void *recv_comm);
 	ncclResult_t (*close_send)(void *send_comm);
 	ncclResult_t (*close_recv)(void *recv_comm);
 	ncclResult_t (*close_listen)(void *listener);

@@ -108,7 +108,7 @@ static void pci_path(const char *name, char *out, size_t size)
 
 static ncclResult_t sock_properties(int dev, struct tp_net_properties *out)
 {
-	struct tp_net_properties p = { .memory = TP_NET_HOST, .speed_mbps = 10000, .max_comms = 65536, .max_recvs = 1 };
+	struct tp_net_properties p = { .memory = TP_NET_HOST, .speed_mbps = 10000, .max_comms = 65536, .max_recvs = 1, .max_parts = TP_NET_MAX_PARTS };
 	struct tp_interface ifc;
 	char text[32];
 

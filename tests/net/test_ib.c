@@ -278,6 +278,30 @@ static void a_forked_child_that_closes_takes_nothing_from_its_parent(void **stat
 	ib_pair_close(&pair);
 }
 
+/* A sender says every second which way it would rather take, and its peer's program may be elsewhere for any time. */
+static void wishes_that_nobody_takes_do_not_fill_the_inbox(void **state)
+{
+	struct ib_pair pair;
+	struct tp_ib_record want, last;
+	struct tp_ib_comm *sender, *receiver;
+
+	(void)state;
+	ib_pair_open(&pair, 4096);
+	sender = pair.send_comm;
+	receiver = pair.recv_comm;
+	tp_ib_record_start(&want, TP_IB_WANT);
+	for (int i = 0; i < 3 * TP_IB_INBOX; i++) assert_int_equal(tp_ib_control_send(&sender->control, &want), 0);
+	/* Answered behind all of these. */
+	uint32_t before = atomic_load_explicit(&sender->control.pongs, memory_order_relaxed);
+	tp_ib_record_start(&last, TP_IB_PING);
+	assert_int_equal(tp_ib_control_send(&sender->control, &last), 0);
+	while (atomic_load_explicit(&sender->control.pongs, memory_order_relaxed) == before && !atomic_load_explicit(&receiver->control.closed, memory_order_relaxed)) usleep(1000);
+	assert_int_equal(atomic_load_explicit(&receiver->control.closed, memory_order_relaxed), 0);
+	assert_int_equal(atomic_load_explicit(&receiver->control.waiting, memory_order_acquire), 1);
+	for (int i = 0; i < 10; i++) assert_int_equal(ib_exchange(&pair, 0, 4096, i), ncclSuccess);
+	ib_pair_close(&pair);
+}
+
 static void nothing_is_left_open(void **state)
 {
 	struct ib_pair pair;
@@ -313,6 +337,7 @@ int main(void)
 		cmocka_unit_test_setup(what_no_peer_of_ours_sends_is_called_that, card),
 		cmocka_unit_test_setup(a_message_larger_than_its_receive_never_counts_as_received, card),
 		cmocka_unit_test_setup(a_forked_child_that_closes_takes_nothing_from_its_parent, card),
+		cmocka_unit_test_setup(wishes_that_nobody_takes_do_not_fill_the_inbox, card),
 		cmocka_unit_test_setup(nothing_is_left_open, card),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

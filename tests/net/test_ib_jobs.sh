@@ -15,7 +15,7 @@ all="all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatt
 job() { # RANKS HOSTS COLLECTIVE OPTIONS…
 	local ranks=$1 hosts=$2 what=$3
 	shift 3
-	timeout 100 "$telpher" run -n $ranks --hosts $hosts -- "$telpher" perf $what -b 8 -e ${most:-64K} -f 64 -n 3 -w 1 -c 1 "$@" >"$work/out" 2>&1 || fail "$what, $ranks ranks on $hosts hosts"
+	timeout 100 "$telpher" run -n $ranks --hosts $hosts -- "$telpher" perf $what -b ${least:-8} -e ${most:-64K} -f 64 -n ${calls:-3} -w 1 -c 1 "$@" >"$work/out" 2>&1 || fail "$what, $ranks ranks on $hosts hosts"
 	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$what: wrong results"
 	grep -q 'Using network IB' "$work/out" || fail "$what: not over RDMA"
 	grep -q 'NCCL WARN' "$work/out" && fail "$what: a warning"
@@ -36,6 +36,9 @@ grep -qF 'NET/IB : Using [0]telpher0:1+telpher1:1/RoCE' "$work/out" || fail "the
 TELPHER_VERBS_PORTS=2 job 2 2 all_gather
 grep -qF 'NET/IB : Using [0]telpher0:1+telpher0:2/RoCE' "$work/out" || fail "the ports of a device aren't merged"
 echo "ok   merged ports"
+# Larger than caches: sums are made in slots, and copied from there.
+least=33554436 most=33554436 calls=1 job 2 2 all_reduce
+echo "ok   large sums"
 TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 most=1M job 2 2 all_reduce
 echo "ok   with 1 % loss"
 
@@ -104,6 +107,11 @@ export TELPHER_VERBS_DEVICES=2 TELPHER_VERBS_IFNAME=v0,v1
 between all_reduce
 between all_gather
 echo "ok   between network namespaces"
+# Two networks that are routed to each other, for all that the addresses say: each port has one partner, and the merged device a second way all the same.
+NCCL_IB_SUBNET_PREFIX_LEN=32 NCCL_NET_FORCE_MERGE=telpher0,telpher1 between all_reduce
+standing=$(grep -c 'connected, stands by' "$work/0") using=$(grep -c 'connected$' "$work/0")
+[ "$standing" -gt 0 ] && [ "$standing" = "$using" ] || fail "routed networks: $using paths in use, $standing stand by"
+echo "ok   between routed networks"
 # A pair of interfaces without IPv4: the port's only address that leads anywhere is IPv6.
 ip link add v2 netns $a type veth peer name v2 netns $b || exit 0
 for side in "$a 1" "$b 2"; do

@@ -1,4 +1,5 @@
 /* Ports that make one device: which do, and connections over all of them. */
+#include <errno.h>
 #include <stdio.h>
 #include "helper_ib.h"
 
@@ -270,6 +271,79 @@ static void an_eighth_port_is_one_more(void **state)
 	ib_pair_close(&pair);
 }
 
+static const struct tp_verbs *whole;
+
+static int refuses_to_connect(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+	return attr->qp_state == IBV_QPS_RTR ? EHOSTUNREACH : whole->modify_qp(qp, attr, mask);
+}
+
+/* It is used without it, and not in silence. */
+static void a_port_that_cannot_be_connected_is_told(void **state)
+{
+	struct tp_ib_context *context = tp_ib_port(1)->context;
+	struct tp_verbs broken = *context->verbs;
+	struct ib_pair pair;
+
+	(void)state;
+	net_set_environment("TELPHER_IB_PATHS=1", NULL);
+	whole = context->verbs;
+	broken.modify_qp = refuses_to_connect;
+	context->verbs = &broken;
+	net_log_capture();
+	ib_pair_open(&pair, BYTES);
+	assert_int_equal(sender(&pair)->nused, 1);
+	assert_ptr_equal(sender(&pair)->used[0]->port, tp_ib_port(0));
+	context->verbs = whole;
+	all_sizes(&pair);
+	ib_pair_close(&pair);
+	char *said = net_log_text();
+	assert_non_null(strstr(said, "NCCL WARN NET/IB : rank 3 -> rank 5"));
+	assert_non_null(strstr(said, "This connection begins over telpher0:1, and so may others"));
+	free(said);
+	net_log_end();
+}
+
+/* The queue pair that the receive just posted was announced at; those before are in *posted. */
+static int announced_at(struct tp_ib_comm *comm, uint32_t *posted)
+{
+	int found = -1;
+
+	for (int g = 0, q; g < tp_ib_qps_in_use(comm); g++) {
+		struct tp_ib_path *path = tp_ib_path_at(comm, g, &q);
+		if (path->qps[q].posted == posted[g]) continue;
+		assert_int_equal(found, -1);
+		posted[g] = path->qps[q].posted;
+		found = g;
+	}
+	return found;
+}
+
+/* A card may repeat a write whose acknowledgement was lost: on another queue pair it would land on the entry of a later message. */
+static void a_place_in_the_fifo_keeps_its_queue_pair(void **state)
+{
+	struct ib_pair pair;
+	uint32_t posted[TP_IB_MAX_MERGED * TP_IB_MAX_QPS] = { 0 };
+	int places[TP_IB_RING], at;
+	void *receive, *send;
+
+	(void)state;
+	net_set_environment("NCCL_NET_FORCE_MERGE=telpher0,telpher1,telpher2", "NCCL_IB_QPS_PER_CONNECTION=16", NULL);
+	tp_ib_forget_devices();
+	ib_pair_open(&pair, 4096);
+	assert_int_equal(tp_ib_qps_in_use(receiver(&pair)), 48);
+	for (int i = 0; i < 3 * TP_IB_RING; i++) {
+		assert_non_null(receive = ib_recv(&pair, 0, 64, 1));
+		at = announced_at(receiver(&pair), posted);
+		assert_true(at >= 0);
+		if (i >= TP_IB_RING) assert_int_equal(at, places[i % TP_IB_RING]);
+		places[i % TP_IB_RING] = at;
+		assert_non_null(send = ib_send(&pair, 0, 64, 1));
+		assert_int_equal(ib_wait_both(send, receive, NULL), ncclSuccess);
+	}
+	ib_pair_close(&pair);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -286,6 +360,8 @@ int main(void)
 		cmocka_unit_test_setup(one_port_meets_two, card),
 		cmocka_unit_test_setup(memory_is_registered_with_every_card, card),
 		cmocka_unit_test_setup(an_eighth_port_is_one_more, card),
+		cmocka_unit_test_setup(a_port_that_cannot_be_connected_is_told, card),
+		cmocka_unit_test_setup(a_place_in_the_fifo_keeps_its_queue_pair, card),
 	};
 
 	setenv("TELPHER_VERBS_DEVICES", "8", 1);

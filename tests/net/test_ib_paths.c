@@ -461,7 +461,9 @@ static void what_fails_on_every_path_is_an_error(void **state)
 	pair.send_memory = &bad;
 	send = ib_send(&pair, 0, 1000, 1);
 	if (send) assert_int_not_equal(ib_wait_both(send, receive, NULL), ncclSuccess);
-	assert_non_null(strstr(tp_log_last_error(), "fails on every path"));
+	/* On a busy machine the other path may not have come back to life in time: then that is the error, of the same cause. */
+	if (!strstr(tp_log_last_error(), "fails on every path")) assert_non_null(strstr(tp_log_last_error(), "there is no other path: "));
+	print_message("%s\n", tp_log_last_error());
 	pair.send_memory = good;
 	ib_pair_close(&pair);
 }

@@ -37,6 +37,33 @@ static void a_range_inside_shares_the_registration(void **state)
 	free(data);
 }
 
+/* The program may unmap what it has deregistered and register the same addresses anew, whatever holds a part of the old. */
+static void what_is_held_in_part_is_not_found_again(void **state)
+{
+	unsigned char *data = aligned_alloc(PAGE, 64 * PAGE);
+	struct tp_ib_mr_node *whole, *part, *again, *same;
+	struct ibv_mr *mwhole, *mpart, *magain, *msame;
+
+	(void)state;
+	assert_int_equal(tp_ib_reg_get(context(), data, 64 * PAGE, &whole, &mwhole), ncclSuccess);
+	assert_int_equal(tp_ib_reg_get(context(), data + 5 * PAGE, PAGE, &part, &mpart), ncclSuccess);
+	assert_ptr_equal(mwhole, mpart);
+	assert_int_equal(tp_ib_reg_put(context(), whole), ncclSuccess);
+	assert_int_equal(tp_ib_reg_get(context(), data, 64 * PAGE, &again, &magain), ncclSuccess);
+	assert_ptr_not_equal(magain, mpart);
+	assert_int_equal(tp_ib_reg_get(context(), data, 64 * PAGE, &same, &msame), ncclSuccess);
+	assert_ptr_equal(msame, magain);
+	assert_int_equal(tp_ib_reg_count(context()), 2);
+	assert_int_equal(tp_ib_reg_put(context(), part), ncclSuccess);
+	assert_int_equal(tp_ib_reg_put(context(), again), ncclSuccess);
+	assert_int_equal(tp_ib_reg_get(context(), data, 64 * PAGE, &again, &magain), ncclSuccess);
+	assert_ptr_equal(msame, magain);
+	assert_int_equal(tp_ib_reg_put(context(), again), ncclSuccess);
+	assert_int_equal(tp_ib_reg_put(context(), same), ncclSuccess);
+	assert_int_equal(tp_ib_reg_count(context()), 0);
+	free(data);
+}
+
 enum { THREADS = 4, TURNS = 2000, HELD = 40, PAGES = 256 };
 static unsigned char *arena;
 static _Atomic int wrong;
@@ -81,6 +108,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(a_range_inside_shares_the_registration, card),
+		cmocka_unit_test_setup(what_is_held_in_part_is_not_found_again, card),
 		cmocka_unit_test_setup(threads_register_and_deregister_at_random, card),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -201,6 +201,7 @@ ncclResult_t tp_exec_op_begin(struct tp_exec *exec, struct tp_exec_op *op)
 	op->post = plan->reduces && call->reduce.post;
 	op->round_first = op->pre && tp_type_bytes(call->reduce.type) <= 2 && call->reduce.type >= ncclFloat16;
 	op->limit = chunk_limit(exec, op);
+	op->moves_net = tp_links_have_net(exec->links);
 	op->streams = call->block_bytes >= TP_STREAM_BYTES / plan->plan->output_blocks;
 	op->ref_bytes = call->ref_bytes ? call->ref_bytes : TP_REF_BYTES;
 	bool fitted = plan->fit_block == call->block_bytes && plan->fit_chunk == op->limit && plan->fit_line == call->line_bytes;
@@ -257,9 +258,10 @@ static bool is_drained(struct tp_exec_op *op)
 static ncclResult_t run_lanes(struct tp_exec *exec, struct tp_exec_op *op, bool *moved)
 {
 	for (int pass = 0; pass < PASSES_A_RUN && op->nactive; pass++) {
-		bool any = false;
+		bool any = false, slow = false;
 		for (uint32_t i = 0; i < op->nactive;) {
 			struct tp_exec_lane *lane = op->active[i];
+			slow |= tp_exec_lane_is_slow(op, lane);
 			TP_TRY(tp_exec_lane_run(exec, op, lane, &any));
 			if (!lane->done) {
 				i++;
@@ -271,6 +273,7 @@ static ncclResult_t run_lanes(struct tp_exec *exec, struct tp_exec_op *op, bool 
 		}
 		if (!any) return ncclSuccess;
 		*moved = true;
+		if (slow) return ncclSuccess;
 	}
 	return ncclSuccess;
 }

@@ -88,6 +88,7 @@ struct tp_exec_op {
 	bool round_first;                   /* scaled input is rounded to its type before it is reduced */
 	size_t limit;                       /* of a chunk */
 	bool streams;                       /* its output is larger than caches */
+	bool moves_net;                     /* some of its chunks may go over the network */
 	size_t ref_bytes;                   /* from which on chunks travel by reference to another process */
 	struct tp_exec_lane **active;       /* [nactive] */
 	uint32_t nactive, active_room;
@@ -175,6 +176,10 @@ static inline void tp_exec_own_next(const struct tp_link *link, size_t bytes)
 	unsigned char *slot = link->slots + (size_t)(link->next & link->mask) * link->stride;
 	for (size_t at = 0; at < sizeof(struct tp_slot) + bytes; at += TP_CACHE_LINE) tp_exec_own_line(slot + at);
 }
+
+/* A chunk of this size takes about as long to make as to send: whoever makes several at a stretch leaves the network idle, at both ends. */
+#define TP_NET_STEP_BYTES ((size_t)128 << 10)
+static inline bool tp_exec_lane_is_slow(const struct tp_exec_op *op, const struct tp_exec_lane *lane) { return op->moves_net && lane->chunk >= TP_NET_STEP_BYTES; }
 
 /* Fills a slot's data, the line of the header last: the receiver's eyes are on that line, and each look takes it away. */
 static inline void tp_exec_fill(unsigned char *data, const void *from, size_t bytes)

@@ -28,14 +28,16 @@ ncclResult_t tp_exec_lane_run(struct tp_exec *exec, struct tp_exec_op *op, struc
 		TP_TRY(tp_exec_step_move(exec, op, lane, lane->at));
 		*moved = true;
 		lane->ready = 0;
-		if (++lane->at < lane->end) continue;
-		if (++lane->round == g->nrounds) {
-			lane->done = true;
-			return ncclSuccess;
+		if (++lane->at == lane->end) {
+			if (++lane->round == g->nrounds) {
+				lane->done = true;
+				return ncclSuccess;
+			}
+			lane->at = lane->first;
+			lane->round_at += op->plan->pieces * g->chunk_bytes;
+			if (lane->round + 1 == g->nrounds) lane->chunk = g->last_chunk_bytes;
 		}
-		lane->at = lane->first;
-		lane->round_at += op->plan->pieces * g->chunk_bytes;
-		if (lane->round + 1 == g->nrounds) lane->chunk = g->last_chunk_bytes;
+		if (tp_exec_lane_is_slow(op, lane)) return ncclSuccess;
 	}
 	return ncclSuccess;
 }

@@ -292,6 +292,27 @@ static ncclResult_t give_links(struct move *m, bool plain, const unsigned char *
 	return ncclSuccess;
 }
 
+/* What goes into a slot and past the caches into one buffer: made in the slot, which is warm, and copied from there. Made in the buffer each of its
+ * lines would be read first. Not what is then sent from there. */
+static bool is_made_in_slot(const struct move *m)
+{
+	const struct tp_exec_step *step = m->step;
+	if (!m->op->streams || step->nbuf != 1 || step->buf[0].where != TP_OUTPUT || step->nout != 1 || !(step->flags & TP_STEP_REDUCE)) return false;
+	const struct tp_exec_operand *o = &step->out[0];
+	return o->end->net && inline_bytes(m) <= o->end->link->capacity && !(o->by_ref && tp_link_lends(o->end->link));
+}
+
+static ncclResult_t make_in_slot(struct move *m)
+{
+	const struct tp_exec_operand *o = &m->step->out[0];
+	unsigned char *dst = NULL;
+	bool staged;
+	TP_TRY(place_copy(m, o, &dst, &staged));
+	TP_TRY(reduce_into(m, dst));
+	tp_exec_stream_copy(buffer_at(m, &m->step->buf[0]), dst, m->bytes);
+	return publish(m, o, NULL);
+}
+
 ncclResult_t tp_exec_step_move(struct tp_exec *exec, struct tp_exec_op *op, struct tp_exec_lane *lane, struct tp_exec_step *step)
 {
 	struct move m = { .exec = exec, .op = op, .lane = lane, .step = step, .total_first = op->plan->p2p && lane->round == 0 };
@@ -299,8 +320,12 @@ ncclResult_t tp_exec_step_move(struct tp_exec *exec, struct tp_exec_op *op, stru
 		TP_TRY(open_sources(&m));
 		bool plain = step->nsrc == 1 && !m.raw_mask && !(op->post && step->flags & TP_STEP_FINAL);
 		const unsigned char *value;
-		TP_TRY(write_buffers(&m, plain, &value));
-		if (step->nout) TP_TRY(give_links(&m, plain, value));
+		if (is_made_in_slot(&m)) {
+			TP_TRY(make_in_slot(&m));
+		} else {
+			TP_TRY(write_buffers(&m, plain, &value));
+			if (step->nout) TP_TRY(give_links(&m, plain, value));
+		}
 		for (int i = 0; i < step->nsrc; i++)
 			if (step->src[i].end) tp_link_release(step->src[i].end->link);
 	}

@@ -240,6 +240,23 @@ static const char *ece_text(const struct tp_ib_path *path, char *text, size_t by
 	return text;
 }
 
+/* A warning where a path isn't there that would have been used, from the first connection that lacks it. */
+static void tell_of_dead(struct tp_ib_comm *comm)
+{
+	char names[512], next[256];
+
+	tp_ib_used_text(comm, next, sizeof(next));
+	for (int p = 0; p < comm->npaths; p++) {
+		struct tp_ib_path *path = &comm->paths[p];
+		if (!path->port || path->state != TP_IB_PATH_DEAD) continue;
+		bool missed = path->way == comm->active || (comm->home >> path->way & 1);
+		tp_ib_name(comm, path, 0, names, sizeof(names));
+		if (missed && tp_ib_port_may_warn(path->port))
+			TP_WARN("NET/IB : %s can't be connected: %s. This connection begins over %s, and so may others; that path is tried again", names, path->why, next);
+		else TP_INFO(TP_NET, "NET/IB : %s can't be connected: %s", names, path->why);
+	}
+}
+
 ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
 {
 	int live = 0, worth;
@@ -264,7 +281,6 @@ ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_m
 		path->state = result == ncclSuccess ? TP_IB_PATH_LIVE : TP_IB_PATH_DEAD;
 		live += result == ncclSuccess;
 		if (result != ncclSuccess) path->next_ms = tp_clock_ms() + 1000;
-		if (result != ncclSuccess) TP_INFO(TP_NET, "NET/IB : %s can't be connected: %s", tp_ib_name(comm, path, 0, names, sizeof(names)), path->why);
 	}
 	find_home(comm);
 	tp_ib_use(comm, tp_ib_best_way(comm, tp_ib_live_mask(comm), &worth), tp_ib_live_mask(comm));
@@ -272,6 +288,8 @@ ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_m
 		if (comm->paths[p].state == TP_IB_PATH_LIVE)
 			TP_INFO(TP_NET, "NET/IB : %s%s connected%s", tp_ib_name(comm, &comm->paths[p], 0, names, sizeof(names)), ece_text(&comm->paths[p], ece, sizeof(ece)),
 				comm->paths[p].at < 0 ? ", stands by" : "");
+	/* The acceptor's are said once the connector has told of its own. */
+	if (live > 0 && comm->sending) tell_of_dead(comm);
 	if (live > 0) return ncclSuccess;
 	for (int p = 0; p < comm->npaths; p++)
 		if (comm->paths[p].port)
@@ -290,6 +308,7 @@ ncclResult_t tp_ib_comm_settle(struct tp_ib_comm *comm, const struct tp_ib_wire_
 	for (int p = 0; p < comm->npaths; p++)
 		if (!(ready->attempt >> p & 1)) tp_ib_path_failed(comm, &comm->paths[p], "%.64s can't connect its end", comm->peer_host);
 	tp_ib_use(comm, way, live);
+	tell_of_dead(comm);
 	tp_ib_expect(comm);
 	return ncclSuccess;
 }
@@ -318,7 +337,12 @@ ncclResult_t tp_ib_close(void *handle)
 		free(comm);
 		return ncclSuccess;
 	}
-	if (comm && comm->sending && comm->leaving) finish_sending(comm);
+	if (comm && comm->sending && comm->leaving) {
+		finish_sending(comm);
+		/* The receiver's posted receives are no data that it waits for. */
+		tp_ib_record_start(&record, TP_IB_LEAVING);
+		if (comm->error == ncclSuccess && comm->below == comm->head) tp_ib_control_send(&comm->control, &record);
+	}
 	/* The sender's card may still wait for acknowledgements that our queue pairs take with them. */
 	if (comm && !comm->sending && comm->error == ncclSuccess) {
 		tp_ib_record_start(&record, TP_IB_LEAVING);

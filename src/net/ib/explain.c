@@ -56,7 +56,7 @@ ncclResult_t tp_ib_fail(struct tp_ib_comm *comm, ncclResult_t result, const char
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
 	comm->error = result;
-	if (comm->leaving && result == ncclRemoteError) {
+	if ((comm->leaving || comm->peer_left) && result == ncclRemoteError) {
 		TP_INFO(TP_NET, "NET/IB : rank %d -> rank %d, at the end : %s", comm->from, comm->to, text);
 		return result;
 	}

@@ -43,7 +43,8 @@ static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 {
 	const struct tp_ib_device *device = tp_ib_device(dev);
 	const struct tp_ib_port *first = device ? device->ports[0] : NULL;
-	struct tp_net_properties p = { .memory = TP_NET_HOST | TP_NET_CUDA | TP_NET_DMABUF, .max_recvs = TP_NET_MAX_RECVS, .max_comms = 1 << 20 };
+	struct tp_net_properties p = { .memory = TP_NET_HOST | TP_NET_CUDA | TP_NET_DMABUF, .max_recvs = TP_NET_MAX_RECVS, .max_comms = 1 << 20,
+		.max_parts = TP_NET_MAX_PARTS };
 
 	if (!device) return TP_FAIL(ncclInternalError, "NET/IB : there is no device %d", dev);
 	/* Its place, number and port are the first one's. How it reaches GPU memory may say another place. */
@@ -64,6 +65,8 @@ static ncclResult_t ib_properties(int dev, struct tp_net_properties *out)
 		p.data_direct |= device->ports[i]->context->data_direct;
 		if (!p.no_gpu_memory[0]) snprintf(p.no_gpu_memory, sizeof(p.no_gpu_memory), "%s", device->ports[i]->context->no_gpu_memory);
 	}
+	/* A message may have to go another way, over any of them. */
+	for (int i = 0; i < tp_ib_port_count(); i++) p.max_parts = TP_MIN(p.max_parts, (uint32_t)TP_MAX(tp_ib_port(i)->context->attr.max_sge, 1));
 	*out = p;
 	return ncclSuccess;
 }
@@ -124,6 +127,8 @@ static void ib_leaving(void *handle)
 	comm->leaving = true;
 }
 
+static bool ib_has_left(void *handle) { return ((const struct tp_ib_comm *)handle)->peer_left; }
+
 const struct tp_net_ops tp_net_ib = {
 	.name = "IB",
 	.spreads = true,
@@ -149,6 +154,7 @@ const struct tp_net_ops tp_net_ib = {
 	.poll_connect_fds = tp_ib_poll_connect_fds,
 	.poll_listen_fds = tp_ib_poll_listen_fds,
 	.leaving = ib_leaving,
+	.has_left = ib_has_left,
 	.close_send = tp_ib_close,
 	.close_recv = tp_ib_close,
 	.close_listen = tp_ib_close_listen,

@@ -102,7 +102,7 @@ struct tp_ib_port {
 	uint32_t mbps;
 	int device, place;                      /* whose port it is, and which of it */
 	_Atomic uint32_t state;                 /* enum ibv_port_state; kept by the watch thread */
-	_Atomic uint64_t told_ms;               /* when a warning said that it is left */
+	_Atomic uint64_t told_ms;               /* when a warning said that it isn't used */
 	_Atomic uint32_t told_gid;              /* a warning said that it has no address to use */
 	char text[80];                          /* "mlx5_0:1" */
 };
@@ -320,8 +320,9 @@ struct tp_ib_comm {
 	uint64_t ping_ms, care_ms;
 	uint32_t pongs_at_switch, pings, failing_pings;
 	uint64_t silent_ms;                     /* how long the peer has been looked after while a way is left */
-	bool leaving, to_close;                 /* to_close: a path that isn't in use has failed */
+	bool leaving, peer_left, to_close;      /* peer_left: the sender, all that it had sent being through; to_close: a path that isn't in use has failed */
 	uint64_t failing_ms;                    /* since when no path is left: the peer may turn out to have ended */
+	uint64_t seek_ms, sought_ms;            /* the last look for another path then, and how long it has been looked for */
 	/* leaving a path */
 	uint32_t epoch;
 	bool switching, willingly;
@@ -412,6 +413,8 @@ void tp_ib_poll_used(struct tp_ib_comm *comm);
 ncclResult_t tp_ib_progress(struct tp_ib_comm *comm);
 
 /* ---- paths ---- */
+/* What one connection says of a port, others would say in the same second. */
+bool tp_ib_port_may_warn(struct tp_ib_port *port);
 /* Something is wrong with this path; what follows is decided by tp_ib_care. */
 void tp_ib_path_failed(struct tp_ib_comm *comm, struct tp_ib_path *path, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* The first path in use that has failed; NULL: none has. */

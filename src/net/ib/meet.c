@@ -149,6 +149,21 @@ static bool has_path_of_way(const struct tp_ib_wire_meta *peer, uint32_t p)
 	return false;
 }
 
+/* Where the networks are routed to each other nothing in the addresses says that a port may have several paths; but the peer's port that
+ * an earlier way reached from one of ours is reached so again. */
+static int port_of_earlier_way(const struct tp_ib_comm *comm, const struct seek *seek, const struct tp_ib_wire_meta *peer, uint32_t p)
+{
+	const struct tp_ib_wire_path *path = &peer->paths[p];
+
+	for (uint32_t i = 0; i < p; i++) {
+		const struct tp_ib_wire_path *other = &peer->paths[i];
+		if (other->way == path->way || other->index != path->index || other->place != path->place || !comm->paths[i].port) continue;
+		int at = (int)(comm->paths[i].port - tp_ib_port(0));
+		if (!(seek->in_way >> at & 1)) return at;
+	}
+	return -1;
+}
+
 static ncclResult_t matching_paths(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer, const struct listener *l)
 {
 	int dev = l->dev;
@@ -161,6 +176,7 @@ static ncclResult_t matching_paths(struct tp_ib_comm *comm, const struct tp_ib_w
 		seek.again = has_path_of_way(peer, p);
 		if (p > 0 && seek.peer->way != peer->paths[p - 1].way) seek.in_way = 0;
 		int at = seek.peer->port ? nearest_port(&seek) : -1;
+		if (at < 0 && seek.peer->port) at = port_of_earlier_way(comm, &seek, peer, p);
 		if (at >= 0 && !tp_ib_comm_has_room(comm, tp_ib_port(at))) at = -1;
 		TP_TRY(tp_ib_comm_add_path(comm, seek.peer->way, tp_ib_port(at), at >= 0 ? &seek.gids[at] : NULL));
 		if (at < 0) continue;

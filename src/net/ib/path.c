@@ -224,18 +224,25 @@ static void resume_receiver(struct tp_ib_comm *comm)
 	tp_ib_expect(comm);
 }
 
+bool tp_ib_port_may_warn(struct tp_ib_port *port)
+{
+	uint64_t now = tp_clock_ms(), last = atomic_load_explicit(&port->told_ms, memory_order_relaxed);
+
+	if (last && now - last <= TOLD_MS) return false;
+	atomic_store_explicit(&port->told_ms, now, memory_order_relaxed);
+	return true;
+}
+
 /* A warning for the first connection that leaves a port; the others' would say the same. */
 static void tell_of_switch(const struct tp_ib_comm *comm, const struct tp_ib_path *old, const char *from)
 {
 	const char *why = old->why[0] ? old->why : comm->peer_switch.why;
-	uint64_t now = tp_clock_ms(), last = atomic_load_explicit(&old->port->told_ms, memory_order_relaxed);
 	char next[256];
 
 	tp_ib_used_text(comm, next, sizeof(next));
 	if (!why[0]) {
 		TP_INFO(TP_NET, "NET/IB : %s is left for %s, which lives again", from, next);
-	} else if (last == 0 || now - last > TOLD_MS) {
-		atomic_store_explicit(&old->port->told_ms, now, memory_order_relaxed);
+	} else if (tp_ib_port_may_warn(old->port)) {
 		TP_WARN("NET/IB : %s is left (%s); going on over %s, and so do other connections", from, why, next);
 	} else {
 		TP_INFO(TP_NET, "NET/IB : %s is left (%s); going on over %s", from, why, next);
@@ -359,6 +366,7 @@ static ncclResult_t take_records(struct tp_ib_comm *comm)
 			TP_TRY(tp_ib_peer_wants(comm, &record.as.revive));
 			break;
 		case TP_IB_LEAVING:
+			comm->peer_left |= !comm->sending;
 			for (uint64_t n = comm->below, head = comm->head; n < head && comm->sending; n++)
 				if (!comm->messages[n % TP_IB_RING].done && peer_has(&record.as.change, n)) tp_ib_message_done(comm, n);
 			break;
@@ -472,7 +480,10 @@ static bool may_live(const struct tp_ib_path *path)
 static ncclResult_t seek_path(struct tp_ib_comm *comm, uint64_t now, bool *waits)
 {
 	*waits = false;
-	if (!comm->params.failover || !comm->params.recovery || now - comm->failing_ms >= (uint64_t)comm->params.path_timeout_ms) return ncclSuccess;
+	/* As in judge_stall time in which nobody looked doesn't count. */
+	comm->sought_ms += TP_MIN(now - comm->seek_ms, 2u * STALL_MS);
+	comm->seek_ms = now;
+	if (!comm->params.failover || !comm->params.recovery || comm->sought_ms >= (uint64_t)comm->params.path_timeout_ms) return ncclSuccess;
 	for (int p = 0; p < comm->npaths; p++) {
 		if (comm->paths[p].at >= 0 || comm->paths[p].state == TP_IB_PATH_NONE) continue;
 		TP_TRY(tp_ib_revive_step(comm, &comm->paths[p]));
@@ -483,7 +494,8 @@ static ncclResult_t seek_path(struct tp_ib_comm *comm, uint64_t now, bool *waits
 
 static void start_failing(struct tp_ib_comm *comm, uint64_t now)
 {
-	comm->failing_ms = now;
+	comm->failing_ms = comm->seek_ms = now;
+	comm->sought_ms = 0;
 	comm->failing_pings = comm->pings;
 	ping(comm, now);
 	for (int p = 0; p < comm->npaths; p++) comm->paths[p].next_ms = 0;

@@ -1,6 +1,7 @@
 /* The registration cache, one a device: whole pages, counted, found in a treap ordered by address whose nodes know the highest
  * end below them, so that a range inside a registered one is found in logarithmic time. What nobody holds any more is
- * deregistered at once: nobody would tell us if its pages went away. */
+ * deregistered at once: nobody would tell us if its pages went away. For the same reason a registration of which one holder has gone and a
+ * part is still held isn't found any more. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@ struct tp_ib_mr_node {
 	uintptr_t start, end, highest;          /* highest end in this subtree */
 	uint32_t priority;
 	int holders;
+	bool parts, unlisted;                   /* parts: some of them asked for less than all of it */
 	struct ibv_mr *mr;
 	struct tp_ib_mr_node *left, *right;
 };
@@ -174,6 +176,7 @@ ncclResult_t tp_ib_reg_get_of(struct tp_ib_context *context, const struct tp_ib_
 	if (!found) result = add(context, &whole, start, end, &found);
 	if (result == ncclSuccess) {
 		found->holders++;
+		found->parts |= found->start != start || found->end != end;
 		*node = found;
 		*mr = found->mr;
 	}
@@ -187,8 +190,12 @@ ncclResult_t tp_ib_reg_put(struct tp_ib_context *context, struct tp_ib_mr_node *
 	int error = 0;
 
 	pthread_mutex_lock(&cache->lock);
-	if (--node->holders == 0) {
-		cache->root = without(cache->root, node);
+	/* Those who hold a part don't keep the rest of the memory where it is: whoever registers that from now on has it looked up anew. */
+	if (--node->holders == 0 || node->parts) {
+		if (!node->unlisted) cache->root = without(cache->root, node);
+		node->unlisted = true;
+	}
+	if (node->holders == 0) {
 		cache->count--;
 		error = context->verbs->dereg_mr(node->mr);
 		free(node);

@@ -24,7 +24,7 @@ enum tp_ib_record_type {
 	TP_IB_CONNECTED,                        /* … and can receive */
 	TP_IB_PROVEN,                           /* … and a write went through */
 	TP_IB_GOODBYE,                          /* the connection has failed here: text says why */
-	TP_IB_LEAVING,                          /* receiver, at a good end: what it has got; acknowledgements may be lost with its queue pairs */
+	TP_IB_LEAVING,                          /* at a good end. Receiver: what it has got; acknowledgements may be lost with its queue pairs. Sender: all is through */
 	TP_IB_WANT,                             /* sender: path: a way that is better than the one in use, attempt: the paths that live, by bit */
 	TP_IB_RECORD_TYPES
 };
