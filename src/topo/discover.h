@@ -21,8 +21,9 @@ struct tp_discovery {
 bool tp_sys_text(const struct tp_discovery *d, char *text, size_t bytes, const char *format, ...) __attribute__((format(printf, 4, 5)));
 bool tp_sys_number(const struct tp_discovery *d, int64_t *out, const char *format, ...) __attribute__((format(printf, 3, 4)));
 bool tp_sys_exists(const struct tp_discovery *d, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The whole file, at most bytes; returns how many. */
-size_t tp_sys_bytes(const struct tp_discovery *d, uint8_t *out, size_t bytes, const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* What a file has from offset on, at most bytes; returns how many. */
+size_t tp_sys_bytes_at(const struct tp_discovery *d, size_t offset, uint8_t *out, size_t bytes, const char *format, ...) __attribute__((format(printf, 5, 6)));
+#define tp_sys_bytes(d, out, bytes, ...) tp_sys_bytes_at(d, 0, out, bytes, __VA_ARGS__)
 /* Where a path leads, below the root; false where it leads nowhere. */
 bool tp_sys_real(const struct tp_discovery *d, char out[TP_PATH_BYTES], const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Names in a folder, sorted with their numbers as numbers; at most max. */

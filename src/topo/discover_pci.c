@@ -15,13 +15,20 @@
 static uint16_t read16(const uint8_t *at) { return (uint16_t)(at[0] | at[1] << 8); }
 static uint32_t read32(const uint8_t *at) { return (uint32_t)read16(at) | (uint32_t)read16(at + 2) << 16; }
 
-static ncclResult_t describe_packets(struct tp_discovery *d, struct tp_element *e, const uint8_t *config, size_t bytes)
+/* A few bytes of the configuration. Each word is a slow access to the device, so lists are walked, not read as a whole. */
+static bool read_config(const struct tp_discovery *d, const char *bus_id, size_t at, uint8_t *out, size_t bytes)
 {
-	if (bytes < 64) return ncclSuccess;
-	size_t at = config[0x34] & 0xfc;
-	for (int i = 0; i < 48 && at >= 0x40 && at + 12 <= TP_MIN(bytes, (size_t)256); i++, at = config[at + 1] & 0xfc) {
-		if (config[at] != CAPABILITY_EXPRESS) continue;
-		uint16_t control = read16(config + at + 8);
+	return tp_sys_bytes_at(d, at, out, bytes, DEVICES "/%s/config", bus_id) == bytes;
+}
+
+static ncclResult_t describe_packets(struct tp_discovery *d, struct tp_element *e, const char *bus_id)
+{
+	uint8_t words[12];
+	if (!read_config(d, bus_id, 0x34, words, 4)) return ncclSuccess;
+	size_t at = words[0] & 0xfc;
+	for (int i = 0; i < 48 && at >= 0x40 && at + 12 <= 256 && read_config(d, bus_id, at, words, 12); i++, at = words[1] & 0xfc) {
+		if (words[0] != CAPABILITY_EXPRESS) continue;
+		uint16_t control = read16(words + 8);
 		TP_TRY(tp_doc_setf(d->doc, e, "mps", "%d", 128 << (control >> 5 & 7)));
 		return tp_doc_setf(d->doc, e, "mrrs", "%d", 128 << (control >> 12 & 7));
 	}
@@ -31,12 +38,12 @@ static ncclResult_t describe_packets(struct tp_discovery *d, struct tp_element *
 /* 1: redirects peer traffic; 0: doesn't; -1: can't be seen. */
 static int acs_of(const struct tp_discovery *d, const char *bus_id)
 {
-	uint8_t config[CONFIG_BYTES];
-	size_t bytes = tp_sys_bytes(d, config, sizeof(config), DEVICES "/%s/config", bus_id), at = 0x100;
-	if (bytes <= 0x100) return -1;
-	for (int i = 0; i < 64 && at >= 0x100 && at + 8 <= bytes; i++) {
-		uint32_t header = read32(config + at);
-		if ((header & 0xffff) == CAPABILITY_ACS) return (read16(config + at + 6) & ACS_REDIRECT) != 0;
+	uint8_t words[8];
+	size_t at = 0x100;
+	if (!read_config(d, bus_id, at, words, 4)) return -1;
+	for (int i = 0; i < 64 && at >= 0x100 && at + 8 <= CONFIG_BYTES && read_config(d, bus_id, at, words, 8); i++) {
+		uint32_t header = read32(words);
+		if ((header & 0xffff) == CAPABILITY_ACS) return (read16(words + 6) & ACS_REDIRECT) != 0;
 		at = header >> 20;
 	}
 	return 0;
@@ -87,8 +94,6 @@ static ncclResult_t describe_bar1(struct tp_discovery *d, struct tp_element *e, 
 static ncclResult_t describe(struct tp_discovery *d, struct tp_element *e, const char *bus_id, const char *port)
 {
 	static const char *const ids[] = { "class", "vendor", "device", "subsystem_vendor", "subsystem_device" };
-	/* Where the packet sizes are; each word further is a slow access to the device. */
-	uint8_t config[256];
 	char text[64], group[TP_PATH_BYTES];
 	TP_TRY(tp_doc_set(d->doc, e, "busid", bus_id));
 	for (size_t i = 0; i < TP_ARRAY_LEN(ids); i++)
@@ -97,7 +102,7 @@ static ncclResult_t describe(struct tp_discovery *d, struct tp_element *e, const
 	bool gpu = class && (strncmp(class, "0x03", 4) == 0 || strncmp(class, "0x12", 4) == 0);
 	TP_TRY(describe_link(d, e, bus_id, port, gpu));
 	if (tp_sys_real(d, group, DEVICES "/%s/iommu_group", bus_id)) TP_TRY(tp_doc_set(d->doc, e, "iommu_group", strrchr(group, '/') + 1));
-	TP_TRY(describe_packets(d, e, config, tp_sys_bytes(d, config, sizeof(config), DEVICES "/%s/config", bus_id)));
+	TP_TRY(describe_packets(d, e, bus_id));
 	return gpu ? describe_bar1(d, e, bus_id) : ncclSuccess;
 }
 

@@ -463,6 +463,10 @@ static void aborted_while_it_waits(struct gpu_rank *g)
 		REQUIRE_OK(ncclBroadcast(at, at, 1000, ncclUint8, r->nranks - 1, g->comm, GPU_STREAM(g, 2)));
 		usleep(20000);
 		CUDA_IS(StreamQuery(g->streams[1]), CUDA_ERROR_NOT_READY);
+	}
+	/* Before anybody aborts, which ends what the others wait for. */
+	ranks_barrier(r);
+	if (r->rank) {
 		REQUIRE_OK(ncclCommAbort(g->comm));
 		gpu_sync(g, 1);
 		gpu_sync(g, 2);
