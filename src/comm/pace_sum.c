@@ -1,8 +1,6 @@
 /* Which pair is the slowest? Of the rounds of one distance, the ranks tell each other by a few calls the best and the worst of each class, how the
  * pairs of the class in question lie between these, and who has the worst. What a pair is held against isn't the best, which may be chance, but a time
  * that a third of its like keep to, and two at least. */
-#include <math.h>
-
 #include "comm/pace.h"
 
 enum { BEST = 0, WORST = TP_PACE_CLASSES, SPREAD = 2 * TP_PACE_CLASSES, UNREST = 3 * TP_PACE_CLASSES };
@@ -60,10 +58,20 @@ static void choose_class(const struct ncclComm *comm, const float *answer)
 	found->unrest = answer[UNREST] < TP_PACE_NONE ? -answer[UNREST] : 0;
 }
 
+/* 2^(quarters/4). libm isn't needed for anything else. */
+static double power(int quarters)
+{
+	static const double roots[4] = { 1, 1.189207115002721, 1.4142135623730951, 1.681792830507429 };
+	return (double)(UINT64_C(1) << quarters / 4) * roots[quarters % 4];
+}
+_Static_assert(TP_PACE_BUCKETS < 256, "all bounds of buckets can be computed");
+
 int tp_pace_bucket(float us, float best_us)
 {
-	double steps = 4 * log2((double)TP_MAX(us, 1e-3f) / (double)TP_MAX(best_us, 1e-3f));
-	return (int)TP_MIN(TP_MAX(steps, 0), TP_PACE_BUCKETS - 1);
+	double times = (double)TP_MAX(us, 1e-3f) / (double)TP_MAX(best_us, 1e-3f);
+	int bucket = 0;
+	while (bucket < TP_PACE_BUCKETS - 1 && times >= power(bucket + 1)) bucket++;
+	return bucket;
 }
 
 float tp_pace_like_us(const float of[TP_PACE_BUCKETS], float best_us)
@@ -74,7 +82,7 @@ float tp_pace_like_us(const float of[TP_PACE_BUCKETS], float best_us)
 	float wanted = TP_MAX(all / 3, TP_MIN(2, all - 1));
 	int b = 0;
 	while (b < TP_PACE_BUCKETS - 1 && (sum += of[b]) < wanted) b++;
-	return best_us * (float)exp2((b + 1) / 4.0);
+	return best_us * (float)power(b + 1);
 }
 
 static ncclResult_t ask_of_spread(struct ncclComm *comm, struct tp_op *op)

@@ -13,6 +13,7 @@
 #define MANY_ENDS 8
 #define GPU_CHUNK ((size_t)128 << 10)
 #define FALLBACK "Socket"           /* the network that every host has */
+#define MOST_DEVICES 65536          /* that a rank can say it has */
 
 enum { PARAM_CHUNK, PARAM_DEPTH, PARAM_LEND };
 static struct tp_param params[] = {
@@ -75,6 +76,9 @@ static ncclResult_t gather_cards(struct tp_net_links *nets, const unsigned char 
 		else if (cards[r].capacity != cards[0].capacity)
 			result = TP_FAIL(ncclInvalidUsage, "TELPHER_NET_CHUNK is %llu on rank 0 (%s) and %llu on rank %d (%s): it must be the same on all",
 				(unsigned long long)cards[0].capacity, boot->peers[0].host_name, (unsigned long long)cards[r].capacity, r, boot->peers[r].host_name);
+		else if (cards[r].devs < 1 || cards[r].devs > MOST_DEVICES)
+			result = TP_FAIL(ncclInternalError, "rank %d (%s) says that it has %d network devices: 1 to %d are possible", r, boot->peers[r].host_name, (int)cards[r].devs,
+				MOST_DEVICES);
 		memcpy(nets->handles + (size_t)r * TP_NET_HANDLE_BYTES, cards[r].handle, TP_NET_HANDLE_BYTES);
 		nets->most_devs = TP_MAX(nets->most_devs, cards[r].devs);
 		if (cards[r].cross == TP_CROSS_NEVER || nets->cross == TP_CROSS_ALWAYS) nets->cross = cards[r].cross;

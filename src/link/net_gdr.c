@@ -107,23 +107,41 @@ static void refuse(struct tp_links_gdr *dev, const char *why)
 	snprintf(dev->why, sizeof(dev->why), "%s", why);
 }
 
+/* Which devices can, of those that are wanted; where a connection may move to another device's port, which has the memory registered too, of all.
+ * Of those one that can't. */
+static ncclResult_t try_devices(const struct tp_net_links *nets, struct tp_links_gdr *devs, int ndevs, const struct trial **unable)
+{
+	bool any = false;
+
+	*unable = NULL;
+	for (int d = 0; d < ndevs; d++) any |= devs[d].receive || devs[d].send;
+	for (int d = 0; d < ndevs && any; d++) {
+		bool wanted = devs[d].receive || devs[d].send;
+		if (!wanted && !nets->ops->spreads) continue;
+		const struct trial *t = tried(nets->ops, d, nets->gpu);
+		if (!t) return ncclSystemError;
+		if (t->way) continue;
+		if (wanted) refuse(&devs[d], t->why);
+		*unable = t;
+	}
+	return ncclSuccess;
+}
+
 ncclResult_t tp_net_gdr_set(struct tp_net_links *nets, struct tp_links_gdr *devs, int ndevs)
 {
-	bool all = true;
+	const struct trial *unable;
+	int count = TP_MIN(ndevs, nets->ndevs);
 
 	free(nets->gdr);
 	nets->gdr = tp_alloc((size_t)TP_MAX(nets->ndevs, 1), sizeof(*nets->gdr), "which network devices reach GPU memory");
 	if (!nets->gdr) return ncclSystemError;
-	for (int d = 0; d < TP_MIN(ndevs, nets->ndevs); d++) {
-		if (!devs[d].receive && !devs[d].send) continue;
-		const struct trial *t = tried(nets->ops, d, nets->gpu);
-		if (!t) return ncclSystemError;
-		if (!t->way) refuse(&devs[d], t->why);
-		all &= t->way != 0;
-	}
-	for (int d = 0; d < TP_MIN(ndevs, nets->ndevs); d++) {
-		/* A connection may move to another device's port. */
-		if (!all && nets->ops->spreads && (devs[d].receive || devs[d].send)) refuse(&devs[d], "another device, which may stand in for it, can't register GPU memory");
+	TP_TRY(try_devices(nets, devs, count, &unable));
+	for (int d = 0; d < count; d++) {
+		if (unable && nets->ops->spreads && (devs[d].receive || devs[d].send)) {
+			char why[sizeof(devs[d].why)];
+			snprintf(why, sizeof(why), "another device, which may stand in for it, can't: %.140s", unable->why);
+			refuse(&devs[d], why);
+		}
 		nets->gdr[d] = devs[d];
 	}
 	return ncclSuccess;

@@ -58,6 +58,8 @@ struct tp_cuda_copies {
 
 size_t tp_cuda_copies_at(int nlocal, int nchannels);      /* where they lie in the region (exec.c) */
 size_t tp_cuda_copies_region_bytes(int nlocal);
+/* Where its lines lie in the region. */
+size_t tp_cuda_copies_at(int nlocal, int nchannels);
 /* After the agreement on fused kernels. */
 ncclResult_t tp_cuda_copies_init(struct tp_cuda_exec *exec);
 void tp_cuda_copies_close(struct tp_cuda_exec *exec);
