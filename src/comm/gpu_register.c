@@ -1,5 +1,6 @@
 /* Graph registration: buffers that a captured call receives into are registered (mem/mem.h) as long as its graph lives, for a graph that is
- * captured once is replayed often, and its memory stays. The program need not ask for it.
+ * captured once is replayed often, and its memory stays. The program need not ask for it. (Memory that CUDA IPC shares only where it is told to:
+ * it must not be freed before all peers have let go of it, which a program that didn't ask doesn't know.)
  *
  * Like any registration it is this rank's own affair: peers map the buffer in the background, and kernels are told of it only when all have.
  * So a capture waits for them, but never long, and goes on without. A graph's end is heard on a thread of the driver's, where nothing
@@ -18,10 +19,13 @@
 struct tp_gpu_kept { struct tp_gpu_kept *next; uintptr_t begin, end; void *handle; int graphs; };
 struct tp_gpu_use { struct tp_gpu_use *next; struct tp_gpu_kept *kept; };
 
-enum { PARAM_REGISTER };
+enum { PARAM_REGISTER, PARAM_LEGACY };
 static struct tp_param params[] = {
 	[PARAM_REGISTER] = { .name = "NCCL_GRAPH_REGISTER", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
 		.doc = "GPU ranks: 1: large buffers that captured calls receive into are registered while their graph lives" },
+	[PARAM_LEGACY] = { .name = "NCCL_LEGACY_CUDA_REGISTER", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1,
+		.doc = "GPU ranks: 1: for captured calls (NCCL_GRAPH_REGISTER) memory of cudaMalloc is registered too, which CUDA IPC shows to peers: mapping it, and letting it "
+			"go, may wait for their kernels; 0: that of ncclMemAlloc and its like alone" },
 };
 TP_PARAM_TABLE("comm", params)
 
@@ -50,6 +54,7 @@ static bool keep(struct tp_gpu_rank *rank, struct tp_gpu_held *held, const void 
 	struct tp_gpu_pointer p;
 	if (tp_gpu_pointer(buffer, &p) != ncclSuccess || !p.device || p.managed) return false;
 	uintptr_t begin = (uintptr_t)p.base, end = begin + p.bytes;
+	if (!tp_param_int(&params[PARAM_LEGACY]) && !tp_mem_is_mapped(buffer)) return false;
 	if ((uintptr_t)buffer < begin || (uintptr_t)buffer + bytes > end) return false;
 	struct tp_gpu_kept *k = tp_alloc(1, sizeof(*k), "a graph's registration");
 	if (!k) return false;

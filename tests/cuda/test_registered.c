@@ -343,6 +343,7 @@ int main(int argc, char **argv)
 	setenv("NCCL_DEBUG_SUBSYS", "REG", 1);
 	setenv("NCCL_MAX_CTAS", "2", 1);        /* large parts of small messages */
 	setenv("TELPHER_LL128", "on", 1);
+	setenv("NCCL_LEGACY_CUDA_REGISTER", "1", 1);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(pipes_store_into_registered_buffers_of_whoever_has_registered),
 		cmocka_unit_test(sends_store_into_registered_buffers_of_whoever_has_registered),
