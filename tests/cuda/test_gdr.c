@@ -21,7 +21,7 @@ static const struct way ways[] = {
 	{ "flushed by force", { "NCCL_NET_GDR_LEVEL=SYS", "NCCL_NET_FORCE_FLUSH=1" }, 4, "/GDRDMA", "/GDRDMA", 1, NULL, { "flush 1, NCCL_NET_FORCE_FLUSH=1" }, "NCCL WARN" },
 	{ "flushed by capability", { "NCCL_NET_GDR_LEVEL=SYS", "FAKE_CUDA_CAPABILITY=80", "FAKE_CUDA_DMABUF=1" }, 2, "/GDRDMA", "/GDRDMA", 1, NULL,
 		{ "flush 1, before compute capability 9.0" }, "NCCL WARN" },
-	{ "several devices, flushed", { "NCCL_NET_GDR_LEVEL=SYS", "TELPHER_VERBS_DEVICES=2", "NCCL_NET_FORCE_FLUSH=1" }, 3, "/GDRDMA", "/GDRDMA", 1, NULL,
+	{ "several devices, flushed", { "NCCL_NET_GDR_LEVEL=SYS", "TELPHER_VERBS_DEVICES=2", "NCCL_NET_FORCE_FLUSH=1" }, 2, "/GDRDMA", "/GDRDMA", 1, NULL,
 		{ "via NET/IB/1/GDRDMA" }, "NCCL WARN" },
 	{ "merged ports, flushed", { "NCCL_NET_GDR_LEVEL=SYS", "TELPHER_VERBS_PORTS=2", "NCCL_NET_FORCE_FLUSH=1" }, 2, "/GDRDMA", "/GDRDMA", 1, NULL,
 		{ "telpher0:1+telpher0:2" }, "NCCL WARN" },
