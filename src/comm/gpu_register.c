@@ -13,7 +13,6 @@
 
 #include "comm/gpu.h"
 
-#define LEAST_BYTES ((size_t)256 << 10)         /* what is smaller goes by other ways */
 #define WAIT_MS 100u                            /* for peers, in all of a capture */
 
 struct tp_gpu_kept { struct tp_gpu_kept *next; uintptr_t begin, end; void *handle; int graphs; };
@@ -76,7 +75,7 @@ static void register_buffer(struct tp_gpu_rank *rank, struct tp_gpu_held *held, 
 {
 	struct tp_mem_place place;
 	uintptr_t begin = (uintptr_t)buffer;
-	if (!buffer || bytes < LEAST_BYTES || is_held(held, begin, begin + bytes)) return;
+	if (!buffer || is_held(held, begin, begin + bytes)) return;
 	for (struct tp_gpu_kept *k = rank->kept; k; k = k->next)
 		if (covers(k, begin, begin + bytes) && !hold(held, k)) return;
 	if (tp_mem_find(rank->mem, buffer, bytes, &place) || !keep(rank, held, buffer, bytes)) return;
@@ -88,23 +87,23 @@ static void register_buffer(struct tp_gpu_rank *rank, struct tp_gpu_held *held, 
 	held->waited_ms += (uint32_t)waited;
 }
 
-/* Ranks that aren't the root of these get nothing. */
-static bool receives(const struct ncclComm *comm, const struct tp_plan_spec *spec)
+/* Only what kernels will offer. Ranks that aren't the root of a gather get nothing. */
+static void register_call(struct tp_gpu_rank *rank, struct tp_gpu_held *held, const struct tp_exec_call *call, int own)
 {
-	return (spec->coll != TP_GATHER && spec->coll != TP_REDUCE) || spec->root == comm->rank;
+	uint64_t from = tp_cuda_exec_offers_from(atomic_load_explicit(&rank->exec, memory_order_relaxed), call);
+	for (int t = 0; t < call->ntransfers; t++) {
+		const struct tp_exec_transfer *transfer = &call->transfers[t];
+		if (!transfer->is_send && transfer->peer != own && transfer->bytes >= from) register_buffer(rank, held, transfer->buf, transfer->bytes);
+	}
+	if (call->plan && call->block_bytes >= from && (call->plan->spec.coll != TP_GATHER || call->plan->spec.root == own))
+		register_buffer(rank, held, call->output, call->block_bytes * call->plan->output_blocks);
 }
 
 void tp_gpu_register_captured(struct ncclComm *comm, struct tp_gpu_held *held, const struct tp_exec_call *calls, int ncalls)
 {
-	struct tp_gpu_rank *rank = comm->gpu;
-	if (!tp_mem_is_useful(rank->mem) || !tp_param_int(&params[PARAM_REGISTER])) return;
-	for (int i = 0; i < ncalls; i++) {
-		const struct tp_exec_call *call = &calls[i];
-		for (int t = 0; t < call->ntransfers; t++)
-			if (!call->transfers[t].is_send) register_buffer(rank, held, call->transfers[t].buf, call->transfers[t].bytes);
-		if (call->plan && !(call->in_window | call->out_window) && receives(comm, &call->plan->spec))
-			register_buffer(rank, held, call->output, call->block_bytes * call->plan->output_blocks);
-	}
+	if (!tp_param_int(&params[PARAM_REGISTER])) return;
+	for (int i = 0; i < ncalls; i++)
+		if (!(calls[i].in_window | calls[i].out_window)) register_call(comm->gpu, held, &calls[i], comm->rank);
 }
 
 void tp_gpu_register_spend(struct tp_gpu_held *held)

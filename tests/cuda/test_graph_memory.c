@@ -76,8 +76,9 @@ static void a_graph_registers_what_it_receives_into(void **state)
 	(void)state;
 	if (!gpu_fake_here()) skip();
 	static const struct kind kinds[] = { { "NCCL_LEGACY_CUDA_REGISTER=1", false, true }, { NULL, true, true }, { NULL, false, false },
-		{ "NCCL_GRAPH_REGISTER=0", true, false } };
-	for (int i = 0; i < 4; i++) {
+		{ "NCCL_GRAPH_REGISTER=0", true, false }, { "TELPHER_CUDA_TABLE=offer=8M,gather=0:0:0,pipes=2", true, false },
+		{ "TELPHER_CUDA_TABLE=offer=256K,pipes=0", true, false } };
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 		struct gpu_options o = { .nranks = 3, .ndevices = i % 2 ? 3 : 1, .pool_bytes = (size_t)16 << 20, .env = { kinds[i].env } };
 		assert_true(gpu_run(&o, while_a_graph_lives, (void *)(uintptr_t)&kinds[i]));
 	}
@@ -121,6 +122,8 @@ static void graph_and_communicator_end_in_any_order(void **state)
 int main(void)
 {
 	gpu_need();
+	setenv("TELPHER_CUDA_TABLE", "offer=256K,gather=0:0:0,pipes=2", 1);
+	setenv("TELPHER_LL128", "on", 1);
 	const struct CMUnitTest tests[] = { cmocka_unit_test(a_graph_registers_what_it_receives_into), cmocka_unit_test(graph_and_communicator_end_in_any_order) };
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
