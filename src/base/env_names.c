@@ -20,7 +20,7 @@
 #define PROTOCOL "a buffer or limit of NCCL's protocols; ours have no such setting"
 #define PLUGIN "plugins of this kind aren't loaded yet"
 #define COLLNET "CollNet (reductions inside the switch) isn't there"
-#define REGISTER "only what a program registers is registered"
+#define REGISTER "only what a program registers is registered, and what its graphs receive into (NCCL_GRAPH_REGISTER)"
 #define PROXY "NCCL's proxy thread; ours has no such setting"
 #define RAS "NCCL's RAS service isn't there"
 #define SYMMETRIC "NCCL's symmetric kernels; ours have no such setting"
@@ -143,7 +143,7 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_LAUNCH_MODE", LAUNCH },
 	{ "NCCL_LAUNCH_ORDER_IMPLICIT", LAUNCH },
 	{ "NCCL_LAUNCH_RACE_FATAL", LAUNCH },
-	{ "NCCL_LEGACY_CUDA_REGISTER", REGISTER },
+	{ "NCCL_LEGACY_CUDA_REGISTER", HONOURED },
 	{ "NCCL_LL128_BUFFSIZE", PROTOCOL },
 	{ "NCCL_LL128_C2C", PROTOCOL },
 	{ "NCCL_LL128_NTHREADS", PROTOCOL },

@@ -36,8 +36,8 @@ struct tp_gpu_capture {
 /* What the host node of a captured launch knows; it lives as long as the graph. */
 struct tp_gpu_wake { struct tp_gpu_wake *next; struct tp_gpu_rank *rank; uint64_t kernels; };
 /* What a graph holds: a user object of CUDA's, so we hear when the last copy of the graph is gone. */
-struct tp_gpu_kept;
-struct tp_gpu_held { struct tp_gpu_rank *rank; struct tp_gpu_wake *wakes; struct tp_gpu_kept *kept; uint32_t waited_ms; };
+struct tp_gpu_use;
+struct tp_gpu_held { struct tp_gpu_rank *rank; struct tp_gpu_wake *wakes; struct tp_gpu_use *uses; uint32_t waited_ms; };
 
 struct tp_gpu_call {                    /* a call that was made, ready to be made again */
 	bool used, windows;
@@ -69,7 +69,8 @@ struct tp_gpu_rank {
 	uint64_t capture_turn;
 	_Atomic int graphs;                 /* that hold operations of ours; the rank lives as long as they */
 	bool captured;                      /* there was one */
-	_Atomic(struct tp_gpu_kept *) spent;    /* registrations of graphs that are gone */
+	struct tp_gpu_kept *kept;           /* registrations that graphs hold */
+	_Atomic(struct tp_gpu_use *) spent; /* by graphs that are gone */
 	struct tp_gpu_call calls[TP_GPU_CALLS];
 	struct tp_gpu_pace *pace;           /* NULL: not watched */
 	struct tp_gpu_stream checked;       /* the last stream that was found fit (strict) */
@@ -183,7 +184,8 @@ void tp_gpu_memory_offer(struct tp_gpu_rank *rank, struct tp_cuda_exec *exec);
 void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number);
 
 /* gpu_register.c: what a capture receives into is registered as long as its graph lives. Launch lock held, but for spend, which is called when
- * the graph is gone, from any thread, and calls nothing of CUDA's. deregisters: false where all of the rank's memory goes anyway. */
+ * the graph is gone, from any thread, and calls nothing of CUDA's. drop_spent: nothing of the rank may be outstanding but graphs that live;
+ * deregisters: false where all of the rank's memory goes anyway. */
 void tp_gpu_register_captured(struct ncclComm *comm, struct tp_gpu_held *held, const struct tp_exec_call *calls, int ncalls);
 void tp_gpu_register_spend(struct tp_gpu_held *held);
 void tp_gpu_register_drop_spent(struct tp_gpu_rank *rank, bool deregisters);

@@ -64,7 +64,7 @@ static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, i
 	pthread_rwlock_rdlock(&tp_gpu_quiet_lock);
 	tp_gpu_rank_now = comm->rank;
 	ncclResult_t result = tp_gpu_order_before(comm, &place);
-	if (tp_unlikely(atomic_load_explicit(&rank->spent, memory_order_relaxed) != NULL)) tp_gpu_register_drop_spent(rank, true);
+	if (tp_unlikely(atomic_load_explicit(&rank->spent, memory_order_relaxed) != NULL) && !tp_gpu_rank_is_busy(comm)) tp_gpu_register_drop_spent(rank, true);
 	if (tp_unlikely(place.capture != NULL) && result == ncclSuccess) tp_gpu_register_captured(comm, place.capture->held, calls, ncalls);
 	bool announced = result == ncclSuccess;
 	for (int i = 0; i < ncalls && announced; i++) {
@@ -242,11 +242,10 @@ ncclResult_t tp_gpu_issue_all(struct tp_issue *issues)
 
 /* Between hosts a chunk costs the proxy some microseconds whatever its size, and all channels share one: so few channels, with a piece of some size each, and
  * chunks that are large. */
-static void fit_far(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, struct tp_choice *choice)
+static int far_channels(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, int nchannels)
 {
-	size_t pieces = coll == TP_ALL_REDUCE ? (size_t)comm->nranks : 1, worth = TP_MAX(block_bytes / pieces / FAR_PIECE, 1);
-	choice->nchannels = (int)TP_MIN((size_t)choice->nchannels, worth);
-	choice->chunk_bytes = TP_MAX(tp_align_up(block_bytes / (size_t)choice->nchannels / 8, 512), FAR_CHUNK);
+	size_t pieces = coll == TP_ALL_REDUCE ? (size_t)comm->nranks : 1;
+	return (int)TP_MIN((size_t)nchannels, TP_MAX(block_bytes / pieces / FAR_PIECE, 1));
 }
 
 /* A line of flags and data moves 4 KB a block in the time that a flag takes; bulk data is worth another block from 16 KB on.
@@ -255,16 +254,16 @@ static void fit_far(const struct ncclComm *comm, enum tp_coll coll, size_t block
 void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, bool windows, struct tp_choice *choice)
 {
 	enum tp_algo wanted;
+	bool far = comm->boot->nhosts > 1;
 	if (tp_cuda_exec_suggest(atomic_load_explicit(&comm->gpu->exec, memory_order_relaxed), coll, block_bytes, windows, &wanted)
 		&& choice->candidates[wanted].us >= 0)
 		choice->algo = wanted;
 	choice->nchannels = tp_choose_channels(choice->algo, coll, comm->nranks, block_bytes, comm->nchannels);
+	if (far) choice->nchannels = far_channels(comm, coll, block_bytes, choice->nchannels);
 	/* As many channels for each order of the rings, so that each carries the same. */
 	int norders = choice->algo == TP_ALGO_RING ? comm->layout->norders : 0;
 	if (norders && choice->nchannels > norders) choice->nchannels -= choice->nchannels % norders;
 	size_t part = block_bytes / (size_t)choice->nchannels;
-	choice->chunk_bytes = TP_MAX(tp_align_up(part / 8, 512), SMALLEST_CHUNK);
-	if (comm->boot->nhosts > 1) fit_far(comm, coll, block_bytes, choice);
-	choice->chunk_bytes = TP_MIN(choice->chunk_bytes, LARGEST_CHUNK);
+	choice->chunk_bytes = TP_MIN(TP_MAX(tp_align_up(part / 8, 512), far ? FAR_CHUNK : SMALLEST_CHUNK), LARGEST_CHUNK);
 	choice->ref_bytes = SIZE_MAX;
 }

@@ -66,6 +66,9 @@ struct tp_cuda_buffers {
 	uint32_t row;                   /* of how many entries */
 };
 void tp_cuda_exec_set_buffers(struct tp_cuda_exec *exec, const struct tp_cuda_buffers *buffers);
+/* What this rank receives from each other by that call, or by each of its transfers: from so many bytes on it is worth being registered. UINT64_MAX:
+ * never, for the call's kernels take no offers. */
+uint64_t tp_cuda_exec_offers_from(const struct tp_cuda_exec *exec, const struct tp_exec_call *call);
 
 /* What kernels say. */
 enum tp_cuda_fault { TP_CUDA_FINE, TP_CUDA_ABORTED, TP_CUDA_TAG, TP_CUDA_SIZE, TP_CUDA_BUFFER, TP_CUDA_PLACE };

@@ -41,6 +41,8 @@ void tp_mem_destroy(struct tp_mem *mem);
 ncclResult_t tp_mem_register(struct tp_mem *mem, void *ptr, size_t bytes, void **handle);
 /* NCCL_LOCAL_REGISTER: are registrations to have an effect, of host memory too? */
 bool tp_mem_registers(void);
+/* Device memory of ncclMemAlloc and its like, which peers map and let go of without waiting for their kernels, as they do for what CUDA IPC shows them. */
+bool tp_mem_is_mapped(const void *ptr);
 /* Can peers have it? What can't be shared, or is one too many, registers without effect. */
 bool tp_mem_has_effect(const void *handle);
 /* ncclCommDeregister: nothing that uses the range may be outstanding. A handle that isn't one is ncclInvalidArgument. */

@@ -16,6 +16,17 @@ static void narrow_to_mapping(const void *ptr, struct tp_gpu_pointer *p)
 	p->bytes = bytes;
 }
 
+bool tp_mem_is_mapped(const void *ptr)
+{
+	CUmemGenericAllocationHandle handle;
+	int mode;
+	tp_gpu_relax(&mode);
+	bool mapped = tp_cuda->MemRetainAllocationHandle(&handle, (void *)(uintptr_t)ptr) == CUDA_SUCCESS;
+	if (mapped) tp_cuda->MemRelease(handle);
+	tp_gpu_unrelax(mode);
+	return mapped;
+}
+
 /* true: it is mapped memory; *fd stays -1 where that can't be exported. */
 static bool export_mapped(const struct tp_gpu_pointer *p, struct tp_gpu_export *out, int *fd)
 {

@@ -15,13 +15,21 @@ static void settle_at(struct gpu_rank *g, long long wanted)
 	ranks_barrier(r);
 }
 
+struct kind { const char *env; bool mapped, registers; };
+
 static void while_a_graph_lives(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
 	struct gpu_op ops[3] = { { .kind = ALL_GATHER, .count = COUNT }, { .kind = TRANSFERS, .count = COUNT }, { .kind = ALL_GATHER, .count = 100 } };
-	bool registers = !getenv("NCCL_GRAPH_REGISTER");
+	const struct kind *kind = g->arg;
 	CUgraph graph;
 	CUgraphExec exec;
+	CUdeviceptr pool = g->pool;
+	void *mapped = NULL;
+	if (kind->mapped) {
+		REQUIRE_OK(ncclMemAlloc(&mapped, g->pool_bytes));
+		g->pool = (CUdeviceptr)(uintptr_t)mapped;
+	}
 	for (int i = 0; i < 3; i++) {
 		ops[i].rank = r->rank;
 		ops[i].nranks = r->nranks;
@@ -40,7 +48,7 @@ static void while_a_graph_lives(struct gpu_rank *g)
 		CUDA_OK(GraphInstantiate(&exec, graph, 0));
 		CUDA_OK(GraphDestroy(graph));
 		/* The pool is one allocation. */
-		settle_at(g, before + (registers ? r->nranks - 1 : 0));
+		settle_at(g, before + (kind->registers ? r->nranks - 1 : 0));
 		for (int i = 0; i < 3; i++) op_fill(g, &ops[i], (uint64_t)(turn * 10 + i));
 		CUDA_OK(GraphLaunch(exec, g->streams[1]));
 		gpu_sync(g, 1);
@@ -59,17 +67,24 @@ static void while_a_graph_lives(struct gpu_rank *g)
 		}
 		settle_at(g, before);
 	}
+	g->pool = pool;
+	if (mapped) REQUIRE_OK(ncclMemFree(mapped));
 }
 
 static void a_graph_registers_what_it_receives_into(void **state)
 {
 	(void)state;
 	if (!gpu_fake_here()) skip();
-	for (int i = 0; i < 4; i++) {
-		struct gpu_options o = { .nranks = 3, .ndevices = i % 2 ? 3 : 1, .pool_bytes = (size_t)16 << 20,
-			.env = { i == 2 ? "NCCL_GRAPH_REGISTER=0" : i == 3 ? "FAKE_CUDA_VMM=0" : NULL } };
-		assert_true(gpu_run(&o, while_a_graph_lives, NULL));
+	static const struct kind kinds[] = { { "NCCL_LEGACY_CUDA_REGISTER=1", false, true }, { NULL, true, true }, { NULL, false, false },
+		{ "NCCL_GRAPH_REGISTER=0", true, false }, { "TELPHER_CUDA_TABLE=offer=8M,gather=0:0:0,pipes=2", true, false },
+		{ "TELPHER_CUDA_TABLE=offer=256K,pipes=0", true, false } };
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		struct gpu_options o = { .nranks = 3, .ndevices = i % 2 ? 3 : 1, .pool_bytes = (size_t)16 << 20, .env = { kinds[i].env } };
+		assert_true(gpu_run(&o, while_a_graph_lives, (void *)(uintptr_t)&kinds[i]));
 	}
+	struct kind plain = { "NCCL_LEGACY_CUDA_REGISTER=1", false, true };
+	struct gpu_options o = { .nranks = 3, .ndevices = 3, .pool_bytes = (size_t)16 << 20, .env = { plain.env, "FAKE_CUDA_VMM=0" } };
+	assert_true(gpu_run(&o, while_a_graph_lives, &plain));
 }
 
 /* The communicator ends first, or the graph is never launched. */
@@ -99,7 +114,7 @@ static void graph_and_communicator_end_in_any_order(void **state)
 {
 	(void)state;
 	for (int i = 0; i < 2; i++) {
-		struct gpu_options o = { .nranks = 2, .threads = i, .ndevices = 2, .pool_bytes = (size_t)8 << 20 };
+		struct gpu_options o = { .nranks = 2, .threads = i, .ndevices = 2, .pool_bytes = (size_t)8 << 20, .env = { "NCCL_LEGACY_CUDA_REGISTER=1" } };
 		assert_true(gpu_run(&o, ends_in_any_order, NULL));
 	}
 }
@@ -107,6 +122,8 @@ static void graph_and_communicator_end_in_any_order(void **state)
 int main(void)
 {
 	gpu_need();
+	setenv("TELPHER_CUDA_TABLE", "offer=256K,gather=0:0:0,pipes=2", 1);
+	setenv("TELPHER_LL128", "on", 1);
 	const struct CMUnitTest tests[] = { cmocka_unit_test(a_graph_registers_what_it_receives_into), cmocka_unit_test(graph_and_communicator_end_in_any_order) };
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

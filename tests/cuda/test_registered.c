@@ -260,6 +260,81 @@ static void captures_register_what_they_receive_into(void **state)
 	}
 }
 
+/* A graph ends while what it had registered is received into by another operation: an eager one, or another graph's. */
+enum { LARGE = 400000, SMALL = 100, SMALLS = 10 };
+
+static void transfer(struct gpu_rank *g, CUdeviceptr at, size_t bytes)
+{
+	struct ranks *r = g->r;
+	if (r->rank) REQUIRE_OK(ncclRecv(GPU_PTR(at), bytes, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
+	else REQUIRE_OK(ncclSend(GPU_PTR(at), bytes, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
+}
+
+static CUgraphExec capture_transfer(struct gpu_rank *g, CUdeviceptr at)
+{
+	CUgraph graph;
+	CUgraphExec exec;
+	CUDA_OK(StreamBeginCapture(g->streams[1], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+	transfer(g, at, LARGE);
+	CUDA_OK(StreamEndCapture(g->streams[1], &graph));
+	CUDA_OK(GraphInstantiate(&exec, graph, 0));
+	CUDA_OK(GraphDestroy(graph));
+	return exec;
+}
+
+static void graph_ends_early(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	bool others = *(const bool *)g->arg;
+	unsigned char got[LARGE];
+	ncclResult_t error;
+	open_comm(g);
+	CUdeviceptr large = gpu_take(g, LARGE, 0), small = gpu_take(g, SMALL, 0);
+	CUgraphExec ends = capture_transfer(g, large), other = NULL;
+	if (r->rank) await_log(r, "is mapped by all");
+	if (others) other = capture_transfer(g, large);
+	gpu_fill(g, large, r->rank ? 0 : 77, LARGE);
+	ranks_barrier(r);
+	for (int turn = 0; turn < 2; turn++) {
+		if (turn != r->rank) {
+			if (others) CUDA_OK(GraphLaunch(other, g->streams[1]));
+			else transfer(g, large, LARGE);
+			usleep(50000);                  /* the receiver's kernel begins; if it doesn't, all the better */
+			CUDA_OK(GraphExecDestroy(ends));
+			for (int i = 0; i < SMALLS; i++) {
+				usleep(2000);
+				transfer(g, small, SMALL);
+			}
+		}
+		ranks_barrier(r);
+		usleep(20000);
+	}
+	gpu_sync(g, 1);
+	REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
+	REQUIRE_OK(error);
+	gpu_get(g, got, large, LARGE);
+	for (size_t i = 0; i < LARGE; i++) REQUIRE(got[i] == 77);
+	if (others) CUDA_OK(GraphExecDestroy(other));
+	ranks_barrier(r);
+	close_comm(g, r->rank != 0);
+}
+
+static void what_a_graph_registered_stays_while_something_receives_into_it(void **state)
+{
+	(void)state;
+	for (int w = 0; w < 2; w++) {
+		char file[96], command[160];
+		bool others = w;
+		snprintf(log_name, sizeof(log_name), "/tmp/test_registered.%d.e%d", (int)getpid(), w);
+		snprintf(file, sizeof(file), "NCCL_DEBUG_FILE=%s.%%p", log_name);
+		struct gpu_options o = { .nranks = 2, .ndevices = 2, .no_comm = true, .env = { STREAMS, file } };
+		bool right = gpu_run(&o, graph_ends_early, &others);
+		snprintf(command, sizeof(command), "rm -f %s.*", log_name);
+		assert_int_equal(system(command), 0);
+		assert_true(right);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	gpu_need();
@@ -268,11 +343,13 @@ int main(int argc, char **argv)
 	setenv("NCCL_DEBUG_SUBSYS", "REG", 1);
 	setenv("NCCL_MAX_CTAS", "2", 1);        /* large parts of small messages */
 	setenv("TELPHER_LL128", "on", 1);
+	setenv("NCCL_LEGACY_CUDA_REGISTER", "1", 1);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(pipes_store_into_registered_buffers_of_whoever_has_registered),
 		cmocka_unit_test(sends_store_into_registered_buffers_of_whoever_has_registered),
 		cmocka_unit_test(memory_that_is_shared_by_ipc_is_stored_to_as_well),
 		cmocka_unit_test(captured_graphs_outlive_registrations), cmocka_unit_test(captures_register_what_they_receive_into),
+		cmocka_unit_test(what_a_graph_registered_stays_while_something_receives_into_it),
 		cmocka_unit_test(local_registration_can_be_switched_off),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,12 +4,12 @@
 
 #include "exec/cuda/internal.h"
 
+/* A region: what fused kernels have (fused.h), then streams, lines of copies, pipes. */
 size_t tp_cuda_copies_at(int nlocal, int nchannels)
 {
 	return tp_align_up(tp_align_up(tp_fused_region_bytes(nlocal, nchannels), 4096) + tp_cuda_streams_region_bytes(nlocal, nchannels), 4096);
 }
 
-/* Where pipes lie in the region: behind all else. */
 static size_t pipes_at(int nlocal, int nchannels)
 {
 	return tp_align_up(tp_cuda_copies_at(nlocal, nchannels) + tp_cuda_copies_region_bytes(nlocal), 4096);

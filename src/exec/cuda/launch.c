@@ -198,6 +198,20 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 	return ncclSuccess;
 }
 
+uint64_t tp_cuda_exec_offers_from(const struct tp_cuda_exec *exec, const struct tp_exec_call *call)
+{
+	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
+	struct tp_exec_call group;
+	struct tp_pipe_launch pipes;
+	bool offers;
+	if (!exec->buffers.table) return UINT64_MAX;
+	if (!call->plan) offers = exec->streams.usable;
+	else if (tp_cuda_copies_take(call)) offers = false;
+	else if (fit_pipes(exec, call, &pipes)) offers = pipes.kind == TP_FUSED_PUSH && pipes.args.collect_from;
+	else offers = tp_cuda_streams_take(exec, call, transfers, &group);
+	return offers ? exec->fused.table.offer : UINT64_MAX;
+}
+
 const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec_call *call, int *blocks)
 {
 	static const char *const names[TP_NALGOS] = { [TP_ALGO_RING] = "RING/SIMPLE", [TP_ALGO_TREE] = "TREE/SIMPLE",

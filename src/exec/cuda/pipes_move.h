@@ -237,7 +237,11 @@ TP_DEVICE void tp_pipe_push(tp_pipes_shared &sh, const tp_pipe_args &a, const tp
 	uint32_t parity = 0;
 	if (!a.push_to || (uint32_t)number >= k.chunks) return;
 	tp_pipe_fetch(sh, a, k, stages, number, (uint32_t)number);
-	if (a.offers && !tp_pipe_take_offers(sh, a, number)) return;
+	if (a.offers && !tp_pipe_take_offers(sh, a, number)) {
+		/* The block mustn't end while its memory is loaded to. */
+		tp_pipe_loaded(sh, a, k, number, (uint32_t)number, 0);
+		return;
+	}
 	TP_NO_UNROLL
 	for (uint32_t c = (uint32_t)number; c < k.chunks; c += a.pushers, parity ^= 1) {
 		const bool all_bulk = tp_pipe_loaded(sh, a, k, number, c, parity);
