@@ -56,7 +56,6 @@ struct tp_cuda_copies {
 	CUevent fork, joins[TP_COPIES_STREAMS];
 };
 
-size_t tp_cuda_copies_at(int nlocal, int nchannels);      /* where they lie in the region (exec.c) */
 size_t tp_cuda_copies_region_bytes(int nlocal);
 /* Where its lines lie in the region. */
 size_t tp_cuda_copies_at(int nlocal, int nchannels);
