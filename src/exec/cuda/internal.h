@@ -48,8 +48,6 @@ extern const struct tp_cuda_image tp_cuda_images[];
 extern const int tp_cuda_nimages;
 
 /* ---- exec.c ---- */
-/* Where in a region the lines of copies lie. */
-size_t tp_cuda_copies_at(int nlocal, int nchannels);
 enum { TP_CUDA_PLAN_BUCKETS = 64, TP_CUDA_LOCAL_LINKS = 64, TP_CUDA_STAGING_BYTES = 64 << 10 };
 struct tp_cuda_plan;
 struct tp_cuda_ordered;
