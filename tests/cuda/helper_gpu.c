@@ -142,7 +142,8 @@ bool gpu_run(const struct gpu_options *options, gpu_body body, void *arg)
 	int n = 0;
 	o.env[n++] = devices;
 	o.env[n++] = "TELPHER_DEVICE=cuda";
-	o.env[n++] = "CUDA_DEVICE_MAX_CONNECTIONS=32";
+	/* Several ranks of a process need queues of their own; of several processes MPS has not so many for all. */
+	if (o.threads) o.env[n++] = "CUDA_DEVICE_MAX_CONNECTIONS=32";
 	for (int i = 0; i < 5 && options->env[i]; i++) o.env[n++] = options->env[i];
 	return ranks_run(&o, be_rank, &run);
 }
