@@ -269,8 +269,9 @@ static int make_launcher(struct request *q, char ***out)
 	int n;
 	if (q->launch) {
 		int code = poptParseArgvString(q->launch, &n, (const char ***)out);
-		if (code || n < 1 || n > 48) return tool_usage_error("tune", "--launch \"%s\": %s", q->launch, code ? poptStrerror(code) : "from 1 to 48 words");
-		return 0;
+		if (!code && n >= 1 && n <= 48) return 0;
+		if (!code) free(*out);
+		return tool_usage_error("tune", "--launch \"%s\": %s", q->launch, code ? poptStrerror(code) : "from 1 to 48 words");
 	}
 	ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
 	if (length <= 0) { fprintf(stderr, "telpher tune: where this program lies could not be found out\n"); return 1; }
@@ -287,12 +288,16 @@ static int tune_host(struct request *q)
 	int status = check_request(q);
 	if (!status) status = make_launcher(q, &q->job.launcher);
 	if (status) return status;
-	if (tp_cost_load(&q->model) != ncclSuccess || tool_layout(q->nranks, q->nhosts, &layout) != ncclSuccess) return failed("no model");
+	if (tp_cost_load(&q->model) != ncclSuccess || tool_layout(q->nranks, q->nhosts, &layout) != ncclSuccess) {
+		if (q->launch) free(q->job.launcher);
+		return failed("no model");
+	}
 	/* As communicators do: virtual hosts share their machine's processors. */
 	if (q->cores) q->model.cores_per_domain = q->cores;
 	else if (!q->launch) q->model.cores_per_domain = TP_MAX(1, tp_cpu_count() * layout->domain_size[layout->ndomains - 1] / q->nranks);
 	status = tune(q, layout);
 	tp_layout_free(layout);
+	if (q->launch) free(q->job.launcher);       /* one piece */
 	return status;
 }
 
