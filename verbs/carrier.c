@@ -191,8 +191,10 @@ static int ready(int fd, void *arg)
 static int progress(void)
 {
 	int packets = 0;
-	for (struct tp_endpoint *e = tp_endpoint_first(); e; e = e->next)
-		packets += TP_MAX(receive(e), 0);
+	for (struct tp_endpoint *e = tp_endpoint_first(); e; e = e->next) {
+		int some = receive(e);
+		packets += TP_MAX(some, 0);
+	}
 	if (tp_progress_expected())
 		tp_rc_flush_held(tp_clock_ns());
 	return packets;

@@ -147,7 +147,7 @@ static void learn(int done)
 		lease = lease / 4 < LEASE_MIN_NS ? 0 : lease / 4;
 		set_lease(lease);
 		if (!lease)
-			leases.refuse = 8u << TP_MIN(leases.vain++, 5u);
+			leases.refuse = 8u << (leases.vain < 5 ? leases.vain++ : 5);
 	}
 	leases.waited = false;
 }

@@ -12,6 +12,7 @@
 #define TP_CACHE_LINE 64
 #define TP_SECRET_BYTES 32
 #define TP_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
+/* One of the two is evaluated twice: no calls that do something, no ++, nothing that others change. */
 #define TP_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define TP_MAX(a, b) ((a) > (b) ? (a) : (b))
 

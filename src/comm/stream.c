@@ -188,7 +188,8 @@ ncclResult_t tp_stream_synchronize(cudaStream_t handle)
 	while (!reached(&target)) {
 		int n = gather_comms(stream, set, comms, (int)TP_ARRAY_LEN(set));
 		/* With more communicators than fit, what these leave is looked for again. */
-		struct target next = { stream, TP_MIN(target.completed, atomic_load_explicit(&stream->completed, memory_order_relaxed) + (uint64_t)n) };
+		uint64_t some = atomic_load_explicit(&stream->completed, memory_order_relaxed) + (uint64_t)n;
+		struct target next = { stream, TP_MIN(target.completed, some) };
 		pthread_mutex_unlock(&tp_order_lock);
 		tp_engine_wait(set, n, reached, &next);
 		for (int i = 0; i < n; i++) tp_comm_leave(comms[i]);

@@ -66,7 +66,7 @@ static int gather_fds(struct tp_round *round, struct pollfd *out)
 
 static void sleep_on_fds(struct tp_round *round, struct pollfd *fds, int nfds)
 {
-	uint64_t ns = TP_MIN(TP_MAX(tp_wait_lasted_ns(&round->wait) / 16, POLL_MIN_NS), POLL_MAX_NS);
+	uint64_t share = tp_wait_lasted_ns(&round->wait) / 16, ns = TP_MIN(TP_MAX(share, POLL_MIN_NS), POLL_MAX_NS);
 	struct timespec limit = { 0, (long)ns };
 	ppoll(fds, (nfds_t)nfds, &limit, NULL);
 }

@@ -82,7 +82,8 @@ static void *use_it(void *arg)
 			held[i].node = NULL;
 		} else if (turn < TURNS) {
 			size_t from = net_random(&seed) % (PAGES * PAGE), most = PAGES * PAGE - from;
-			held[i].bytes = TP_MIN(net_random(&seed) % (net_random(&seed) % 8 ? 3 * PAGE : 100 * PAGE) + 1, most);
+			size_t wish = net_random(&seed) % (net_random(&seed) % 8 ? 3 * PAGE : 100 * PAGE) + 1;
+			held[i].bytes = TP_MIN(wish, most);
 			held[i].at = (uintptr_t)arena + from;
 			if (tp_ib_reg_get(context(), arena + from, held[i].bytes, &held[i].node, &held[i].mr) != ncclSuccess) wrong++;
 			else if ((uintptr_t)held[i].mr->addr > held[i].at || (uintptr_t)held[i].mr->addr + held[i].mr->length < held[i].at + held[i].bytes) wrong++;

@@ -40,14 +40,14 @@ static void an_unreliable_sender_does_not_flood_a_peer_that_does_not_read(void *
 	bool paced = false, waited = false;
 	for (time_t until = time(NULL) + 30; !waited && time(NULL) < until; poll(NULL, 0, 1)) {
 		pthread_mutex_lock(&qp->lock);
-		uint32_t vain = half_rc(&a)->paced_vain;
+		uint32_t vain = half_rc(&a)->paced_vain, sent = half_rc(&a)->next;
 		paced = half_rc(&a)->paced;
 		waited = !paced || vain >= 2;
-		if (paced && waited)
-			assert_in_range(half_rc(&a)->next, 1, TP_UC_WINDOW_BYTES / 1024 + vain);
 		if (waited)
 			read_again();
 		pthread_mutex_unlock(&qp->lock);
+		if (paced && waited)
+			assert_in_range(sent, 1, TP_UC_WINDOW_BYTES / 1024 + vain);
 		paced = paced && vain < 5;
 	}
 	assert_true(waited);
@@ -197,15 +197,18 @@ static void a_congested_network_halves_the_window(void **state)
 	struct tp_qp *qp = half_qp(&a);
 	uint64_t handled = atomic_load(&qp->port->counters[TP_CNT_RP_CNP_HANDLED]), sent = atomic_load(&qp->port->counters[TP_CNT_NP_CNP_SENT]);
 	pthread_mutex_lock(&qp->lock);
-	uint32_t window = half_rc(&a)->window;
+	uint32_t before = half_rc(&a)->window;
 	half_rc(&a)->route.tos |= MARKED;
 	pthread_mutex_unlock(&qp->lock);
+	uint64_t asked = atomic_load(&qp->port->counters[TP_CNT_ROCE_ADP_RETRANS]);
 	half_request(&a, &b, IBV_WR_RDMA_WRITE, 64, 1);
 	half_complete(&a, 1);
-	/* The word comes before the acknowledgement, which lets it grow by at most one. */
 	pthread_mutex_lock(&qp->lock);
-	assert_in_range(half_rc(&a)->window, window / 2, window / 2 + 1);
+	uint32_t after = half_rc(&a)->window;
 	pthread_mutex_unlock(&qp->lock);
+	/* The word comes before the acknowledgement, which lets it grow by at most one. On a busy machine it is asked for again, and halved again. */
+	bool once = atomic_load(&qp->port->counters[TP_CNT_ROCE_ADP_RETRANS]) == asked;
+	assert_in_range(after, once ? before / 2 : TP_RC_WINDOW_MIN, before / 2 + 1);
 	assert_true(atomic_load(&qp->port->counters[TP_CNT_RP_CNP_HANDLED]) > handled && atomic_load(&qp->port->counters[TP_CNT_NP_CNP_SENT]) > sent);
 	halves_close();
 }
