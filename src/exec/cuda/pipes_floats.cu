@@ -2,7 +2,7 @@
 #include "exec/cuda/pipes_move.h"
 
 #define X(type, op) \
-TP_KERNEL_BLOCKS(tp_pipe_##type##_##op, tp_pipe_args, 2) \
+TP_KERNEL_BLOCKS(tp_pipe_##type##_##op, tp_pipe_args, 1) \
 { \
 	TP_SHARED(tp_pipes_shared, shared); \
 	TP_SHARED_DYNAMIC(memory, TP_PIPE_SHARED); \

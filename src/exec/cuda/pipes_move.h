@@ -280,79 +280,92 @@ struct tp_pipe_plain {
 	TP_OF_OBJECT tp_four last(acc &sum) const { return sum.v; }
 };
 
-/* D vectors of a chunk, `step` bytes apart: all sources in rank order, four under way at once. WHOLE: all of them are there and aligned; apart
- * from what may call functions, or loads would wait for each other. */
-template <int D, bool WHOLE, class R>
-TP_DEVICE void tp_pipe_reduce_vectors(const tp_pipes_shared &sh, const tp_pipe_args &a, const R &reduction, char *tile, char *out, uint32_t bytes, uint32_t i,
-	uint32_t step)
+/* What a chunk is made of: where each rank's is (NULL: none), and what becomes of the sum. */
+template <int S> struct tp_pipe_chunk { const char *from[S]; int own; char *tile, *out; };
+
+/* D vectors of a chunk, `step` bytes apart, all of them there and aligned: all sources in rank order. Nothing here may call a function or look
+ * at arguments, or loads would wait for each other. */
+template <int D, int S, class R>
+TP_DEVICE void tp_pipe_reduce_vectors(const tp_pipe_chunk<S> &chunk, const R &reduction, uint32_t i, uint32_t step)
 {
-	const uint32_t sources = a.sources;
+	tp_four v[D][S];
 	typename R::acc sum[D];
-	TP_NO_UNROLL
-	for (int first = 0; first < a.nranks; first += 4) {
-		tp_four v[D][4];
+	bool begun = false;
+	TP_UNROLL
+	for (int s = 0; s < S; s++) {
+		if (!chunk.from[s]) continue;
 		TP_UNROLL
-		for (int s = 0; s < 4; s++) {
-			const int p = first + s;
-			if (p >= a.nranks || !tp_pipe_has(sources, p)) continue;
-			const char *from = (const char *)sh.source[p] + i;
-			TP_UNROLL
-			for (int d = 0; d < D; d++) {
-				if (WHOLE || p != a.rank) v[d][s] = tp_load16(from + (uint32_t)d * step);
-				else v[d][s] = tp_user_load(from + (uint32_t)d * step, bytes - i < 16 ? bytes - i : 16);
-			}
-		}
+		for (int d = 0; d < D; d++) v[d][s] = tp_load16(chunk.from[s] + i + (uint32_t)d * step);
+	}
+	TP_UNROLL
+	for (int s = 0; s < S; s++) {
+		if (!chunk.from[s]) continue;
 		TP_UNROLL
-		for (int s = 0; s < 4; s++) {
-			const int p = first + s;
-			if (p >= a.nranks || !tp_pipe_has(sources, p)) continue;
-			TP_UNROLL
-			for (int d = 0; d < D; d++) {
-				if (p == a.rank && reduction.scales()) v[d][s] = reduction.scale(v[d][s]);
-				if (sources & ((1u << p) - 1)) reduction.more(sum[d], v[d][s]);
-				else reduction.first(sum[d], v[d][s]);
-			}
+		for (int d = 0; d < D; d++) {
+			if (s == chunk.own && reduction.scales()) v[d][s] = reduction.scale(v[d][s]);
+			if (begun) reduction.more(sum[d], v[d][s]);
+			else reduction.first(sum[d], v[d][s]);
 		}
+		begun = true;
 	}
 	TP_UNROLL
 	for (int d = 0; d < D; d++) {
 		const uint32_t at = i + (uint32_t)d * step;
 		const tp_four result = reduction.last(sum[d]);
-		if (a.send_to) *(tp_four *)(tile + at) = result;
-		if (!a.stores) continue;
-		if (WHOLE) tp_store_user16(out + at, result);
-		else tp_user_store(out + at, result, bytes - at < 16 ? bytes - at : 16);
+		if (chunk.tile) *(tp_four *)(chunk.tile + at) = result;
+		if (chunk.out) tp_store_user16(chunk.out + at, result);
 	}
 }
 
+/* As many loads are under way in a thread as fit into registers: what a chunk takes is mostly waiting for them. */
+template <int D, int S, class R>
+TP_DEVICE void tp_pipe_reduce_whole(const tp_pipes_shared &sh, const tp_pipe_args &a, const R &reduction, char *tile, char *out, uint32_t bytes, int thread,
+	int threads)
+{
+	const uint32_t step = (uint32_t)threads * 16;
+	uint32_t i = (uint32_t)thread * 16;
+	tp_pipe_chunk<S> chunk;
+	TP_UNROLL
+	for (int s = 0; s < S; s++) chunk.from[s] = s < a.nranks && tp_pipe_has(a.sources, s) ? (const char *)sh.source[s] : nullptr;
+	chunk.own = a.rank;
+	chunk.tile = a.send_to ? tile : nullptr;
+	chunk.out = a.stores ? out : nullptr;
+	TP_NO_UNROLL
+	for (; i + (D - 1) * step < bytes; i += D * step) tp_pipe_reduce_vectors<D>(chunk, reduction, i, step);
+	if (D == 1) return;
+	TP_NO_UNROLL
+	for (; i < bytes; i += step) tp_pipe_reduce_vectors<1>(chunk, reduction, i, step);
+}
+
+/* Of any bytes from anywhere. */
 template <class R>
 TP_FAR void tp_pipe_reduce_some(const tp_pipes_shared &sh, const tp_pipe_args &a, const R &reduction, char *tile, char *out, uint32_t bytes, int thread,
 	int threads)
 {
 	TP_NO_UNROLL
-	for (uint32_t i = (uint32_t)thread * 16; i < bytes; i += (uint32_t)threads * 16)
-		tp_pipe_reduce_vectors<1, false>(sh, a, reduction, tile, out, bytes, i, 0);
-}
-
-/* Not inlined: it needs all registers that there are. */
-template <class R>
-TP_FAR void tp_pipe_reduce_chunk(const tp_pipes_shared &sh, const tp_pipe_args &a, const R &reduction, char *tile, char *out, uint32_t bytes, int thread,
-	int threads)
-{
-	enum { D = 1 };
-	const uint32_t step = (uint32_t)threads * 16;
-	uint32_t i = (uint32_t)thread * 16;
-	if (!a.aligned || bytes % 16) {
-		tp_pipe_reduce_some(sh, a, reduction, tile, out, bytes, thread, threads);
-		return;
+	for (uint32_t i = (uint32_t)thread * 16; i < bytes; i += (uint32_t)threads * 16) {
+		const uint32_t n = bytes - i < 16 ? bytes - i : 16;
+		typename R::acc sum;
+		bool begun = false;
+		TP_NO_UNROLL
+		for (int p = 0; p < a.nranks; p++) {
+			if (!tp_pipe_has(a.sources, p)) continue;
+			const char *from = (const char *)sh.source[p] + i;
+			tp_four v = p == a.rank ? tp_user_load(from, n) : tp_load16(from);
+			if (p == a.rank && reduction.scales()) v = reduction.scale(v);
+			if (begun) reduction.more(sum, v);
+			else reduction.first(sum, v);
+			begun = true;
+		}
+		const tp_four result = reduction.last(sum);
+		if (a.send_to) *(tp_four *)(tile + i) = result;
+		if (a.stores) tp_user_store(out + i, result, n);
 	}
-	TP_NO_UNROLL
-	for (; i + (D - 1) * step < bytes; i += D * step) tp_pipe_reduce_vectors<D, true>(sh, a, reduction, tile, out, bytes, i, step);
-	if (D > 1 && i < bytes) tp_pipe_reduce_vectors<1, true>(sh, a, reduction, tile, out, bytes, i, step);
 }
 
-template <class R>
-TP_DEVICE void tp_pipe_reduce(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, const R &reduction, char *tiles, const tp_pipe_group &g)
+/* Not inlined: it needs all registers that there are. Up to S ranks. */
+template <int D, int S, class R>
+TP_FAR void tp_pipe_reduce(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, const R &reduction, char *tiles, const tp_pipe_group &g)
 {
 	const int slice = a.slice_of[a.rank];
 	char *to = (char *)a.output + (uint64_t)(uint32_t)(a.gathers ? slice : 0) * a.out_stride + k.begin;
@@ -376,8 +389,10 @@ TP_DEVICE void tp_pipe_reduce(tp_pipes_shared &sh, const tp_pipe_args &a, const 
 		}
 		tp_pipe_meet(g);
 		if (!sh.go[g.number]) return;
-		tp_pipe_reduce_chunk(sh, a, reduction, tiles + (a.send_to ? c % a.tiles * a.chunk : 0), to + (uint64_t)c * a.chunk, tp_pipe_bytes(a, k, slice, c), g.thread,
-			g.warps * TP_WARP);
+		char *const tile = tiles + (a.send_to ? c % a.tiles * a.chunk : 0), *const out = to + (uint64_t)c * a.chunk;
+		const uint32_t bytes = tp_pipe_bytes(a, k, slice, c);
+		if (a.aligned && bytes % 16 == 0) tp_pipe_reduce_whole<D, S>(sh, a, reduction, tile, out, bytes, g.thread, g.warps * TP_WARP);
+		else tp_pipe_reduce_some(sh, a, reduction, tile, out, bytes, g.thread, g.warps * TP_WARP);
 		tp_bulk_fence();
 		tp_pipe_meet(g);
 		if (g.thread >= TP_WARP) continue;
@@ -564,7 +579,10 @@ TP_DEVICE void tp_pipes_run(tp_pipes_shared &sh, char *memory, const tp_pipe_arg
 		tp_pipe_send(sh, a, k, tiles, warp - a.pushers);
 	} else if (warp < collectors) {
 		const tp_pipe_group g = { 0, tp_thread() - reducers * TP_WARP, a.reduce_warps };
-		if (a.sources) tp_pipe_reduce(sh, a, k, reduction, tiles, g);
+		enum { D = R::DEPTH };
+		if (a.sources && a.nranks == 2) tp_pipe_reduce<D, 2>(sh, a, k, reduction, tiles, g);
+		else if (a.sources && a.nranks <= 4) tp_pipe_reduce<D / 2 ? D / 2 : 1, 4>(sh, a, k, reduction, tiles, g);
+		else if (a.sources) tp_pipe_reduce<1, TP_PIPE_RANKS>(sh, a, k, reduction, tiles, g);
 		else if (a.keeps) tp_pipe_keep(a, k, a.keeps, g.thread, g.warps * TP_WARP);
 	} else {
 		const int q = (warp - collectors) / a.collect_warps;
