@@ -77,14 +77,19 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 		if (!u.mine()) continue;
 		uint32_t from = tp_lines_from<L>(a, k, round, u.at);
 		if (!tp_lines_whole<L, OWNERS>(a, from) || reduction.scales()) {
+			tp_four v[L::VECTORS];
+			bool loaded = false;
 			TP_NO_UNROLL
 			for (int i = 1; i < a.nranks; i++) {
 				int p = tp_lines_peer(a, i);
 				const int slice = tp_lines_slice<OWNERS>(a, p);
 				if ((OWNERS && slice < 0) || !tp_lines_sends_to(a, p)) continue;
-				tp_four v[L::VECTORS];
-				tp_lines_load<L>(a, slice, from, false, v);
-				if (reduction.scales()) tp_lines_scale<L>(reduction, v);
+				/* All get the same, or each its own. */
+				if (!loaded || a.in_stride) {
+					tp_lines_load<L>(a, slice, from, false, v);
+					if (reduction.scales()) tp_lines_scale<L>(reduction, v);
+					loaded = true;
+				}
 				L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 0, epoch), u.at), v, epoch);
 			}
 			continue;
@@ -167,20 +172,16 @@ TP_DEVICE void tp_lines_collect(const tp_fused_args &a, tp_lines &k, uint32_t ro
 		const bool whole = L::all(!u.mine() || (phase ? tp_lines_whole<L, OWNERS>(a, from) : a.aligned && a.slice_bytes - from >= L::BYTES));
 		char *to = (char *)a.output + from;
 		TP_NO_UNROLL
-		for (int first = 0; first < a.nranks; first += whole ? L::PEERS : 1) {
+		for (int first = 0; first < a.nranks; first += L::PEERS) {
 			tp_four v[L::PEERS][L::VECTORS];
-			if (!whole) {
-				tp_unit_take<L, 1, OWNERS>(a, k, first, phase, epoch, u.at, u.mine(), v);
-				const int slice = tp_lines_slice<OWNERS>(a, first);
-				if (u.mine() && (!OWNERS || slice >= 0) && tp_lines_takes_from(a, first))
-					tp_unit_store<L>(to + (uint32_t)slice * a.out_stride, false, phase ? tp_lines_left(a, slice, from) : a.slice_bytes - from, v[0]);
-				continue;
-			}
 			tp_unit_take<L, L::PEERS, OWNERS>(a, k, first, phase, epoch, u.at, u.mine(), v);
 			TP_UNROLL
-			for (int q = 0; q < L::PEERS; q++)
-				if (u.mine() && first + q < a.nranks && (!OWNERS || tp_lines_slice<OWNERS>(a, first + q) >= 0) && tp_lines_takes_from(a, first + q))
-					L::put(to + (uint32_t)tp_lines_slice<OWNERS>(a, first + q) * a.out_stride, v[q]);
+			for (int q = 0; q < L::PEERS; q++) {
+				const int p = first + q, slice = tp_lines_slice<OWNERS>(a, p);
+				if (!u.mine() || p >= a.nranks || (OWNERS && slice < 0) || !tp_lines_takes_from(a, p)) continue;
+				if (whole) L::put(to + (uint32_t)slice * a.out_stride, v[q]);
+				else tp_unit_store<L>(to + (uint32_t)slice * a.out_stride, false, phase ? tp_lines_left(a, slice, from) : a.slice_bytes - from, v[q]);
+			}
 		}
 	}
 }
