@@ -99,7 +99,8 @@ struct tp_gpu_rank {
 ncclResult_t tp_gpu_rank_new(int ordinal, struct tp_gpu_rank **out);
 ncclResult_t tp_gpu_rank_like(const struct tp_gpu_rank *parent, struct tp_gpu_rank **out);
 void tp_gpu_rank_free(struct tp_gpu_rank *rank);        /* nothing was made with others */
-/* Kernels begin to be loaded, by a thread: that takes about as long as meeting the other ranks does. */
+/* A GPU's first rank in this process: kernels begin to be loaded, and NVML to be asked, by threads, since the one takes about as long as meeting
+ * the other ranks does, and the other 30 ms in a virtual machine, and nothing needs either until then. */
 void tp_gpu_rank_begin(struct tp_gpu_rank *rank);
 /* Kernels, and how many blocks (comm->nchannels). Collective. */
 ncclResult_t tp_gpu_rank_agree(struct ncclComm *comm);

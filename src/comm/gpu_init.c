@@ -61,10 +61,23 @@ static void *ask_nvml(void *arg)
 	return NULL;
 }
 
+/* Kernels are loaded, and NVML asked, once a process: later communicators find them there, or wait for who fetches them. */
+static bool is_first(const struct tp_gpu *gpu)
+{
+	static _Atomic(const struct tp_gpu *) begun[64];
+	for (size_t i = 0; i < TP_ARRAY_LEN(begun); i++) {
+		const struct tp_gpu *there = NULL;
+		if (atomic_compare_exchange_strong_explicit(&begun[i], &there, gpu, memory_order_relaxed, memory_order_relaxed)) return true;
+		if (there == gpu) return false;
+	}
+	return true;
+}
+
 /* Where there is no thread to be had, await_kernels loads, and the topology asks. */
 void tp_gpu_rank_begin(struct tp_gpu_rank *rank)
 {
 	sigset_t every, before;
+	if (!is_first(rank->gpu)) return;
 	sigfillset(&every);
 	pthread_sigmask(SIG_SETMASK, &every, &before);
 	rank->loads = pthread_create(&rank->loader, NULL, load_kernels, rank) == 0;
