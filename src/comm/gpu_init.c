@@ -61,10 +61,23 @@ static void *ask_nvml(void *arg)
 	return NULL;
 }
 
+/* Kernels are loaded, and NVML asked, once a process: later communicators find them there, or wait for who fetches them. */
+static bool is_first(const struct tp_gpu *gpu)
+{
+	static _Atomic(const struct tp_gpu *) begun[64];
+	for (size_t i = 0; i < TP_ARRAY_LEN(begun); i++) {
+		const struct tp_gpu *there = NULL;
+		if (atomic_compare_exchange_strong_explicit(&begun[i], &there, gpu, memory_order_relaxed, memory_order_relaxed)) return true;
+		if (there == gpu) return false;
+	}
+	return true;
+}
+
 /* Where there is no thread to be had, await_kernels loads, and the topology asks. */
 void tp_gpu_rank_begin(struct tp_gpu_rank *rank)
 {
 	sigset_t every, before;
+	if (!is_first(rank->gpu)) return;
 	sigfillset(&every);
 	pthread_sigmask(SIG_SETMASK, &every, &before);
 	rank->loads = pthread_create(&rank->loader, NULL, load_kernels, rank) == 0;
@@ -95,6 +108,8 @@ void tp_gpu_rank_free(struct tp_gpu_rank *rank)
 	if ((rank->done || rank->join) && tp_gpu_enter(rank->gpu, &pushed) == ncclSuccess) {
 		if (rank->done) tp_cuda->EventDestroy(rank->done);
 		if (rank->join) tp_cuda->EventDestroy(rank->join);
+		CUstream aside = atomic_load_explicit(&rank->aside, memory_order_relaxed);
+		if (aside) tp_cuda->StreamDestroy(aside);
 		tp_gpu_pace_free(rank);
 		tp_gpu_leave(pushed);
 	}
@@ -160,6 +175,7 @@ static ncclResult_t open_memory(struct ncclComm *comm)
 	if (!reaches) return ncclSystemError;
 	for (int i = 0; i < boot->nlocal; i++) reaches[i] = tp_links_reaches(comm->links, comm->rank, boot->local_ranks[i]);
 	struct tp_mem_options options = { .gpu = comm->gpu->gpu, .reaches = reaches };
+	tp_gpu_memory_watch(comm->gpu, &options.kernels);
 	ncclResult_t result = tp_mem_create(comm->boot, &options, &comm->gpu->mem);
 	free(reaches);
 	return result;

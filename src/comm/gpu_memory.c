@@ -202,6 +202,89 @@ void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number)
 	if (status.straight) TP_INFO(TP_REG, "rank %d received %u parts of messages straight into its registered buffers", number, status.straight);
 }
 
+/* ---- what is outstanding, for registrations that end ---- */
+
+struct mark { CUevent event; };
+static struct mark when_idle;           /* where an event couldn't be had */
+
+static ncclResult_t record_mark(struct tp_gpu_rank *rank, struct mark *m)
+{
+	CUstream aside = atomic_load_explicit(&rank->aside, memory_order_relaxed);
+	if (!aside) {
+		CUstream made, none = NULL;
+		TP_CUDA_TRY(rank->gpu, StreamCreate(&made, CU_STREAM_NON_BLOCKING));
+		if (atomic_compare_exchange_strong_explicit(&rank->aside, &none, made, memory_order_relaxed, memory_order_relaxed)) aside = made;
+		else TP_CUDA_TRY(rank->gpu, StreamDestroy(made));
+		if (none) aside = none;
+	}
+	TP_CUDA_TRY(rank->gpu, EventCreate(&m->event, CU_EVENT_DISABLE_TIMING));
+	TP_CUDA_TRY(rank->gpu, StreamWaitEvent(aside, rank->done, CU_EVENT_WAIT_DEFAULT));
+	TP_CUDA_TRY(rank->gpu, EventRecord(m->event, aside));
+	return ncclSuccess;
+}
+
+static void forget_mark(void *arg, void *mark)
+{
+	struct tp_gpu_rank *rank = arg;
+	struct mark *m = mark;
+	bool pushed;
+	if (m == &when_idle) return;
+	if (m->event && tp_gpu_enter(rank->gpu, &pushed) == ncclSuccess) {
+		tp_cuda->EventDestroy(m->event);
+		tp_gpu_leave(pushed);
+	}
+	free(m);
+}
+
+static void *make_mark(void *arg)
+{
+	struct tp_gpu_rank *rank = arg;
+	bool pushed;
+	int mode;
+	if (!tp_gpu_rank_is_busy(rank)) return NULL;
+	struct mark *m = tp_alloc(1, sizeof(*m), "a registration that ends");
+	if (!m) return &when_idle;
+	ncclResult_t result = tp_gpu_enter(rank->gpu, &pushed);
+	if (result == ncclSuccess) {
+		tp_gpu_relax(&mode);
+		result = record_mark(rank, m);
+		tp_gpu_unrelax(mode);
+		tp_gpu_leave(pushed);
+	}
+	if (result == ncclSuccess) return m;
+	forget_mark(rank, m);
+	return &when_idle;
+}
+
+static bool has_passed(void *arg, void *mark)
+{
+	struct tp_gpu_rank *rank = arg;
+	const struct mark *m = mark;
+	bool pushed;
+	if (m == &when_idle) return !tp_gpu_rank_is_busy(rank);
+	if (tp_gpu_enter(rank->gpu, &pushed) != ncclSuccess) return true;
+	CUresult found = tp_cuda->EventQuery(m->event);
+	tp_gpu_leave(pushed);
+	return found != CUDA_ERROR_NOT_READY;
+}
+
+static bool hush(void *rank)
+{
+	(void)rank;
+	return tp_gpu_hush();
+}
+
+static void hush_end(void *rank)
+{
+	(void)rank;
+	tp_gpu_hush_end();
+}
+
+void tp_gpu_memory_watch(struct tp_gpu_rank *rank, struct tp_mem_kernels *out)
+{
+	*out = (struct tp_mem_kernels){ make_mark, has_passed, forget_mark, hush, hush_end, rank };
+}
+
 /* What the program left registered ends with the communicator. */
 void tp_gpu_memory_close(struct tp_gpu_rank *rank)
 {

@@ -118,8 +118,27 @@ CUresult injected(const char *name)
 	return CUDA_SUCCESS;
 }
 
+namespace {
+typedef std::unordered_map<std::string, long long> calls_by_name;
+thread_local calls_by_name *own_calls;          /* of this thread; never freed, for threads call as they end */
+std::vector<calls_by_name *> &all_calls = *new std::vector<calls_by_name *>;
+long long calls_of_thread(const std::string &name)
+{
+	long long all = 0;
+	if (!own_calls) return 0;
+	for (const auto &c : *own_calls)
+		if (name == "calls" || c.first == name) all += c.second;
+	return all;
+}
+}
+
 CUresult enter(const char *name)
 {
+	if (!own_calls) {
+		own_calls = new calls_by_name;
+		all_calls.push_back(own_calls);
+	}
+	++(*own_calls)[name];
 	if (set.trace) fprintf(stderr, "fake CUDA driver: [%d:%d] %s\n", getpid(), gettid(), name);
 	if (forked || !initialised) return CUDA_ERROR_NOT_INITIALIZED;
 	if (called_from_host_function()) return CUDA_ERROR_NOT_PERMITTED;
@@ -154,6 +173,7 @@ long long count_of(const std::string &what)
 	if (what == "streams") return (long long)count_handles(STREAM);
 	if (what == "events") return (long long)count_handles(EVENT);
 	if (what == "graphs") return (long long)(count_handles(GRAPH) + count_handles(GRAPH_EXEC));
+	if (what == "calls" || what.compare(0, 2, "cu") == 0) return calls_of_thread(what);
 	if (what == "contexts") return (long long)count_handles(CONTEXT);
 	if (what == "launches" || what == "kernels" || what == "copies") return (long long)counts[what];
 	auto found = counts.find(what);             /* of a kernel, by its name */
