@@ -102,7 +102,8 @@ static int add_size(const struct explain_case *c, cJSON *sizes, size_t bytes)
 	cJSON_AddNumberToObject(o, "us", t.of[t.best].us);
 	cJSON_AddStringToObject(o, "dominant", explain_dominant(&t.of[t.best]));
 	cJSON_AddStringToObject(o, "of_all", tp_algo_name((enum tp_algo)t.best_of_all));
-	cJSON_AddStringToObject(o, "library", tp_algo_name((enum tp_algo)t.library));
+	cJSON_AddStringToObject(o, "by", t.by_table ? "table" : "model");
+	cJSON_AddStringToObject(o, "least", tp_algo_name((enum tp_algo)t.least));
 	add_ways(c, o, &t, explain_block(c, bytes));
 	if (has_nccl(c)) add_nccl(c, o, bytes);
 	return 0;
