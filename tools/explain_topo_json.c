@@ -13,7 +13,7 @@ static void add_limit(const struct explain_case *c, cJSON *to, const char *name,
 	cJSON_AddStringToObject(o, "from", c->topo->nodes[link->from].name);
 	cJSON_AddStringToObject(o, "to", c->topo->nodes[link->to].name);
 	cJSON_AddStringToObject(o, "kind", tp_topo_link_name(link->kind));
-	cJSON_AddNumberToObject(o, "gbps", link->bw * c->costs.yield[link->kind]);
+	cJSON_AddNumberToObject(o, "gbps", link->bw * tp_topo_costs_yield(&c->costs, c->topo, limit->link));
 	cJSON_AddNumberToObject(o, "bytes", limit->load * (double)block);
 	cJSON_AddNumberToObject(o, "us", limit->us * (double)block);
 	cJSON_AddNumberToObject(o, "flows", limit->flows);

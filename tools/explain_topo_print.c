@@ -122,7 +122,7 @@ static void print_limit(const struct explain_case *c, const char *where, const s
 	topo_link_text(c->topo, link, kind, sizeof(kind));
 	double bytes = limit->load * (double)block;
 	fprintf(out, "  %s: %s -> %s (%s, %.4g GB/s) carries %s of %d flow%s: %s us\n", where, c->topo->nodes[link->from].name, c->topo->nodes[link->to].name, kind,
-		link->bw * c->costs.yield[link->kind], bytes_text(bytes, load), limit->flows, limit->flows == 1 ? "" : "s", us_text(limit->us * (double)block, us));
+		link->bw * tp_topo_costs_yield(&c->costs, c->topo, limit->link), bytes_text(bytes, load), limit->flows, limit->flows == 1 ? "" : "s", us_text(limit->us * (double)block, us));
 	if (limit->from < 0) return;
 	const struct tp_topo_path *path = tp_topo_path(c->topo, limit->from, limit->to);
 	fprintf(out, "  from %s to %s, hop by hop:\n", c->topo->nodes[limit->from].name, c->topo->nodes[limit->to].name);

@@ -71,7 +71,7 @@ static ncclResult_t count_host(const struct ncclComm *comm, const struct tp_topo
 	if (policy->multi_host) TP_TRY(tp_rails_assign(t->graph, policy, &rails));
 	ncclResult_t result = ncclSuccess;
 	if (!rails || have_ports(t->graph, rails, gpus, comm->boot->nlocal)) {
-		result = tp_topo_costs_of(t->doc, t->graph, policy, rails, &costs);
+		result = tp_topo_costs_with(&t->values, t->graph, policy, rails, &costs);
 		host.rails = rails;
 		host.costs = &costs;
 		if (result == ncclSuccess) result = count_share(comm, &host, out);
