@@ -7,13 +7,13 @@
 #include <string.h>
 
 #include "coll.h"
+#include "exec/cuda.h"
 
 #define MOST_RANKS 16384
 #define EACH_HOST 64            /* hosts: up to here each is looked at, beyond a few */
-/* What GPU ranks have unless they are told otherwise (NCCL_MAX_CTAS): channels in one host, and where there are others; a ring's slot. */
+/* What GPU ranks have unless they are told otherwise (NCCL_MAX_CTAS): channels in one host, and where there are others. */
 #define CHANNELS_INSIDE 32
 #define CHANNELS_ACROSS 16
-#define RING_SLOT ((size_t)128 << 10)
 
 static int failed(const char *what)
 {
@@ -81,48 +81,15 @@ static int open_machine(struct explain_case *c)
 
 /* ---- What plans send ---- */
 
-struct counting { struct explain_case *c; const struct tp_plan_spec *spec; struct tp_topo_traffic traffic; };
-
-/* A chunk of each of the plan's sends and receives is a piece of a block. */
-static void count_program(struct counting *n, const struct tp_program *p, double piece)
-{
-	const struct tp_layout *l = n->c->layout;
-	int own = l->place[p->rank];
-	for (uint32_t s = 0; s < p->nsteps; s++) {
-		const struct tp_step *step = &p->steps[s];
-		for (uint32_t i = 0; i < step->nsrc + (uint32_t)step->ndst; i++) {
-			const struct tp_operand *o = &p->operands[step->first + i];
-			const struct tp_plan_link *link = o->where == TP_LINK ? &p->links[o->index] : NULL;
-			bool sent = i >= step->nsrc;
-			if (!link || link->from == link->to) continue;
-			if (l->domain[link->from] != l->domain[link->to]) (sent ? n->traffic.out : n->traffic.in)[own] += piece;
-			else if (sent) n->traffic.pairs[own * n->c->ngpus + l->place[link->to]] += piece;
-		}
-	}
-}
-
-static ncclResult_t count_host(struct counting *n, int host)
-{
-	size_t gpus = (size_t)n->c->ngpus;
-	memset(n->traffic.pairs, 0, (gpus * gpus + 2 * gpus) * sizeof(double));
-	for (int g = 0; g < n->c->ngpus; g++) {
-		struct tp_plan *plan;
-		TP_TRY(tp_plan_create(n->spec, host * n->c->ngpus + g, &plan));
-		for (uint32_t i = 0; i < plan->nprograms; i++) count_program(n, &plan->programs[i], 1.0 / plan->pieces / n->spec->nchannels);
-		tp_plan_free(plan);
-	}
-	return ncclSuccess;
-}
-
 /* The busiest of the hosts. Of many a few stand for all: plans treat them alike but for the root's, the first and the last. */
-static ncclResult_t find_load(struct counting *n, struct tp_topo_load *out)
+static ncclResult_t find_load(const struct explain_case *c, enum tp_coll coll, int algo, bool *can, struct tp_topo_load *out)
 {
-	struct explain_case *c = n->c;
-	int few[] = { 0, 1, c->nhosts / 2, c->nhosts - 2, c->nhosts - 1, c->layout->domain[c->q->root] }, count = c->nhosts <= EACH_HOST ? c->nhosts : (int)TP_ARRAY_LEN(few);
+	const struct tp_ways_host host = { .graph = c->topo, .rails = c->rails, .costs = &c->costs, .layout = c->layout, .gpus = c->gpus };
+	int few[] = { 0, 1, c->nhosts / 2, c->nhosts - 2, c->nhosts - 1 }, count = c->nhosts <= EACH_HOST ? c->nhosts : (int)TP_ARRAY_LEN(few);
 	for (int i = 0; i < count; i++) {
 		struct tp_topo_load load;
-		TP_TRY(count_host(n, c->nhosts <= EACH_HOST ? i : few[i]));
-		TP_TRY(tp_topo_load_find(c->topo, c->rails, &c->costs, &n->traffic, &load));
+		TP_TRY(tp_ways_load(&host, coll, (enum tp_algo)algo, c->nhosts <= EACH_HOST ? i : few[i], can, &load));
+		if (!*can) return ncclSuccess;
 		if (!i || load.inside.us > out->inside.us * (1 + 1e-9)) out->inside = load.inside;
 		if (!i || load.across.us > out->across.us * (1 + 1e-9)) out->across = load.across;
 	}
@@ -135,30 +102,43 @@ static struct tp_plan_spec spec_of(const struct explain_case *c, int algo)
 		.layout = c->layout };
 }
 
-/* A chain of hops takes the mean of them; where all send to all at once, the farthest counts. */
-static double hop_us(int algo, const struct tp_topo_limit *inside)
-{
-	bool at_once = algo == TP_ALGO_ONE_SHOT || algo == TP_ALGO_TWO_SHOT || algo == TP_ALGO_DIRECT || algo == TP_ALGO_HIERARCHICAL;
-	return at_once ? inside->most_us : inside->mean_us;
-}
-
 static ncclResult_t find_way(struct explain_case *c, int algo)
 {
 	struct explain_way *way = &c->ways[algo];
-	struct tp_plan_spec spec = spec_of(c, algo), all = spec;
-	struct counting n = { .c = c, .spec = &all };
-	/* A ring of each order: channels take turns with them, and a long message has a multiple of their number. */
-	if (algo == TP_ALGO_RING && c->layout->norders) all.nchannels = c->layout->norders;
+	struct tp_plan_spec spec = spec_of(c, algo);
+	bool can;
 	way->why_not = tp_plan_refuses(&spec);
 	if (way->why_not) return ncclSuccess;
-	TP_TRY(tp_topo_traffic_create(c->ngpus, &n.traffic));
-	ncclResult_t result = find_load(&n, &way->load);
-	tp_topo_traffic_free(&n.traffic);
-	TP_TRY(result);
-	way->model = c->library;
-	if (way->load.inside.us > 0) way->model.inside.latency_us = hop_us(algo, &way->load.inside);
-	if (way->load.across.us > 0) way->model.across.latency_us = c->costs.net_us + c->engine_us;
-	if (!tp_cost_fit(&spec, way->load.inside.us, way->load.across.us, &way->model)) way->why_not = "the cost model doesn't know it";
+	TP_TRY(find_load(c, c->q->coll, algo, &can, &way->load));
+	c->machine.of[c->q->coll][algo] = tp_way_of((enum tp_algo)algo, &way->load);
+	return ncclSuccess;
+}
+
+/* By these two the library judges whether all are joined alike. */
+static ncclResult_t find_evenness(struct explain_case *c)
+{
+	static const enum tp_algo judged[] = { TP_ALGO_RING, TP_ALGO_TWO_SHOT };
+	for (size_t i = 0; i < TP_ARRAY_LEN(judged); i++) {
+		struct tp_topo_load load;
+		bool can;
+		TP_TRY(find_load(c, TP_ALL_REDUCE, judged[i], &can, &load));
+		if (can) c->machine.of[TP_ALL_REDUCE][judged[i]] = tp_way_of(judged[i], &load);
+	}
+	return ncclSuccess;
+}
+
+/* Does each GPU reach the memory of all others, and by NVLink? Fused kernels need the one, lines of 128 bytes the other. */
+static ncclResult_t find_reach(struct explain_case *c)
+{
+	c->all_reach = c->all_nvlink = c->is_nvidia && c->nhosts == 1;
+	for (int a = 0; a < c->ngpus && c->all_reach; a++)
+		for (int b = 0; b < c->ngpus; b++) {
+			struct tp_topo_p2p p2p;
+			if (a == b) continue;
+			TP_TRY(tp_topo_decide_p2p(c->topo, &c->policy, tp_topo_node_of(c->topo, TP_TOPO_GPU, a)->index, tp_topo_node_of(c->topo, TP_TOPO_GPU, b)->index, &p2p));
+			c->all_reach &= p2p.use;
+			c->all_nvlink &= p2p.type == TP_PATH_NVL;
+		}
 	return ncclSuccess;
 }
 
@@ -190,16 +170,6 @@ static ncclResult_t find_channels(struct explain_case *c)
 	return ncclSuccess;
 }
 
-/* What the library's constants say of its engine: a hop of GPU ranks over TCP, less one of host ranks. */
-static ncclResult_t load_library(struct explain_case *c)
-{
-	struct tp_cost_model host, gpu;
-	tp_cost_defaults(&host);
-	tp_cost_gpu_defaults(&gpu);
-	c->engine_us = TP_MAX(gpu.across.latency_us - host.across.latency_us, 0);
-	return tp_cost_load_gpu(&c->library);
-}
-
 /* As communicators have it (comm/orders.c): rings along those that are found where GPUs relay for nobody. */
 static ncclResult_t order_rings(struct explain_case *c)
 {
@@ -219,11 +189,18 @@ static ncclResult_t order_rings(struct explain_case *c)
 	return result;
 }
 
+static struct tp_ways_call call_of(const struct explain_case *c, size_t block, const char *filter)
+{
+	return (struct tp_ways_call){ .layout = c->layout, .ways = &c->machine, .library = &c->library, .coll = c->q->coll, .root = tool_is_rooted(c->q->coll) ? c->q->root : -1,
+		.nchannels = c->nhosts > 1 ? CHANNELS_ACROSS : CHANNELS_INSIDE, .block_bytes = block, .staged = c->q->staged, .filter = filter };
+}
+
 static ncclResult_t note_filter(struct explain_case *c)
 {
 	struct tp_choice choice;
+	const struct tp_ways_call call = call_of(c, c->q->element, c->q->filter);
 	TP_TRY(tp_choose_check_algo(c->q->filter));
-	TP_TRY(tp_choose(c->layout, c->q->coll, c->q->root, c->q->element, c->q->staged, &c->library, c->q->filter, &choice));
+	TP_TRY(tp_ways_choose(&call, &choice));
 	for (int a = 0; a < TP_NALGOS; a++) c->ways[a].left_out = !c->ways[a].why_not && choice.candidates[a].why_not;
 	return ncclSuccess;
 }
@@ -231,7 +208,10 @@ static ncclResult_t note_filter(struct explain_case *c)
 static ncclResult_t find_out(struct explain_case *c)
 {
 	TP_TRY(tool_layout(c->nranks, c->nhosts, &c->layout));
-	TP_TRY(load_library(c));
+	TP_TRY(tp_cost_load_gpu(&c->library));
+	c->gpus = tp_alloc((size_t)c->ngpus, sizeof(*c->gpus), "GPUs");
+	if (!c->gpus) return ncclSystemError;
+	for (int g = 0; g < c->ngpus; g++) c->gpus[g] = g;
 	TP_TRY(find_channels(c));
 	/* NCCL lets GPUs relay for others, to GPUs (NVB) and to ports (PXN); our links do not. */
 	c->policy.nvb = c->policy.pxn = false;
@@ -239,13 +219,19 @@ static ncclResult_t find_out(struct explain_case *c)
 	TP_TRY(order_rings(c));
 	if (c->nhosts > 1) TP_TRY(tp_rails_assign(c->topo, &c->policy, &c->rails));
 	TP_TRY(tp_topo_costs_of(c->doc, c->topo, &c->policy, c->rails, &c->costs));
+	c->engine_us = tp_ways_engine_us();
+	c->machine = (struct tp_ways){ .known = true, .net_us = (float)(c->costs.net_us + c->engine_us) };
+	TP_TRY(find_evenness(c));
+	TP_TRY(find_reach(c));
 	for (int a = 0; a < TP_NALGOS; a++) TP_TRY(find_way(c, a));
+	for (int a = 0; a < TP_NALGOS; a++) tp_ways_model(&c->machine, c->layout, c->q->coll, (enum tp_algo)a, &c->library, &c->ways[a].model);
 	return note_filter(c);
 }
 
 static void let_go(struct explain_case *c)
 {
 	tp_layout_free(c->layout);
+	free(c->gpus);
 	tp_channels_free(c->rings);
 	tp_channels_free(c->trees);
 	tp_channels_free(c->pairs);
@@ -282,59 +268,47 @@ static double term(const struct tp_plan_spec *spec, size_t block, size_t chunk, 
 	return tp_cost_predict(spec, block, chunk, &m);
 }
 
-static int most_channels(const struct explain_case *c) { return c->nhosts > 1 ? CHANNELS_ACROSS : CHANNELS_INSIDE; }
-
-/* The largest chunk of all channels together, where the chooser's model reckons with one in all; 0: its own limit. */
-static size_t widest(const struct explain_case *c, int algo)
-{
-	if (c->nhosts > 1) return (size_t)most_channels(c) * c->library.slot_bytes_across;
-	return algo == TP_ALGO_RING ? (size_t)most_channels(c) * RING_SLOT : 0;
-}
-
-/* As tp_gpu_fit_choice has it. */
-static int channels_for(const struct explain_case *c, int algo, size_t block)
-{
-	int channels = tp_choose_channels((enum tp_algo)algo, c->q->coll, c->nranks, block, most_channels(c)), norders = algo == TP_ALGO_RING ? c->layout->norders : 0;
-	return norders && channels > norders ? channels - channels % norders : channels;
-}
-
-static ncclResult_t time_of(const struct explain_case *c, int algo, size_t block, struct explain_time *out)
+static struct explain_time time_of(const struct explain_case *c, int algo, size_t block, const struct tp_candidate *found)
 {
 	const struct explain_way *way = &c->ways[algo];
 	struct tp_plan_spec spec = spec_of(c, algo);
-	struct tp_choice choice;
-	char only[64];
-	snprintf(only, sizeof(only), "%s:%s", tp_coll_name(c->q->coll), tp_algo_name((enum tp_algo)algo));
-	TP_TRY(tp_choose(c->layout, c->q->coll, c->q->root, block, c->q->staged, &way->model, only, &choice));
-	size_t chunk = choice.candidates[algo].chunk_bytes, wide = widest(c, algo);
-	double us = choice.candidates[algo].us;
-	for (size_t more = wide; more > chunk && more > wide >> 8; more /= 2) {
-		double with = tp_cost_predict(&spec, block, more, &way->model);
-		if (with < us) chunk = more;
-		us = TP_MIN(us, with);
-	}
-	*out = (struct explain_time){ .us = us, .chunk_bytes = chunk,
-		.nchannels = channels_for(c, algo, block),
+	struct tp_choice only = { .algo = (enum tp_algo)algo };
+	const struct tp_ways_call call = call_of(c, block, NULL);
+	size_t chunk = found->chunk_bytes;
+	tp_ways_fit(&call, false, TP_ALGO_RING, &only);
+	return (struct explain_time){ .us = found->us, .chunk_bytes = chunk, .nchannels = only.nchannels,
 		.latency_us = term(&spec, block, chunk, way->model, true, false, false, false), .inside_us = term(&spec, block, chunk, way->model, false, true, false, false),
 		.across_us = term(&spec, block, chunk, way->model, false, false, true, false), .reduce_us = term(&spec, block, chunk, way->model, false, false, false, true) };
+}
+
+/* As communicators do: the model's least of those allowed, and over it what fused kernels want. */
+static ncclResult_t choose(const struct explain_case *c, size_t block, struct explain_times *t)
+{
+	const struct tp_ways_call call = call_of(c, block, c->q->filter);
+	struct tp_choice choice;
+	enum tp_algo wanted = TP_ALGO_RING;
+	bool wants = false;
+	TP_TRY(tp_ways_choose(&call, &choice));
+	t->least = (int)choice.algo;
+	if (c->all_reach) TP_TRY(tp_cuda_suggest_for(c->nranks, c->all_nvlink, c->q->coll, block, &wants, &wanted));
+	t->by_table = tp_ways_fit(&call, wants, wanted, &choice);
+	t->best = (int)choice.algo;
 	return ncclSuccess;
 }
 
 ncclResult_t explain_times_of(const struct explain_case *c, size_t bytes, struct explain_times *out)
 {
-	struct explain_times t = { .best = -1, .best_of_all = -1 };
-	struct tp_choice choice;
 	size_t block = explain_block(c, bytes);
+	const struct tp_ways_call all = call_of(c, block, NULL);
+	struct explain_times t = { .best_of_all = -1 };
+	struct tp_choice choice;
+	TP_TRY(tp_ways_choose(&all, &choice));
 	for (int a = 0; a < TP_NALGOS; a++) {
 		t.of[a].us = -1;
-		if (c->ways[a].why_not) continue;
-		TP_TRY(time_of(c, a, block, &t.of[a]));
-		if (t.best_of_all < 0 || t.of[a].us < t.of[t.best_of_all].us) t.best_of_all = a;
-		if (!c->ways[a].left_out && (t.best < 0 || t.of[a].us < t.of[t.best].us)) t.best = a;
+		if (!c->ways[a].why_not) t.of[a] = time_of(c, a, block, &choice.candidates[a]);
 	}
-	TP_TRY(tp_choose(c->layout, c->q->coll, c->q->root, block, c->q->staged, &c->library, c->q->filter, &choice));
-	t.library = (int)choice.algo;
-	if (t.best < 0) return TP_FAIL(ncclInvalidUsage, "no algorithm is left for %s", tp_coll_name(c->q->coll));
+	t.best_of_all = (int)choice.algo;
+	TP_TRY(choose(c, block, &t));
 	*out = t;
 	return ncclSuccess;
 }

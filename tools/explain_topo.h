@@ -4,9 +4,8 @@
 
 #include <stdio.h>
 
-#include "plan/plan.h"
+#include "comm/ways.h"
 #include "topo.h"
-#include "topo/cost.h"
 
 #define EXPLAIN_MOST_SIZES 16
 
@@ -45,7 +44,10 @@ struct explain_case {
 	enum tp_nccl_func func;
 	struct tp_nccl_job job;
 	struct tp_layout *layout;
+	int32_t *gpus;                  /* [ngpus] the graph's numbers, by rank */
 	struct tp_cost_model library;   /* its own constants, which know no machine */
+	struct tp_ways machine;         /* what the machine makes of them */
+	bool all_reach, all_nvlink;     /* each GPU reaches all others' memory, by NVLink */
 	double engine_us;               /* what the engine adds to a hop across hosts */
 	struct explain_way ways[TP_NALGOS];
 };
@@ -54,7 +56,8 @@ struct explain_case {
 struct explain_time { double us, latency_us, inside_us, across_us, reduce_us; size_t chunk_bytes; int nchannels; };
 struct explain_times {
 	struct explain_time of[TP_NALGOS];      /* us < 0: not possible */
-	int best, best_of_all, library;         /* among those allowed; of all; what the library takes by its own constants */
+	int best, least, best_of_all;           /* what the library takes; the model's least among those allowed, and of all */
+	bool by_table;                          /* it went by the table of fused kernels */
 };
 struct explain_nccl_time { double us, latency_us, data_us; int nchannels; const char *why_not; };
 struct explain_nccl_times {

@@ -13,7 +13,7 @@ static void add_limit(const struct explain_case *c, cJSON *to, const char *name,
 	cJSON_AddStringToObject(o, "from", c->topo->nodes[link->from].name);
 	cJSON_AddStringToObject(o, "to", c->topo->nodes[link->to].name);
 	cJSON_AddStringToObject(o, "kind", tp_topo_link_name(link->kind));
-	cJSON_AddNumberToObject(o, "gbps", link->bw * c->costs.yield[link->kind]);
+	cJSON_AddNumberToObject(o, "gbps", link->bw * tp_topo_costs_yield(&c->costs, c->topo, limit->link));
 	cJSON_AddNumberToObject(o, "bytes", limit->load * (double)block);
 	cJSON_AddNumberToObject(o, "us", limit->us * (double)block);
 	cJSON_AddNumberToObject(o, "flows", limit->flows);
@@ -102,7 +102,8 @@ static int add_size(const struct explain_case *c, cJSON *sizes, size_t bytes)
 	cJSON_AddNumberToObject(o, "us", t.of[t.best].us);
 	cJSON_AddStringToObject(o, "dominant", explain_dominant(&t.of[t.best]));
 	cJSON_AddStringToObject(o, "of_all", tp_algo_name((enum tp_algo)t.best_of_all));
-	cJSON_AddStringToObject(o, "library", tp_algo_name((enum tp_algo)t.library));
+	cJSON_AddStringToObject(o, "by", t.by_table ? "table" : "model");
+	cJSON_AddStringToObject(o, "least", tp_algo_name((enum tp_algo)t.least));
 	add_ways(c, o, &t, explain_block(c, bytes));
 	if (has_nccl(c)) add_nccl(c, o, bytes);
 	return 0;

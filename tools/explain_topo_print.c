@@ -79,6 +79,20 @@ static void print_ports(const struct explain_case *c, FILE *out)
 	fprintf(out, "%s\n", c->rails->nrails > MOST ? "; …" : "");
 }
 
+static double carries(const struct tp_way *way) { return 1e-3 / (double)way->inside_us; }
+
+/* By what the library chooses: what the paths carry, and whether its table of fused kernels counts. */
+static void print_evenness(const struct explain_case *c, FILE *out)
+{
+	const struct tp_way *pairs = &c->machine.of[TP_ALL_REDUCE][TP_ALGO_TWO_SHOT], *ring = &c->machine.of[TP_ALL_REDUCE][TP_ALGO_RING];
+	if (c->ngpus < 2 || c->nhosts > 1 || pairs->inside_us <= 0 || ring->inside_us <= 0) return;
+	bool even = tp_ways_are_even(&c->machine);
+	fprintf(out, "  an all-reduce of a host carries %.4g GB/s by all pairs at once, %.4g by rings: its GPUs are %sjoined alike", carries(pairs), carries(ring), even ? "" : "not ");
+	if (!c->is_nvidia) fprintf(out, "\n");
+	else if (!c->all_reach) fprintf(out, "; not all reach each other's memory, so there are no fused kernels\n");
+	else fprintf(out, ", so %s\n", even ? "fused kernels run up to the sizes that they were measured for" : "times decide, and not what fused kernels were measured for");
+}
+
 static void print_machine(const struct explain_case *c, FILE *out)
 {
 	int nets = c->topo->count[TP_TOPO_NET];
@@ -93,6 +107,7 @@ static void print_machine(const struct explain_case *c, FILE *out)
 	if (c->pairs->nchannels)
 		fprintf(out, "  all pairs through a switch: %d head%s of %.4g GB/s\n", c->pairs->nchannels, c->pairs->nchannels == 1 ? "" : "s", c->pairs->bw_intra);
 	if (c->layout->norders) fprintf(out, "  our rings go along %d of these\n", c->layout->norders);
+	print_evenness(c, out);
 	print_ports(c, out);
 	print_costs(c, out);
 }
@@ -107,7 +122,7 @@ static void print_limit(const struct explain_case *c, const char *where, const s
 	topo_link_text(c->topo, link, kind, sizeof(kind));
 	double bytes = limit->load * (double)block;
 	fprintf(out, "  %s: %s -> %s (%s, %.4g GB/s) carries %s of %d flow%s: %s us\n", where, c->topo->nodes[link->from].name, c->topo->nodes[link->to].name, kind,
-		link->bw * c->costs.yield[link->kind], bytes_text(bytes, load), limit->flows, limit->flows == 1 ? "" : "s", us_text(limit->us * (double)block, us));
+		link->bw * tp_topo_costs_yield(&c->costs, c->topo, limit->link), bytes_text(bytes, load), limit->flows, limit->flows == 1 ? "" : "s", us_text(limit->us * (double)block, us));
 	if (limit->from < 0) return;
 	const struct tp_topo_path *path = tp_topo_path(c->topo, limit->from, limit->to);
 	fprintf(out, "  from %s to %s, hop by hop:\n", c->topo->nodes[limit->from].name, c->topo->nodes[limit->to].name);
@@ -190,14 +205,14 @@ static void print_choice(const struct explain_case *c, const struct explain_time
 		return;
 	}
 	if (next < 0) fprintf(out, ": the only one that is possible%s", c->q->filter ? " and allowed" : "");
+	else if (t->best != t->least)
+		fprintf(out, ": what fused kernels were measured to be best with between GPUs that are joined alike (TELPHER_CUDA_TABLE); by the model %s takes %.2f times as long",
+			tp_algo_name((enum tp_algo)t->least), t->of[t->least].us / x->us);
 	else fprintf(out, ": the least; the next, %s, takes %.2f times as long", tp_algo_name((enum tp_algo)next), t->of[next].us / x->us);
 	fprintf(out, ". Most of it is %s.\n", explain_dominant(x));
-	if (t->best != t->best_of_all)
+	if (t->least != t->best_of_all && t->best == t->least)
 		fprintf(out, "NCCL_ALGO=%s costs %.2f times what %s would take, which it leaves out.\n", c->q->filter, x->us / t->of[t->best_of_all].us,
 			tp_algo_name((enum tp_algo)t->best_of_all));
-	if (t->library != t->best)
-		fprintf(out, "The library's own constants, which know no machine, take %s: %.2f times as long here. NCCL_ALGO=%s:%s, or a table (TELPHER_TUNE_FILE), "
-			"tells it better.\n", tp_algo_name((enum tp_algo)t->library), t->of[t->library].us / x->us, tp_coll_name(c->q->coll), name);
 }
 
 /* What NCCL_ALGO=Ring and =Tree would cost. */

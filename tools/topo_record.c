@@ -13,6 +13,23 @@ static bool read_number(const char *text, const char *name, double *out)
 	return end != text + bytes && !*end && *out > 0 && *out < 1e9;
 }
 
+/* What the wires are at present: once they are others, the value is of no use. */
+static ncclResult_t fill(struct tp_topo *topo, int32_t from, int32_t to, struct tp_topo_measured *m)
+{
+	struct tp_topo_policy policy;
+	tp_topo_policy_default(&policy);
+	TP_TRY(tp_topo_compute_paths(topo, &policy));
+	const struct tp_topo_path *wires = tp_topo_wire_path(topo, from, to);
+	snprintf(m->from, sizeof(m->from), "%s", topo->nodes[from].name);
+	snprintf(m->to, sizeof(m->to), "%s", topo->nodes[to].name);
+	if (topo->nodes[from].kind == TP_TOPO_GPU) snprintf(m->from_bus, sizeof(m->from_bus), "%s", topo->nodes[from].pci.bus_id);
+	if (topo->nodes[to].kind == TP_TOPO_GPU) snprintf(m->to_bus, sizeof(m->to_bus), "%s", topo->nodes[to].pci.bus_id);
+	if (wires->type == TP_PATH_DIS || wires->type == TP_PATH_LOC) return ncclSuccess;
+	snprintf(m->path, sizeof(m->path), "%s", tp_topo_path_name(wires->type));
+	m->planned_gbps = wires->bw;
+	return ncclSuccess;
+}
+
 int topo_record(const char *path, const char *from, const char *to, const char *const *values, int nvalues)
 {
 	struct tp_topo_measured m = { .alpha_us = 0 };
@@ -30,9 +47,10 @@ int topo_record(const char *path, const char *from, const char *to, const char *
 	int status = 0;
 	if (a < 0 || b < 0) {
 		status = tool_usage_error("topo", "%s has nothing called \"%s\"", path, a < 0 ? from : to);
+	} else if (fill(topo, a, b, &m) != ncclSuccess) {
+		fprintf(stderr, "telpher topo: %s\n", tp_log_last_error());
+		status = 1;
 	} else {
-		snprintf(m.from, sizeof(m.from), "%s", topo->nodes[a].name);
-		snprintf(m.to, sizeof(m.to), "%s", topo->nodes[b].name);
 		/* Written beside and put in its place whole: a file that is lost is a map that is lost. */
 		char beside[4096];
 		snprintf(beside, sizeof(beside), "%.4000s.new", path);
@@ -60,59 +78,57 @@ static void print_samples(const char *where, struct samples *s, FILE *out)
 	if (s->nbw) fprintf(out, "%s.us_per_byte       %.6g\n", where, 1 / (1000 * tp_median(s->bw, s->nbw)));
 }
 
-static int count_measured(const struct tp_topo_doc *doc)
-{
-	struct tp_topo_measured m;
-	bool is;
-	int count = 0;
-	while (tp_topo_doc_measured(doc, count, &m, &is) == ncclSuccess && is) count++;
-	return count;
-}
-
 int topo_export(const struct topo_machine *machine, FILE *out)
 {
 	struct samples inside = { 0 }, across = { 0 };
-	int count = count_measured(machine->doc), status = 0;
-	double *room = calloc((size_t)count * 4 + 1, sizeof(*room));
-	if (!room) return 1;
+	struct tp_topo_values values;
+	if (tp_topo_values_of(machine->doc, machine->topo, stderr, &values) != ncclSuccess) return 1;
+	double *room = calloc((size_t)values.count * 4 + 1, sizeof(*room));
+	if (!room) {
+		free(values.list);
+		return 1;
+	}
 	inside.alpha = room;
-	inside.bw = room + count;
-	across.alpha = room + 2 * count;
-	across.bw = room + 3 * count;
-	for (int i = 0; i < count; i++) {
-		struct tp_topo_measured m;
-		bool is;
-		if (tp_topo_doc_measured(machine->doc, i, &m, &is) != ncclSuccess || !is) break;
-		int32_t a = tp_topo_find_name(machine->topo, m.from), b = tp_topo_find_name(machine->topo, m.to);
-		if (a < 0 || b < 0) {
-			fprintf(stderr, "telpher topo: measured from %s to %s: nothing is called so any more; left out\n", m.from, m.to);
-			continue;
-		}
-		struct samples *s = is_inside(machine->topo, a, b) ? &inside : &across;
-		if (m.alpha_us > 0) s->alpha[s->nalpha++] = m.alpha_us;
-		if (m.gbps > 0) s->bw[s->nbw++] = m.gbps;
+	inside.bw = room + values.count;
+	across.alpha = room + 2 * values.count;
+	across.bw = room + 3 * values.count;
+	for (int i = 0; i < values.count; i++) {
+		const struct tp_topo_value *v = &values.list[i];
+		struct samples *s = is_inside(machine->topo, v->from, v->to) ? &inside : &across;
+		if (v->alpha_us > 0) s->alpha[s->nalpha++] = v->alpha_us;
+		if (v->gbps > 0) s->bw[s->nbw++] = v->gbps;
 	}
-	if (!count) {
-		fprintf(stderr, "telpher topo: nothing has been measured in %s (telpher topo record)\n", machine->name);
-		status = 1;
-	}
+	if (!values.count) fprintf(stderr, "telpher topo: nothing that holds has been measured in %s (telpher topo record)\n", machine->name);
 	print_samples("inside", &inside, out);
 	print_samples("across", &across, out);
 	free(room);
-	return status;
+	free(values.list);
+	return values.count ? 0 : 1;
 }
 
 /* What was measured between two places, for `explain`. */
 void topo_print_measured(const struct topo_machine *machine, int32_t a, int32_t b, FILE *out)
 {
-	struct tp_topo_measured m;
-	bool is;
-	for (int i = 0; tp_topo_doc_measured(machine->doc, i, &m, &is) == ncclSuccess && is; i++) {
-		if (tp_topo_find_name(machine->topo, m.from) != a || tp_topo_find_name(machine->topo, m.to) != b) continue;
-		fprintf(out, "Measured:");
-		if (m.alpha_us > 0) fprintf(out, " alpha %.4g us", m.alpha_us);
-		if (m.gbps > 0) fprintf(out, " %.4g GB/s", m.gbps);
-		if (m.alpha_us > 0 && m.gbps > 0) fprintf(out, " (half of it at %.4g KB)", m.alpha_us * m.gbps);
+	struct tp_topo_values values;
+	char *notes = NULL, *line, *rest;
+	size_t bytes = 0;
+	FILE *told = open_memstream(&notes, &bytes);
+	if (!told) return;
+	ncclResult_t result = tp_topo_values_of(machine->doc, machine->topo, told, &values);
+	fclose(told);
+	const struct tp_topo_value *v = result == ncclSuccess ? tp_topo_value_between(&values, a, b) : NULL;
+	if (v) {
+		double planned = tp_topo_path(machine->topo, a, b)->bw;
+		fprintf(out, "Measured%s:", v->from == a ? "" : " the other way");
+		if (v->alpha_us > 0) fprintf(out, " alpha %.4g us", v->alpha_us);
+		if (v->gbps > 0) fprintf(out, " %.4g GB/s", v->gbps);
+		if (v->gbps > 0 && planned > 0) fprintf(out, ", %.0f %% of what is planned", 100 * v->gbps / planned);
+		if (v->alpha_us > 0 && v->gbps > 0) fprintf(out, " (half of it at %.4g KB)", v->alpha_us * v->gbps);
 		fprintf(out, "\n");
 	}
+	/* The refusals that concern these two. */
+	for (rest = notes; (line = strsep(&rest, "\n"));)
+		if (strstr(line, machine->topo->nodes[a].name) && strstr(line, machine->topo->nodes[b].name)) fprintf(out, "Not taken: %s\n", line);
+	if (result == ncclSuccess) free(values.list);
+	free(notes);
 }

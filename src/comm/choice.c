@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "comm/gpu.h"
+#include "comm/ways.h"
 
 static ncclResult_t find_plan(struct ncclComm *comm, enum tp_coll coll, int root, const struct tp_choice *choice,
 	const struct tp_plan **out)
@@ -32,8 +33,10 @@ static ncclResult_t choose(struct ncclComm *comm, enum tp_coll coll, int root, s
 	struct tp_choice_entry *out)
 {
 	struct tp_choice choice;
-	TP_TRY(tp_choose(comm->layout, coll, root, block_bytes, staged, &comm->model, comm->algo_filter, &choice));
-	if (comm->gpu) tp_gpu_fit_choice(comm, coll, block_bytes, staged, &choice);
+	struct tp_ways_call call = { .layout = comm->layout, .ways = comm->ways, .library = &comm->model, .coll = coll, .root = root, .nchannels = comm->nchannels,
+		.block_bytes = block_bytes, .staged = staged, .filter = comm->algo_filter };
+	TP_TRY(tp_ways_choose(&call, &choice));
+	if (comm->gpu) tp_gpu_fit_choice(comm, &call, &choice);
 	if (choice.nchannels > comm->nchannels) choice.nchannels = comm->nchannels;
 	TP_TRY(tp_watch_expect("algo", tp_algo_name(choice.algo), tp_coll_name(coll), NULL));
 	const struct tp_plan *plan;

@@ -18,6 +18,7 @@ void tp_comm_tear_down(struct ncclComm *comm)
 	tp_flight_destroy(comm->flight);
 	tp_choice_free_all(comm);
 	tp_layout_free(comm->layout);
+	free(comm->ways);
 	tp_memory_forget_comm(comm);
 	while (comm->spare) {
 		struct tp_op *op = comm->spare;

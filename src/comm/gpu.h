@@ -145,7 +145,8 @@ ncclResult_t tp_gpu_validate_call(const struct tp_comm_call *call);
 /* Launches operations of these communicators, in their order, and frees them. */
 ncclResult_t tp_gpu_issue_all(struct tp_issue *issues);
 /* Channels and chunk of a choice, which the chooser leaves to the machine; and the algorithm, where the kernels want another. */
-void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, bool windows, struct tp_choice *choice);
+struct tp_ways_call;
+void tp_gpu_fit_choice(const struct ncclComm *comm, const struct tp_ways_call *call, struct tp_choice *choice);
 /* Where all ranks promise the same windows and offsets (NCCL_WIN_COLL_SYMMETRIC): notes them in the call. true: they do. */
 bool tp_gpu_find_windows(const struct tp_comm_call *call, struct tp_exec_call *exec);
 

@@ -7,13 +7,13 @@
 #include <string.h>
 
 #include "comm/gpu.h"
+#include "comm/ways.h"
 
 #define FEW 16                  /* operations of a group that are launched at once */
 #define FEW_STREAMS 32
 #define SMALLEST_CHUNK ((size_t)8 << 10)
 #define LARGEST_CHUNK ((size_t)1 << 20)
 #define FAR_CHUNK ((size_t)64 << 10)
-#define FAR_PIECE ((size_t)32 << 10)
 
 /* ---- the launch: launch lock held ---- */
 
@@ -240,30 +240,14 @@ ncclResult_t tp_gpu_issue_all(struct tp_issue *issues)
 
 /* ---- choice ---- */
 
-/* Between hosts a chunk costs the proxy some microseconds whatever its size, and all channels share one: so few channels, with a piece of some size each, and
- * chunks that are large. */
-static int far_channels(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, int nchannels)
+/* Chunks: an eighth of what a block has to move, so that receiving, reducing and sending overlap, between hosts large ones; links that hold less cut them
+ * smaller (the executor sees to that, the same on all ranks). staged: its buffers lie in windows. */
+void tp_gpu_fit_choice(const struct ncclComm *comm, const struct tp_ways_call *call, struct tp_choice *choice)
 {
-	size_t pieces = coll == TP_ALL_REDUCE ? (size_t)comm->nranks : 1;
-	return (int)TP_MIN((size_t)nchannels, TP_MAX(block_bytes / pieces / FAR_PIECE, 1));
-}
-
-/* A line of flags and data moves 4 KB a block in the time that a flag takes; bulk data is worth another block from 16 KB on.
- * Chunks: an eighth of what a block has to move, so that receiving, reducing and sending overlap; links that hold less cut them
- * smaller (the executor sees to that, the same on all ranks). */
-void tp_gpu_fit_choice(const struct ncclComm *comm, enum tp_coll coll, size_t block_bytes, bool windows, struct tp_choice *choice)
-{
-	enum tp_algo wanted;
-	bool far = comm->boot->nhosts > 1;
-	if (tp_cuda_exec_suggest(atomic_load_explicit(&comm->gpu->exec, memory_order_relaxed), coll, block_bytes, windows, &wanted)
-		&& choice->candidates[wanted].us >= 0)
-		choice->algo = wanted;
-	choice->nchannels = tp_choose_channels(choice->algo, coll, comm->nranks, block_bytes, comm->nchannels);
-	if (far) choice->nchannels = far_channels(comm, coll, block_bytes, choice->nchannels);
-	/* As many channels for each order of the rings, so that each carries the same. */
-	int norders = choice->algo == TP_ALGO_RING ? comm->layout->norders : 0;
-	if (norders && choice->nchannels > norders) choice->nchannels -= choice->nchannels % norders;
-	size_t part = block_bytes / (size_t)choice->nchannels;
-	choice->chunk_bytes = TP_MIN(TP_MAX(tp_align_up(part / 8, 512), far ? FAR_CHUNK : SMALLEST_CHUNK), LARGEST_CHUNK);
+	enum tp_algo wanted = TP_ALGO_RING;
+	bool wants = tp_cuda_exec_suggest(atomic_load_explicit(&comm->gpu->exec, memory_order_relaxed), call->coll, call->block_bytes, call->staged, &wanted);
+	tp_ways_fit(call, wants, wanted, choice);
+	size_t part = call->block_bytes / (size_t)choice->nchannels;
+	choice->chunk_bytes = TP_MIN(TP_MAX(tp_align_up(part / 8, 512), comm->boot->nhosts > 1 ? FAR_CHUNK : SMALLEST_CHUNK), LARGEST_CHUNK);
 	choice->ref_bytes = SIZE_MAX;
 }

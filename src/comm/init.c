@@ -66,6 +66,7 @@ static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args,
 	times[2] = tp_clock_ns();
 	TP_TRY(tp_comm_topo_open(comm));
 	TP_TRY(tp_comm_order_rings(comm));
+	TP_TRY(tp_comm_open_ways(comm));
 	times[3] = tp_clock_ns();
 	TP_TRY(tp_report_check(comm));
 	if (comm->gpu) TP_TRY(tp_gpu_pace_open(comm));

@@ -146,6 +146,7 @@ struct ncclComm {
 	struct tp_comm_topo *topo;          /* what is known of the machines; NULL while it joins */
 	struct tp_layout *layout;
 	struct tp_cost_model model;
+	struct tp_ways *ways;               /* what the machines make of it, agreed (ways.h) */
 	bool crowded;                       /* the machine has more ranks than processors for them */
 	char algo_filter[512];              /* agreed */
 	int nchannels;
@@ -331,6 +332,8 @@ ncclResult_t tp_comm_topo_expect(const struct ncclComm *comm);
 
 /* orders.c: collective. */
 ncclResult_t tp_comm_order_rings(struct ncclComm *comm);
+/* ways_agree.c: collective; the rings have their orders. */
+ncclResult_t tp_comm_open_ways(struct ncclComm *comm);
 
 /* report.c */
 ncclResult_t tp_report_check(struct ncclComm *comm);

@@ -40,6 +40,14 @@ static const char *p2p_code(const struct ncclComm *comm, int from, int to)
 	return row->reason[local] == TP_WHY_BEST ? "no-access" : tp_topo_reason_code(row->reason[local]);
 }
 
+/* In place of what is planned, and said so. */
+static void take_measured(float gbps, float us, struct tp_watch_path *path)
+{
+	if (gbps > 0) path->gbps = gbps;
+	if (us > 0) path->latency_us = us;
+	if (gbps > 0 || us > 0) add_text(path->why, sizeof(path->why), "; ", gbps <= 0 ? "latency measured" : us <= 0 ? "bandwidth measured" : "measured");
+}
+
 static void describe_local(const struct ncclComm *comm, int from, int to, struct tp_watch_path *path)
 {
 	const struct tp_comm_topo *t = comm->topo;
@@ -52,8 +60,9 @@ static void describe_local(const struct ncclComm *comm, int from, int to, struct
 	else if (row->known && local < TP_TOPO_LOCAL_MAX) type = row->type[local];
 	if (type < TP_PATH_TYPES) snprintf(path->type, sizeof(path->type), "%s", tp_topo_path_name(type));
 	if (!row || type >= TP_PATH_TYPES) return;
+	take_measured(row->measured_gbps[local], row->measured_us[local], path);
 	if (is_direct(path)) {
-		path->gbps = row->gbps[local];
+		if (row->measured_gbps[local] <= 0) path->gbps = row->gbps[local];
 		if (row->reason[local] < TP_WHY_COUNT && row->reason[local] != TP_WHY_BEST)
 			add_text(path->code, sizeof(path->code), ",", tp_topo_reason_code(row->reason[local]));
 		return;
@@ -109,6 +118,10 @@ static void describe_remote(const struct ncclComm *comm, int from, int to, struc
 	path->latency_us = a->latency_us > 0 ? a->latency_us : (float)comm->model.across.latency_us;
 	path->devices = count_ports(comm, from);
 	if (!t->rows) return;
+	/* Of one port, and of the slower end's. */
+	const struct tp_topo_row *x = &t->rows[from], *y = &t->rows[to];
+	if (path->devices < 2 && (x->net_measured_gbps > 0 || y->net_measured_gbps > 0))
+		take_measured(lesser(x->net_measured_gbps > 0 ? x->net_measured_gbps : path->gbps, y->net_measured_gbps), TP_MAX(x->net_measured_us, y->net_measured_us), path);
 	char text[216];
 	const char *code = gdr_code(comm, from, to, text, sizeof(text));
 	path->gdr = !*code;

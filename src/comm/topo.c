@@ -106,6 +106,16 @@ static ncclResult_t join_texts(struct tp_comm_topo *t, const struct tp_topo_text
 	return result;
 }
 
+static ncclResult_t read_values(struct tp_comm_topo *t)
+{
+	size_t bytes = 0;
+	FILE *out = open_memstream(&t->refused, &bytes);
+	if (!out) return TP_FAIL(ncclSystemError, "out of memory: what was measured");
+	ncclResult_t result = tp_topo_values_of(t->doc, t->graph, out, &t->values);
+	fclose(out);
+	return result;
+}
+
 static ncclResult_t make_graph(const struct ncclComm *comm, struct tp_comm_topo *t, const struct tp_topo_text *texts, int count)
 {
 	TP_TRY(join_texts(t, texts, count));
@@ -116,7 +126,8 @@ static ncclResult_t make_graph(const struct ncclComm *comm, struct tp_comm_topo 
 	TP_TRY(tp_topo_build(t->doc, &t->graph));
 	TP_TRY(tp_topo_policy_load(&t->policy));
 	t->policy.multi_host = tp_links_have_net(comm->links);
-	return tp_topo_compute_paths(t->graph, &t->policy);
+	TP_TRY(tp_topo_compute_paths(t->graph, &t->policy));
+	return read_values(t);
 }
 
 /* Of host ranks few need it, and what it would say of a network has been said if the process has judged it before. */
@@ -213,7 +224,11 @@ static void fill_net(const struct ncclComm *comm, int32_t gpu, struct tp_topo_ro
 		row->best_type = (uint8_t)tp_topo_wire_path(t->graph, gpu, best)->type;
 		snprintf(row->best_net, sizeof(row->best_net), "%.31s", t->graph->nodes[best].name);
 	}
-	if (net >= 0) row->net_type = (uint8_t)tp_topo_wire_path(t->graph, gpu, net)->type;
+	if (net < 0) return;
+	row->net_type = (uint8_t)tp_topo_wire_path(t->graph, gpu, net)->type;
+	const struct tp_topo_value *value = tp_topo_value_between(&t->values, gpu, net);
+	row->net_measured_gbps = value ? (float)value->gbps : 0;
+	row->net_measured_us = value ? (float)value->alpha_us : 0;
 }
 
 static ncclResult_t fill_row(const struct ncclComm *comm, struct tp_topo_row *row)
@@ -231,6 +246,9 @@ static ncclResult_t fill_row(const struct ncclComm *comm, struct tp_topo_row *ro
 		row->type[l] = (uint8_t)(gpu == peer ? TP_PATH_LOC : p2p.type);
 		row->reason[l] = (uint8_t)p2p.why.reason;
 		row->gbps[l] = (float)p2p.bw;
+		const struct tp_topo_value *value = gpu != peer ? tp_topo_value_between(&t->values, gpu, peer) : NULL;
+		row->measured_gbps[l] = value ? (float)value->gbps : 0;
+		row->measured_us[l] = value ? (float)value->alpha_us : 0;
 	}
 	fill_net(comm, gpu, row);
 	row->known = 1;
@@ -243,6 +261,8 @@ static void forget_graph(struct tp_comm_topo *t)
 	tp_topo_doc_free(t->doc);
 	t->graph = NULL;
 	t->doc = NULL;
+	free(t->values.list);
+	t->values = (struct tp_topo_values){ .list = NULL };
 }
 
 static ncclResult_t open_rows(struct ncclComm *comm)
@@ -320,6 +340,7 @@ void tp_comm_topo_close(struct ncclComm *comm)
 	if (!t) return;
 	forget_graph(t);
 	free(t->notes);
+	free(t->refused);
 	free(t->rows);
 	free(t->cards);
 	free(t);

@@ -26,6 +26,8 @@ struct tp_topo_row {
 	uint8_t known;
 	uint8_t type[TP_TOPO_LOCAL_MAX], reason[TP_TOPO_LOCAL_MAX];     /* enum tp_topo_path_type, tp_topo_reason; by place on the host */
 	float gbps[TP_TOPO_LOCAL_MAX];
+	float measured_gbps[TP_TOPO_LOCAL_MAX], measured_us[TP_TOPO_LOCAL_MAX];         /* as the topology file has it; 0: it wasn't */
+	float net_measured_gbps, net_measured_us;       /* to the NIC in use */
 	uint8_t net_type, best_type;                    /* of the NIC in use; of the nearest */
 	uint8_t gdr_receive, gdr_send, gdr_reason;      /* the NIC in use writes and reads GPU memory; why it doesn't do both */
 	char best_net[32];
@@ -39,6 +41,8 @@ struct tp_comm_topo {
 	struct tp_topo *graph;          /* with its paths */
 	struct tp_topo_policy policy;
 	bool net_takes_gpu_memory;      /* the network in use, where machine and drivers allow it */
+	struct tp_topo_values values;   /* what was measured, and holds */
+	char *refused;                  /* what of it doesn't, a line each; NULL: nothing */
 	char *notes;                    /* what ranks of this host contradict each other in, a line each; NULL: nothing */
 };
 

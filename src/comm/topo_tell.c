@@ -104,12 +104,25 @@ static void warn_of_notes(const struct ncclComm *comm)
 	warn_once(comm, text);
 }
 
+/* Whoever measured wants to know that it is of no use. */
+static void warn_of_values(const struct ncclComm *comm)
+{
+	char text[512];
+	const char *line = comm->topo->refused;
+	for (size_t bytes; line && *line; line += bytes + (line[bytes] == '\n')) {
+		bytes = strcspn(line, "\n");
+		snprintf(text, sizeof(text), "the topology of host %s: %.*s", comm->boot->peers[comm->rank].host_name, (int)TP_MIN(bytes, (size_t)300), line);
+		warn_once(comm, text);
+	}
+}
+
 void tp_topo_warn(const struct ncclComm *comm)
 {
 	if (comm->boot->local != 0) return;
 	warn_of_sockets(comm);
 	warn_of_notes(comm);
 	if (!comm->topo->graph) return;
+	warn_of_values(comm);
 	if (comm->gpu) warn_of_pairs(comm);
 	if (comm->gpu) warn_of_far_nics(comm);
 	warn_of_faults(comm);

@@ -49,6 +49,8 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 /* Which algorithm the kernels want for a message, before there is a plan (windows: its buffers lie in such); false: no opinion. The same
  * on all ranks. */
 bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes, bool windows, enum tp_algo *out);
+/* The same of ranks of one host that there are not: each with a GPU of its own and the memory of all others mapped; nvlink: all pairs are joined by it. */
+ncclResult_t tp_cuda_suggest_for(int nranks, bool nvlink, enum tp_coll coll, size_t block_bytes, bool *wants, enum tp_algo *out);
 /* Does such a collective go by copy engines, where its output lies in a window that all ranks promise (NCCL_WIN_COLL_SYMMETRIC), as call->out_*
  * say then? The same on all ranks. */
 bool tp_cuda_exec_copies(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes);

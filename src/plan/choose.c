@@ -71,16 +71,17 @@ static bool may_refer(const struct tp_plan_spec *spec, size_t block_bytes, const
 }
 
 /* The best of a few chunk sizes: the largest allowed, and parts of it, so that a message can pipeline. */
-static void try_chunks(const struct tp_plan_spec *spec, size_t block_bytes, bool by_ref, const struct tp_cost_model *model,
+static void try_chunks(const struct tp_plan_spec *spec, size_t block_bytes, bool by_ref, const struct tp_cost_model *model, size_t widest,
 	struct tp_candidate *c)
 {
+	int most = widest ? 12 : 9;
 	struct tp_cost_profile profile;
 	if (!tp_cost_profile_of(spec, &profile)) {
 		c->why_not = "the cost model doesn't know it";
 		return;
 	}
-	size_t limit = tp_cost_chunk_limit(&profile, spec->layout, by_ref, model);
-	for (size_t chunk = limit, tries = 0; tries == 0 || (tries < 9 && chunk >= 4096); chunk /= 2, tries++) {
+	size_t limit = TP_MAX(tp_cost_chunk_limit(&profile, spec->layout, by_ref, model), widest);
+	for (size_t chunk = limit, tries = 0; tries == 0 || (tries < (size_t)most && chunk >= 4096); chunk /= 2, tries++) {
 		if (tries && by_ref && chunk <= model->inline_bytes) break;
 		double us = tp_cost_time(&profile, spec, block_bytes, chunk, by_ref, model);
 		if (c->us >= 0 && us >= c->us) continue;
@@ -113,10 +114,17 @@ static ncclResult_t nothing_left(const struct tp_plan_spec *spec, const struct t
 ncclResult_t tp_choose(const struct tp_layout *layout, enum tp_coll coll, int root, size_t block_bytes, bool staged,
 	const struct tp_cost_model *model, const char *algo_filter, struct tp_choice *out)
 {
+	struct tp_choose_models models = { .widest = { 0 } };
+	for (int a = 0; a < TP_NALGOS; a++) models.of[a] = model;
+	return tp_choose_by(layout, coll, root, block_bytes, staged, &models, algo_filter, out);
+}
+
+ncclResult_t tp_choose_by(const struct tp_layout *layout, enum tp_coll coll, int root, size_t block_bytes, bool staged,
+	const struct tp_choose_models *models, const char *algo_filter, struct tp_choice *out)
+{
 	struct tp_choice choice = { .nchannels = 1 };
 	struct tp_filter filter;
 	struct tp_plan_spec spec = { .coll = coll, .root = root, .nchannels = 1, .layout = layout };
-	bool by_ref = model->by_ref_inside && !staged;
 	int best = -1;
 	if ((unsigned)coll >= TP_SEND_RECV) return TP_FAIL(ncclInvalidArgument, "There is no algorithm to choose for %s", tp_coll_name(coll));
 	if (tp_coll_has_root(coll) && (root < 0 || root >= layout->nranks))
@@ -130,14 +138,15 @@ ncclResult_t tp_choose(const struct tp_layout *layout, enum tp_coll coll, int ro
 		*c = (struct tp_candidate){ .algo = spec.algo, .us = -1, .why_not = tp_plan_refuses(&spec) };
 		if (!(allowed >> a & 1)) c->why_not = "NCCL_ALGO leaves it out";
 		if (c->why_not) continue;
-		try_chunks(&spec, block_bytes, false, model, c);
-		if (by_ref && may_refer(&spec, block_bytes, model)) try_chunks(&spec, block_bytes, true, model, c);
+		const struct tp_cost_model *model = models->of[a];
+		try_chunks(&spec, block_bytes, false, model, models->widest[a], c);
+		if (model->by_ref_inside && !staged && may_refer(&spec, block_bytes, model)) try_chunks(&spec, block_bytes, true, model, 0, c);
 		if (c->us >= 0 && (best < 0 || c->us < choice.candidates[best].us)) best = a;
 	}
 	if (best < 0) return nothing_left(&spec, &filter, algo_filter, &choice);
 	choice.algo = (enum tp_algo)best;
 	choice.chunk_bytes = choice.candidates[best].chunk_bytes;
-	choice.ref_bytes = choice.candidates[best].by_ref ? model->inline_bytes + 1 : SIZE_MAX;
+	choice.ref_bytes = choice.candidates[best].by_ref ? models->of[best]->inline_bytes + 1 : SIZE_MAX;
 	*out = choice;
 	return ncclSuccess;
 }

@@ -254,6 +254,10 @@ struct tp_choice {
  * all ranks can agree on it. bytes: of a block. staged: references are not allowed (pre-scaled operators). */
 ncclResult_t tp_choose(const struct tp_layout *layout, enum tp_coll coll, int root, size_t block_bytes, bool staged,
 	const struct tp_cost_model *model, const char *algo_filter, struct tp_choice *out);
+/* The same with a model of its own for each algorithm (what the wires make of it), and the largest chunk that it may have; 0: the model's limit. */
+struct tp_choose_models { const struct tp_cost_model *of[TP_NALGOS]; size_t widest[TP_NALGOS]; };
+ncclResult_t tp_choose_by(const struct tp_layout *layout, enum tp_coll coll, int root, size_t block_bytes, bool staged,
+	const struct tp_choose_models *models, const char *algo_filter, struct tp_choice *out);
 /* How many of a GPU communicator's `most` channels a message gets: lines that carry flags move 4 KB a channel in the time that a flag takes; bulk
  * data is worth another channel from 16 KB on. */
 int tp_choose_channels(enum tp_algo algo, enum tp_coll coll, int nranks, size_t block_bytes, int most);

@@ -110,7 +110,7 @@ static ncclResult_t add_port(struct tp_builder *b, const struct tp_element *e, i
 	TP_TRY(tp_element_int(doc, e, "net", 0, 255, 1, &net));
 	/* Without a number it is a part of a port that was merged, or another plugin's: not opened by anybody. */
 	if (dev < 0 || !net) return ncclSuccess;
-	TP_TRY(tp_element_int(doc, e, "speed", -1, 100000000, 0, &speed));
+	TP_TRY(tp_element_int(doc, e, "speed", -1, INT32_MAX, 0, &speed));
 	TP_TRY(tp_element_int(doc, e, "port", -1, 65535, 0, &port));
 	TP_TRY(tp_element_int(doc, e, "maxconn", INT32_MIN, INT64_C(1) << 40, 64, &connections));
 	TP_TRY(tp_element_int(doc, e, "gdr", 0, 255, 0, &gdr));

@@ -5,6 +5,8 @@
 
 #include "topo/doc.h"
 
+#define MOST_MENDED 64          /* a file with more of it is another kind of thing */
+
 struct identity {
 	uint64_t host;
 	int64_t id;
@@ -92,7 +94,7 @@ static ncclResult_t check_numbers(const struct tp_topo_doc *doc, const struct tp
 		{ "pci", "link_width", -1, 255 }, { "pci", "max_link_width", -1, 255 },
 		{ "gpu", "dev", -1, 1 << 20 }, { "gpu", "rank", -1, 1 << 24 }, { "gpu", "sm", 0, 100000 }, { "gpu", "gdr", 0, 255 },
 		{ "nvlink", "count", 0, 1024 }, { "xgmi", "count", 0, 1024 }, { "c2c", "count", 0, 1024 }, { "c2c", "bw", 0, 100000000 },
-		{ "net", "dev", -1, 1 << 20 }, { "net", "speed", -1, 100000000 }, { "net", "port", -1, 65535 }, { "net", "maxconn", INT32_MIN, INT64_C(1) << 40 },
+		{ "net", "dev", -1, 1 << 20 }, { "net", "speed", -1, INT32_MAX }, { "net", "port", -1, 65535 }, { "net", "maxconn", INT32_MIN, INT64_C(1) << 40 },
 		{ "net", "gdr", 0, 255 }, { "net", "coll", 0, 255 }, { "net", "rail", -1, 65535 }, { "net", "plane", -1, 65535 },
 		{ "hostrank", "rank", 0, 1 << 24 },
 	};
@@ -105,6 +107,14 @@ static ncclResult_t check_numbers(const struct tp_topo_doc *doc, const struct tp
 }
 
 struct sets { struct identities bus, rank, net, numa; };
+
+static void free_sets(struct sets *sets)
+{
+	free(sets->bus.list);
+	free(sets->rank.list);
+	free(sets->net.list);
+	free(sets->numa.list);
+}
 
 static ncclResult_t check_element(const struct tp_topo_doc *doc, const struct tp_element *e, uint64_t *host, struct sets *sets)
 {
@@ -150,9 +160,109 @@ ncclResult_t tp_doc_check(const struct tp_topo_doc *doc)
 	if (result == ncclSuccess) result = find_twice(doc, &sets.bus, "bus id");
 	if (result == ncclSuccess) result = find_twice(doc, &sets.rank, "rank");
 	if (result == ncclSuccess) result = find_twice(doc, &sets.net, "device number (dev)");
-	free(sets.bus.list);
-	free(sets.rank.list);
-	free(sets.net.list);
-	free(sets.numa.list);
+	free_sets(&sets);
+	return result;
+}
+
+/* ---- What can be mended ---- */
+
+static bool is_bridge(const struct tp_element *e)
+{
+	const char *class = tp_element_get(e, "class");
+	return (class && strncmp(class, "0x0604", 6) == 0) || tp_element_child(e, "pci");
+}
+
+static void move_children(struct tp_element *from, struct tp_element *to)
+{
+	if (!from->first) return;
+	for (struct tp_element *e = from->first; e; e = e->next) e->parent = to;
+	if (to->last) to->last->next = from->first;
+	else to->first = from->first;
+	to->last = from->last;
+	from->first = from->last = NULL;
+}
+
+static bool is_taken(const struct identities *all, uint64_t host, int64_t id)
+{
+	for (size_t i = 0; i < all->count; i++)
+		if (all->list[i].host == host && all->list[i].id == id) return true;
+	return false;
+}
+
+/* A switch that is written out for each of its children, as dumps that were put together by hand have it, is one; a device that has the bus id of a bridge
+ * gets one that is free. Two devices of one bus id can't be told apart. */
+static ncclResult_t mend_bus(struct tp_topo_doc *doc, struct identities *all, size_t i)
+{
+	struct tp_element *a = (struct tp_element *)(uintptr_t)all->list[i - 1].element, *b = (struct tp_element *)(uintptr_t)all->list[i].element;
+	char first[TP_WHERE_BYTES], second[TP_WHERE_BYTES], text[20];
+	tp_element_where(doc, a, first);
+	tp_element_where(doc, b, second);
+	if (is_bridge(a) && is_bridge(b)) {
+		if (a->parent != b->parent) return ncclSuccess;
+		TP_WARN("%s is %s again: taken for one bridge", second, first);
+		move_children(b, a);
+		tp_doc_remove(b);
+		all->list[i].element = a;
+		return ncclSuccess;
+	}
+	if (!is_bridge(a) && !is_bridge(b)) return ncclSuccess;
+	struct identity *device = is_bridge(a) ? &all->list[i] : &all->list[i - 1];
+	int64_t bus = device->id;
+	while ((bus & 15) < 7 && is_taken(all, device->host, bus)) bus++;
+	if (is_taken(all, device->host, bus)) return ncclSuccess;
+	tp_bus_id_text(bus, text);
+	TP_WARN("%s has the bus id of %s, which is a bridge: taken for %s", device == &all->list[i] ? second : first, device == &all->list[i] ? first : second, text);
+	device->id = bus;
+	return tp_doc_set(doc, (struct tp_element *)(uintptr_t)device->element, "busid", text);
+}
+
+static bool is_virtual(const struct tp_element *net) { return net->parent && net->parent->parent && strcmp(net->parent->parent->name, "cpu") == 0; }
+
+/* Ports of different names to which two ranks gave one number. And an interface that is no PCI device is written by each rank below its own CPU: NCCL's dumps
+ * have it once a CPU. */
+static ncclResult_t mend_net(struct tp_topo_doc *doc, struct identities *all, size_t i)
+{
+	struct tp_element *a = (struct tp_element *)(uintptr_t)all->list[i - 1].element, *b = (struct tp_element *)(uintptr_t)all->list[i].element;
+	const char *x = tp_element_get(a, "name"), *y = tp_element_get(b, "name");
+	char first[TP_WHERE_BYTES], second[TP_WHERE_BYTES];
+	int64_t dev = all->list[i].id;
+	if (!x || !y) return ncclSuccess;
+	if (strcmp(x, y) == 0) {
+		if (!is_virtual(a) || !is_virtual(b)) return ncclSuccess;
+		TP_INFO(TP_GRAPH, "%s is %s again", tp_element_where(doc, b, second), tp_element_where(doc, a, first));
+		tp_doc_remove(b);
+		all->list[i].element = a;
+		return ncclSuccess;
+	}
+	while (is_taken(all, all->list[i].host, dev)) dev++;
+	TP_WARN("%s has the number (dev) of %s: taken for %d", tp_element_where(doc, b, second), tp_element_where(doc, a, first), (int)dev);
+	all->list[i].id = dev;
+	return tp_doc_setf(doc, b, "dev", "%d", (int)dev);
+}
+
+static ncclResult_t mend_each(struct tp_topo_doc *doc, struct identities *all, ncclResult_t (*mend)(struct tp_topo_doc *doc, struct identities *all, size_t i))
+{
+	int mended = 0;
+	if (!all->count) return ncclSuccess;
+	qsort(all->list, all->count, sizeof(all->list[0]), by_identity);
+	for (size_t i = 1; i < all->count && mended < MOST_MENDED; i++) {
+		const struct identity *a = &all->list[i - 1], *b = &all->list[i];
+		if (a->host != b->host || a->id != b->id || a->element == b->element) continue;
+		TP_TRY(mend(doc, all, i));
+		mended++;
+	}
+	return ncclSuccess;
+}
+
+ncclResult_t tp_doc_mend(struct tp_topo_doc *doc)
+{
+	struct sets sets = { 0 };
+	uint64_t host = 0;
+	ncclResult_t result = ncclSuccess;
+	if (strcmp(doc->root->name, "system") != 0) return ncclSuccess;
+	for (const struct tp_element *e = doc->root; e && result == ncclSuccess; e = tp_doc_walk(doc, e)) result = check_element(doc, e, &host, &sets);
+	if (result == ncclSuccess) result = mend_each(doc, &sets.bus, mend_bus);
+	if (result == ncclSuccess) result = mend_each(doc, &sets.net, mend_net);
+	free_sets(&sets);
 	return result;
 }

@@ -50,55 +50,45 @@ static ncclResult_t plan_net(const struct tp_topo *topo, const struct tp_topo_po
 /* Samples of each alpha and each kind of wire, NET's alpha behind those of paths. */
 enum { NET_ALPHA = TP_PATH_TYPES, FIRST_WIRE, KEYS = FIRST_WIRE + TP_WIRE_KINDS };
 
-static ncclResult_t sample(const struct tp_topo *topo, const struct tp_topo_measured *m, double *values[KEYS], int counts[KEYS])
+/* Several values of one link: the least is what it carries for sure. */
+static void note_link(struct tp_topo_costs *costs, int32_t link, double yield)
 {
-	int32_t a = tp_topo_find_name(topo, m->from), b = tp_topo_find_name(topo, m->to);
-	if (a < 0 || b < 0) {
-		TP_INFO(TP_TUNING, "measured from %s to %s: nothing is called so any more; left out", m->from, m->to);
-		return ncclSuccess;
-	}
-	const struct tp_topo_node *x = &topo->nodes[a], *y = &topo->nodes[b], *net = y->kind == TP_TOPO_NET ? y : x->kind == TP_TOPO_NET ? x : NULL;
-	const struct tp_topo_path *path = tp_topo_path(topo, a, b);
-	if (!net && (x->kind != TP_TOPO_GPU || y->kind != TP_TOPO_GPU || path->limit < 0)) return ncclSuccess;
+	for (int i = 0; i < costs->nlinks; i++)
+		if (costs->links[i].link == link) {
+			costs->links[i].yield = TP_MIN(costs->links[i].yield, yield);
+			return;
+		}
+	if (costs->nlinks == TP_COSTS_LINKS) return;
+	costs->links[costs->nlinks].link = link;
+	costs->links[costs->nlinks++].yield = yield;
+}
+
+static void sample(const struct tp_topo *topo, const struct tp_topo_value *v, double *values[KEYS], int counts[KEYS], struct tp_topo_costs *costs)
+{
+	const struct tp_topo_node *x = &topo->nodes[v->from], *y = &topo->nodes[v->to], *net = y->kind == TP_TOPO_NET ? y : x->kind == TP_TOPO_NET ? x : NULL;
+	const struct tp_topo_path *path = tp_topo_path(topo, v->from, v->to);
+	if (!net && (x->kind != TP_TOPO_GPU || y->kind != TP_TOPO_GPU || path->limit < 0)) return;
 	int alpha = net ? NET_ALPHA : (int)path->type;
-	if (m->alpha_us > 0) values[alpha][counts[alpha]++] = m->alpha_us;
-	if (m->gbps <= 0) return ncclSuccess;
+	if (v->alpha_us > 0) values[alpha][counts[alpha]++] = v->alpha_us;
+	if (v->gbps <= 0) return;
 	/* What goes to the network and back is the port's, however it gets there. */
-	int wire = FIRST_WIRE + (net ? TP_WIRE_NET : (int)topo->links[path->links[path->limit]].kind);
-	values[wire][counts[wire]++] = m->gbps / (net ? net->net.bw : path->bw);
-	return ncclSuccess;
+	int32_t link = net ? -1 : path->links[path->limit];
+	int wire = FIRST_WIRE + (net ? TP_WIRE_NET : (int)topo->links[link].kind);
+	double yield = v->gbps / (net ? net->net.bw : path->bw);
+	values[wire][counts[wire]++] = yield;
+	if (!net) note_link(costs, link, yield);
 }
 
-static ncclResult_t count_measured(const struct tp_topo_doc *doc, int *out)
-{
-	struct tp_topo_measured m;
-	bool is = true;
-	int count = 0;
-	while (is) {
-		TP_TRY(tp_topo_doc_measured(doc, count, &m, &is));
-		count += is;
-	}
-	*out = count;
-	return ncclSuccess;
-}
-
-static ncclResult_t take_measured(const struct tp_topo_doc *doc, const struct tp_topo *topo, struct tp_topo_costs *costs)
+static ncclResult_t take_measured(const struct tp_topo_values *found, const struct tp_topo *topo, struct tp_topo_costs *costs)
 {
 	double *values[KEYS];
-	int counts[KEYS] = { 0 }, count;
-	TP_TRY(count_measured(doc, &count));
-	if (!count) return ncclSuccess;
-	double *room = tp_alloc((size_t)KEYS * (size_t)count, sizeof(*room), "measured values");
+	int counts[KEYS] = { 0 };
+	if (!found->count) return ncclSuccess;
+	double *room = tp_alloc((size_t)KEYS * (size_t)found->count, sizeof(*room), "measured values");
 	if (!room) return ncclSystemError;
-	for (int k = 0; k < KEYS; k++) values[k] = room + (size_t)k * (size_t)count;
-	ncclResult_t result = ncclSuccess;
-	for (int i = 0; i < count && result == ncclSuccess; i++) {
-		struct tp_topo_measured m;
-		bool is;
-		result = tp_topo_doc_measured(doc, i, &m, &is);
-		if (result == ncclSuccess && is) result = sample(topo, &m, values, counts);
-	}
-	for (int k = 0; k < KEYS && result == ncclSuccess; k++) {
+	for (int k = 0; k < KEYS; k++) values[k] = room + (size_t)k * (size_t)found->count;
+	for (int i = 0; i < found->count; i++) sample(topo, &found->list[i], values, counts, costs);
+	for (int k = 0; k < KEYS; k++) {
 		if (!counts[k]) continue;
 		double value = tp_median(values[k], counts[k]);
 		if (k >= FIRST_WIRE) {
@@ -113,19 +103,36 @@ static ncclResult_t take_measured(const struct tp_topo_doc *doc, const struct tp
 		}
 	}
 	free(room);
-	return result;
+	return ncclSuccess;
 }
 
-ncclResult_t tp_topo_costs_of(const struct tp_topo_doc *doc, const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_rails *rails,
+double tp_topo_costs_yield(const struct tp_topo_costs *costs, const struct tp_topo *topo, int32_t link)
+{
+	for (int i = 0; i < costs->nlinks; i++)
+		if (costs->links[i].link == link) return costs->links[i].yield;
+	return costs->yield[topo->links[link].kind];
+}
+
+ncclResult_t tp_topo_costs_with(const struct tp_topo_values *values, const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_rails *rails,
 	struct tp_topo_costs *out)
 {
 	struct tp_topo_costs costs = { .net_us = 0 };
 	for (int t = 0; t < TP_PATH_TYPES; t++) costs.hop_us[t] = tp_topo_constant(hop_constant((enum tp_topo_path_type)t));
 	for (int k = 0; k < TP_WIRE_KINDS; k++) costs.yield[k] = 1;
 	if (rails) TP_TRY(plan_net(topo, policy, rails, &costs.net_us));
-	TP_TRY(take_measured(doc, topo, &costs));
+	TP_TRY(take_measured(values, topo, &costs));
 	*out = costs;
 	return ncclSuccess;
+}
+
+ncclResult_t tp_topo_costs_of(const struct tp_topo_doc *doc, const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_rails *rails,
+	struct tp_topo_costs *out)
+{
+	struct tp_topo_values values;
+	TP_TRY(tp_topo_values_of(doc, topo, NULL, &values));
+	ncclResult_t result = tp_topo_costs_with(&values, topo, policy, rails, out);
+	free(values.list);
+	return result;
 }
 
 /* ---- Loads ---- */
@@ -227,7 +234,7 @@ static ncclResult_t find_limits(const struct tp_topo *topo, const struct tp_topo
 	for (int i = 0; i < flows->count && result == ncclSuccess; i++) result = lay(topo, &flows->list[i], loads);
 	for (int32_t l = 0; l < topo->nlinks && result == ncclSuccess; l++) {
 		const struct tp_topo_link *link = &topo->links[l];
-		double us = loads[l].load / (1000 * link->bw * (costs ? costs->yield[link->kind] : 1));
+		double us = loads[l].load > 0 ? loads[l].load / (1000 * link->bw * (costs ? tp_topo_costs_yield(costs, topo, l) : 1)) : 0;
 		for (int side = 0; side < 2; side++) {
 			struct tp_topo_limit *limit = side ? &found.across : &found.inside;
 			/* Of links that are as long busy, whatever the rounding, the first. */

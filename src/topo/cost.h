@@ -6,8 +6,8 @@
  *   NCCL's    the formulas and tables with which NCCL 2.30.7 chooses, on the channels that a search found: what NCCL would take here.
  *
  * Alphas and the bandwidths are planning values; what `telpher topo record` kept in the description takes their place: a measured alpha
- * that of all paths of its type, a measured bandwidth (against the path's planned one) that of all wires of the kind that limits it. Each is a
- * median. */
+ * that of all paths of its type, a measured bandwidth (against the path's planned one) that of the wire that limits it, and the median of these that of
+ * all other wires of the kind. */
 #ifndef TP_TOPO_COST_H
 #define TP_TOPO_COST_H
 
@@ -15,14 +15,22 @@
 
 /* ---- Alphas, and what the wires make of their planned bandwidth ---- */
 
+#define TP_COSTS_LINKS 256
 struct tp_topo_costs {
 	double hop_us[TP_PATH_TYPES];           /* a message between GPUs of one host, by the type of their path */
 	double net_us;                          /* between GPUs of two hosts, by their own ports (theirs, where they say it); 0: there is none */
 	double yield[TP_WIRE_KINDS];            /* of the planned bandwidth: 1 where nothing was measured */
 	bool hop_measured[TP_PATH_TYPES], net_measured, yield_measured[TP_WIRE_KINDS];
+	int nlinks;                             /* links that limit a measured path: theirs, where it isn't that of their kind */
+	struct { int32_t link; double yield; } links[TP_COSTS_LINKS];
 };
-/* doc: the graph's; its paths have been computed under the policy. rails: NULL where there is one host. Values measured between places that are no more
- * are left out, with an INFO line. */
+/* The same with what was measured already found (tp_topo_values_of). */
+ncclResult_t tp_topo_costs_with(const struct tp_topo_values *values, const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_rails *rails,
+	struct tp_topo_costs *out);
+/* What one link makes of its planned bandwidth. */
+double tp_topo_costs_yield(const struct tp_topo_costs *costs, const struct tp_topo *topo, int32_t link);
+/* doc: the graph's; its paths have been computed under the policy. rails: NULL where there is one host. What was measured
+ * and doesn't hold any more is left out, with a WARN. */
 ncclResult_t tp_topo_costs_of(const struct tp_topo_doc *doc, const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_rails *rails,
 	struct tp_topo_costs *out);
 

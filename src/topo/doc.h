@@ -61,6 +61,9 @@ void tp_bus_id_text(int64_t bus, char text[20]);
 /* "16.0 GT/s PCIe", "16 GT/s"; 0 for anything else: a speed that isn't known. */
 float tp_pci_speed_parse(const char *text);
 
+/* What files of real systems have twice, and can be meant in one way only, each with a WARN: a bridge written out again for another child, a device with the
+ * bus id of a bridge, two ports of one number. Called by tp_topo_doc_parse. */
+ncclResult_t tp_doc_mend(struct tp_topo_doc *doc);
 /* What can't be true of any machine: one bus id, rank or port twice, numbers that are none. Called by tp_topo_doc_parse. */
 ncclResult_t tp_doc_check(const struct tp_topo_doc *doc);
 

@@ -96,8 +96,10 @@ ncclResult_t tp_topo_doc_keep_gpus(struct tp_topo_doc *doc, int count);
 /* A well-known system ("dgx-h100"); names by index, NULL behind the last. */
 ncclResult_t tp_topo_model(const char *name, struct tp_topo_doc **out);
 const char *tp_topo_model_name(int index, const char **doc);
-/* Measured values kept in the description: names of nodes, latency and bandwidth (0: not measured). is: there is one of this index. */
-struct tp_topo_measured { char from[TP_TOPO_NAME_BYTES], to[TP_TOPO_NAME_BYTES]; double alpha_us, gbps; };
+/* Measured values kept in the description: names of nodes, latency and bandwidth (0: not measured). is: there is one of this index.
+ * path, planned_gbps: what the wires between the two were then ("NVL", 370.8); "" and 0: it isn't said. from_bus, to_bus: of GPUs, whose numbers are
+ * others in another job; "": by name. */
+struct tp_topo_measured { char from[TP_TOPO_NAME_BYTES], to[TP_TOPO_NAME_BYTES]; double alpha_us, gbps; char path[8]; double planned_gbps; char from_bus[20], to_bus[20]; };
 ncclResult_t tp_topo_doc_record(struct tp_topo_doc *doc, const struct tp_topo_measured *value);
 ncclResult_t tp_topo_doc_measured(const struct tp_topo_doc *doc, int index, struct tp_topo_measured *out, bool *is);
 /* NCCL_TOPO_DUMP_FILE, by the rank NCCL_TOPO_DUMP_FILE_RANK. */
@@ -286,6 +288,15 @@ const struct tp_topo_path *tp_topo_path(const struct tp_topo *topo, int32_t from
 const struct tp_topo_path *tp_topo_wire_path(const struct tp_topo *topo, int32_t from, int32_t to);
 /* Between two host ranks, by the caches and NUMA nodes they share: LOC a core, PIX a cache, PHB a NUMA node, SYS neither. */
 enum tp_topo_path_type tp_topo_host_path(const struct tp_topo *topo, const struct tp_topo_host_rank *a, const struct tp_topo_host_rank *b);
+
+/* What was measured between two nodes and still holds: the median of each. 0: not measured. */
+struct tp_topo_value { int32_t from, to; double alpha_us, gbps; };
+struct tp_topo_values { struct tp_topo_value *list; int count; };
+/* doc: the graph's, whose paths have been computed. What doesn't hold is left out, with a line in notes (NULL: a WARN) that says why: a place that is no
+ * more, a path that has become another, more than the wires carry, values of one pair that contradict each other. Free list. */
+ncclResult_t tp_topo_values_of(const struct tp_topo_doc *doc, const struct tp_topo *topo, FILE *notes, struct tp_topo_values *out);
+/* From one to the other, or else the way back; NULL: neither was measured. */
+const struct tp_topo_value *tp_topo_value_between(const struct tp_topo_values *values, int32_t from, int32_t to);
 
 /* ---- Decisions ---- */
 

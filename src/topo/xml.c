@@ -96,6 +96,7 @@ ncclResult_t tp_topo_doc_parse(const char *text, size_t bytes, const char *name,
 		result = read_elements(&r, text, bytes);
 		XML_ParserFree(r.parser);
 	}
+	if (result == ncclSuccess) result = tp_doc_mend(r.doc);
 	if (result == ncclSuccess) result = tp_doc_check(r.doc);
 	if (result != ncclSuccess) tp_topo_doc_free(r.doc);
 	else *out = r.doc;

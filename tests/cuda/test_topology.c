@@ -209,6 +209,54 @@ static void rings_go_along_nvlinks(void **state)
 	assert_false(has_channel(" 0 1 2 3"));
 }
 
+static void what_was_measured_is_what_is_expected(void **state)
+{
+	(void)state;
+	FILE *out = fopen(machine, "w");
+	assert_non_null(out);
+	fputs("<system version=\"1\">" CPU BRIDGE GPU("10", "11", "1") GPU("11", "10", "7") "</pci></cpu>"
+		"<measured from=\"GPU 5\" to=\"GPU 6\" alpha_us=\"7.5\" gbps=\"123\" from_bus=\"0000:10:00.0\" to_bus=\"0000:11:00.0\"/>"
+		"<measured from=\"GPU 0\" to=\"GPU 9\" gbps=\"1\"/></system>", out);
+	fclose(out);
+	struct gpu_options options = { .nranks = 2, .ndevices = 2, .env = { setting("NCCL_TOPO_FILE", machine), setting("TELPHER_PATHS_FILE", dump), "NCCL_DEBUG=WARN",
+		setting("NCCL_DEBUG_FILE", graphs) } };
+	assert_true(gpu_run(&options, works, NULL));
+	char *text = read_file(dump);
+	assert_non_null(strstr(text, "\"bandwidth_gbs\":123,\"latency_us\":7.5"));
+	assert_non_null(strstr(text, "measured"));
+	free(text);
+	text = read_file(graphs);
+	char *told = strstr(text, "measured from GPU 0 to GPU 9: nothing is called GPU 9 any more; left out");
+	assert_non_null(told);
+	assert_null(strstr(told + 1, "measured from GPU 0 to GPU 9"));
+	free(text);
+}
+
+static bool log_has(const char *text)
+{
+	char *log = read_file(dump);
+	bool has = strstr(log, text);
+	free(log);
+	return has;
+}
+
+/* All reach all others' memory there, so that fused kernels would run it in two shots: over PCIe, between those that no link joins. */
+static void on_a_square_of_nvlinks_large_messages_go_along_them(void **state)
+{
+	(void)state;
+	FILE *out = fopen(machine, "w");
+	assert_non_null(out);
+	fputs("<system version=\"1\">" CPU SQUARE("10", "12", "13") SQUARE("11", "12", "13") SQUARE("12", "10", "11") SQUARE("13", "10", "11") "</cpu></system>", out);
+	fclose(out);
+	struct gpu_options options = { .nranks = 4, .ndevices = 4, .env = { setting("NCCL_TOPO_FILE", machine), "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,TUNING",
+		setting("NCCL_DEBUG_FILE", dump), "NCCL_MAX_CTAS=4" } };
+	assert_true(gpu_run(&options, reduces_gathers_and_broadcasts, NULL));
+	assert_true(log_has("algorithms are chosen by the topology"));
+	assert_true(log_has("the GPUs are not joined alike"));
+	assert_true(log_has("AllReduce: 160000 bytes a block, root -1 -> RING"));
+	assert_false(log_has("AllReduce: 160000 bytes a block, root -1 -> TWO_SHOT"));
+}
+
 static void where_all_gpus_are_joined_alike_rings_go_by_rank(void **state)
 {
 	(void)state;
@@ -227,7 +275,7 @@ int main(int argc, char **argv)
 		WITH_FILES(the_files_have_the_ranks_of_the_job), WITH_FILES(nvlink_that_is_not_used_is_not_as_expected),
 		WITH_FILES(nvlink_that_is_not_used_is_a_warning), WITH_FILES(several_ranks_on_a_gpu_have_its_place),
 		WITH_FILES(a_machine_that_cannot_be_read_is_a_warning_and_the_job_runs), WITH_FILES(rings_go_along_nvlinks),
-		WITH_FILES(where_all_gpus_are_joined_alike_rings_go_by_rank),
+		WITH_FILES(where_all_gpus_are_joined_alike_rings_go_by_rank), WITH_FILES(what_was_measured_is_what_is_expected), WITH_FILES(on_a_square_of_nvlinks_large_messages_go_along_them),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,6 +22,10 @@ says "how large it is" "^Machine: dgx-h100: 8 ranks, 8 GPUs and 8 network ports 
 says "what a hop takes" "a hop takes 1.3 us by NVL \(planned\)" "$out"
 says "a small message is sent in one shot" "^Chosen: ONE_SHOT on 1 channel, .* us: the least; the next, TWO_SHOT, takes [0-9.]+ times as long. Most of it is latency.$" "$out"
 says "a larger one in two" "^Chosen: TWO_SHOT on 32 channels, .* Most of it is wires inside.$" "$out"
+says "where all are joined alike fused kernels decide" "carries 211.9 GB/s by all pairs at once, 211.9 by rings: its GPUs are joined alike, so fused kernels run up to" "$out"
+says "though the model has another" "^Chosen: ONE_SHOT on 16 channels, .* us: what fused kernels were measured to be best with .* by the model TWO_SHOT takes 0.9[0-9]+ times as long" "$(explain all_reduce 64K --topo dgx-h100)"
+says "by their table" "^Chosen: TWO_SHOT" "$(TELPHER_CUDA_TABLE=one_shot=1K:1K explain all_reduce 64K --topo dgx-h100)"
+says "which is no use in a mesh" "not joined alike, so times decide" "$(explain all_reduce 64M --topo dgx-1v -n 4)"
 says "the link that limits" "^  inside: GPU 0 -> NVSwitch \(NVLink x18, 370.8 GB/s\) carries 7.34 MB of 7 flows: 19.8 us$" "$out"
 says "hop by hop" "^  GPU 0 +-> NVSwitch +NVLink x18 +370.8 GB/s  <- the limit$" "$out"
 says "what a ring would cost" "^NCCL_ALGO=Ring would cost [0-9.]+ times as much: " "$out"
@@ -44,7 +48,7 @@ out=$(explain all_reduce 64M --topo pcie-box)
 says "on PCIe a ring" "^Chosen: RING on 32 channels, " "$out"
 says "LL128 can't be, and why" "Ring +LL128 +- +LL128 needs NVLink" "$out"
 says "what limits is between the CPUs" "CPU 0 +-> CPU 1 +CPU to CPU +22 GB/s  <- the limit" "$out"
-says "the library's constants don't know that" "know no machine, take TWO_SHOT: [0-9.]+ times as long here" "$out"
+says "what the paths carry, and what follows" "^  an all-reduce of a host carries 5.5 GB/s by all pairs at once, 12.57 by rings: its GPUs are not joined alike; not all reach each other's memory" "$out"
 says "the choice by size" "^  Telpher: ONE_SHOT to [0-9]+ KiB, TWO_SHOT to [0-9]+ KiB, RING from there on$" "$out"
 
 # 32 hosts.
@@ -95,7 +99,9 @@ sizes = [8 << 2 * i for i in range(15)]
 for machine in ["dgx-h100", "dgx-1v", "pcie-box", "dgx-h100x32", "gb200-nvl72", "two-sockets", "g5x2"]:
     a = ask(machine, "all_reduce", *sizes)
     usable = [[c for c in s["candidates"] if "us" in c] for s in a["sizes"]]
-    check(f"{machine}: the choice is the least of the list", all(s["us"] == min(c["us"] for c in u) and of(s, s["algorithm"])["us"] == s["us"] for s, u in zip(a["sizes"], usable)))
+    check(f"{machine}: the choice is the least of the list, or that of fused kernels", all((s["by"] == "table" or s["us"] == min(c["us"] for c in u)) and
+        of(s, s["least"])["us"] == min(c["us"] for c in u) and of(s, s["algorithm"])["us"] == s["us"] for s, u in zip(a["sizes"], usable)))
+    check(f"{machine}: fused kernels decide where all are joined alike", any(s["by"] == "table" for s in a["sizes"]) == (machine == "dgx-h100"))
     check(f"{machine}: so is NCCL's", all(min(c["us"] for c in s["nccl"]["candidates"] if "us" in c) ==
         next(c["us"] for c in s["nccl"]["candidates"] if (c["algorithm"], c["protocol"]) == (s["nccl"]["algorithm"], s["nccl"]["protocol"])) for s in a["sizes"]))
     times = {}

@@ -82,7 +82,13 @@ topo record "$where/p4d.xml" gpu0 rdmap1 alpha=12.5
 expect "medians of what was measured" "inside.latency_us 3 inside.us_per_byte 2.17391e-05 across.latency_us 12.5" "$(topo export "$where/p4d.xml" | xargs)"
 topo export "$where/p4d.xml" >"$where/tune"
 expect "are a table for the cost model" 0 "$(TELPHER_TUNE_FILE=$where/tune "$telpher" explain all_reduce 1M -n 4 >/dev/null; echo $?)"
-says "and shown" "^Measured: alpha 4 us 46 GB/s" "$(topo explain gpu0 gpu1 "$where/p4d.xml")"
+says "and shown" "^Measured: alpha 3 us 46 GB/s, 19 % of what is planned" "$(topo explain gpu0 gpu1 "$where/p4d.xml")"
+sed -E 's/<gpu dev="0"/<gpu dev="X"/; s/<gpu dev="1"/<gpu dev="0"/; s/<gpu dev="X"/<gpu dev="1"/; s/rank="[0-9]+"//' "$where/p4d.xml" >"$where/other.xml"
+says "by bus ids, whatever numbers GPUs have" "^Measured the other way: alpha 3 us" "$(topo explain gpu0 gpu1 "$where/other.xml" 2>&1)"
+says "the other way too" "^Measured the other way: alpha 3 us 46 GB/s" "$(topo explain gpu1 gpu0 "$where/p4d.xml")"
+sed 's/planned_gbps="240"/planned_gbps="480"/' "$where/p4d.xml" >"$where/stale.xml"
+says "what was measured over other wires is refused" "^Not taken: measured from GPU 0 to GPU 1: that was over NVL of 480 GB/s, and now it is NVL of 240: measure anew; left out$" \
+	"$(topo explain gpu0 gpu1 "$where/stale.xml")"
 expect "what can't be recorded" 2 "$(topo record "$where/p4d.xml" gpu0 gpu1 speed=3 >/dev/null; echo $?)"
 
 "$telpher" topo show dgx-h100 --json >"$where/json"

@@ -114,7 +114,8 @@ static void one_identity_twice_is_refused_and_both_lines_are_named(void **state)
 	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"/><cpu numaid=\"0\"/></system>");
 	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\"><gpu dev=\"0\" rank=\"3\"/></pci>"
 		"<pci busid=\"0000:02:00.0\"><gpu dev=\"1\" rank=\"3\"/></pci></cpu></system>");
-	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><nic><net name=\"a\" dev=\"0\"/><net name=\"b\" dev=\"0\"/></nic></cpu></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\"><nic><net name=\"a\" dev=\"0\"/><net name=\"a\" dev=\"0\"/></nic></pci></cpu></system>");
+	helper_refusal("<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\"><pci busid=\"0000:02:00.0\"><pci busid=\"0000:01:00.0\"><pci busid=\"0000:03:00.0\"/></pci></pci></pci></cpu></system>");
 }
 
 static void a_bus_id_may_be_on_two_hosts(void **state)
@@ -123,6 +124,60 @@ static void a_bus_id_may_be_on_two_hosts(void **state)
 	struct tp_topo_doc *doc = helper_doc("<system version=\"1\"><cpu host_hash=\"0x1\" numaid=\"0\"><pci busid=\"0000:01:00.0\"/></cpu>"
 		"<cpu host_hash=\"0x2\" numaid=\"0\"><pci busid=\"0000:01:00.0\"/></cpu></system>");
 	tp_topo_doc_free(doc);
+}
+
+#define BRIDGE(inside) "<pci busid=\"0000:01:00.0\" class=\"0x060400\">" inside "</pci>"
+#define ENDS(bus, dev) "<pci busid=\"0000:" bus ":00.0\" class=\"0x030200\"><gpu dev=\"" dev "\" rank=\"" dev "\" sm=\"80\"/></pci>"
+
+static void a_bridge_that_is_written_out_for_each_child_is_one(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_topo("<system version=\"1\"><cpu numaid=\"0\">" BRIDGE(ENDS("02", "0")) BRIDGE(ENDS("03", "1")) BRIDGE(ENDS("04", "2")) "</cpu></system>", NULL);
+	assert_int_equal(topo->count[TP_TOPO_PCI], 1);
+	assert_int_equal(topo->count[TP_TOPO_GPU], 3);
+	assert_int_equal(tp_topo_path(topo, helper_node(topo, "gpu0"), helper_node(topo, "gpu2"))->type, TP_PATH_PIX);
+	tp_topo_free(topo);
+}
+
+static void a_device_with_the_bus_id_of_a_bridge_gets_one_of_its_own(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_topo("<system version=\"1\"><cpu numaid=\"0\">" BRIDGE(ENDS("02", "0")
+		"<pci busid=\"0000:01:00.0\" class=\"0x020700\"><nic><net name=\"mlx5_7\" dev=\"3\" speed=\"200000\" port=\"1\"/></nic></pci>") "</cpu></system>", NULL);
+	assert_int_equal(topo->count[TP_TOPO_NET], 1);
+	assert_string_equal(topo->nodes[helper_node(topo, "0000:01:00.1")].name, "NIC 0000:01:00.1");
+	assert_true(helper_node(topo, "0000:01:00.0") >= 0);
+	assert_int_equal(tp_topo_wire_path(topo, helper_node(topo, "gpu0"), helper_node(topo, "mlx5_7"))->type, TP_PATH_PIX);
+	tp_topo_free(topo);
+}
+
+static void ports_of_one_number_are_numbered_anew(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_topo("<system version=\"1\"><cpu numaid=\"0\"><nic><net name=\"enp98s0f0\" dev=\"0\" speed=\"1000\"/></nic>"
+		"<pci busid=\"0000:01:00.0\" class=\"0x020700\"><nic><net name=\"mlx5_0\" dev=\"0\" speed=\"200000\"/></nic></pci></cpu></system>", NULL);
+	assert_int_equal(topo->count[TP_TOPO_NET], 2);
+	assert_int_equal(topo->nodes[helper_node(topo, "enp98s0f0")].net.dev, 0);
+	assert_int_equal(topo->nodes[helper_node(topo, "mlx5_0")].net.dev, 1);
+	tp_topo_free(topo);
+}
+
+static void an_interface_that_is_no_pci_device_may_be_below_each_cpu(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_topo("<system version=\"1\"><cpu numaid=\"0\"><nic><net name=\"eth0\" dev=\"0\" speed=\"10000\"/></nic></cpu>"
+		"<cpu numaid=\"1\"><nic><net name=\"eth0\" dev=\"0\" speed=\"10000\"/></nic></cpu></system>", NULL);
+	assert_int_equal(topo->count[TP_TOPO_NET], 1);
+	tp_topo_free(topo);
+}
+
+static void a_speed_in_another_unit_is_bound_by_pcie(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_topo("<system version=\"1\"><cpu numaid=\"0\">" BRIDGE(ENDS("02", "0") "<pci busid=\"0000:05:00.0\" class=\"0x020000\" link_speed=\"16 GT/s\" "
+		"link_width=\"16\"><nic><net name=\"cxi0\" dev=\"0\" speed=\"200000000\" port=\"1\"/></nic></pci>") "</cpu></system>", NULL);
+	assert_true(tp_topo_wire_path(topo, helper_node(topo, "gpu0"), helper_node(topo, "cxi0"))->bw <= 24);
+	tp_topo_free(topo);
 }
 
 static void an_element_at_a_wrong_place_is_refused(void **state)
@@ -195,6 +250,9 @@ int main(void)
 		cmocka_unit_test(another_root_is_refused), cmocka_unit_test(nesting_has_a_limit), cmocka_unit_test(too_many_elements_are_refused),
 		cmocka_unit_test(numbers_that_are_none_are_refused_with_what_would_be_right),
 		cmocka_unit_test(one_identity_twice_is_refused_and_both_lines_are_named), cmocka_unit_test(a_bus_id_may_be_on_two_hosts),
+		cmocka_unit_test(a_bridge_that_is_written_out_for_each_child_is_one), cmocka_unit_test(a_device_with_the_bus_id_of_a_bridge_gets_one_of_its_own),
+		cmocka_unit_test(ports_of_one_number_are_numbered_anew), cmocka_unit_test(an_interface_that_is_no_pci_device_may_be_below_each_cpu),
+		cmocka_unit_test(a_speed_in_another_unit_is_bound_by_pcie),
 		cmocka_unit_test(an_element_at_a_wrong_place_is_refused), cmocka_unit_test(cores_are_read_from_the_right),
 		cmocka_unit_test(bus_ids_are_numbers_and_back), cmocka_unit_test(a_missing_file_is_named),
 	};

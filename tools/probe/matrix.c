@@ -161,7 +161,7 @@ static int run(const struct options *o)
 		printf("\nA port writes to itself, %s at a time: a read and a write of that memory for each byte.%s\n", probe_size_text(o->bytes, text),
 			gpus ? " Staged: copied to pinned memory, written, copied back, one after the other." : "");
 		if (!gpus) printf("No GPU here that CUDA's driver knows: GPU by NIC, with GPUDirect and without, is left out.\n");
-		if (o->record) printf("Recorded in %s: telpher topo matrix and explain show it there.\n", o->record);
+		if (o->record) printf("Recorded in %s: telpher topo explain shows it there.\n", o->record);
 	}
 	if (!status && o->json) return probe_print_json(json);
 	cJSON_Delete(json);

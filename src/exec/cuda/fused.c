@@ -92,10 +92,11 @@ static bool is_nvlink(struct tp_boot *boot, struct tp_links *links)
 	return true;
 }
 
-static bool allows_128(struct tp_boot *boot, struct tp_links *links)
+/* nvlink: 1, 0, -1: look. */
+static bool allows_128(struct tp_boot *boot, struct tp_links *links, int nvlink)
 {
 	int64_t asked = tp_param_int(&params[PARAM_LL128]);
-	return asked == 1 || (asked == 0 && is_nvlink(boot, links));
+	return asked == 1 || (asked == 0 && (nvlink >= 0 ? nvlink : is_nvlink(boot, links)));
 }
 
 ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const struct tp_fused_options *options, struct tp_fused *out)
@@ -108,7 +109,7 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 	if (options->no_ctas) mine.table.copies = mine.table.copies_rooted = 0;
 	TP_TRY(tp_fused_read_table(&mine.table));
 	if (options->nchannels < (int)mine.table.max_blocks) mine.table.max_blocks = (uint32_t)options->nchannels;
-	mine.allows_128 = allows_128(boot, links);
+	mine.allows_128 = allows_128(boot, links, -1);
 	/* Over anything but NVLink nobody has measured them. */
 	if (options->pipes == TP_CUDA_PIPES_NONE || (mine.table.pipes == 1 && !mine.allows_128)) mine.table.pipes = 0;
 	struct word *words = tp_alloc((size_t)boot->nranks, sizeof(*words), "what ranks say of fused kernels");
@@ -315,4 +316,14 @@ bool tp_fused_suggest(const struct tp_fused *f, enum tp_coll coll, size_t block_
 		return true;
 	}
 	return false;
+}
+
+ncclResult_t tp_cuda_suggest_for(int nranks, bool nvlink, enum tp_coll coll, size_t block_bytes, bool *wants, enum tp_algo *out)
+{
+	struct tp_fused f = { .usable = nranks >= 2 && nranks <= TP_DEV_MAX_LOCAL, .nranks = nranks };
+	tp_fused_defaults(false, nranks, &f.table);
+	TP_TRY(tp_fused_read_table(&f.table));
+	f.table.allows_128 = allows_128(NULL, NULL, nvlink);
+	*wants = tp_fused_suggest(&f, coll, block_bytes, out);
+	return ncclSuccess;
 }
