@@ -108,12 +108,26 @@ static bool open_beside(char *why, size_t bytes)
 	return false;
 }
 
+static bool is_loaded(const char *name)
+{
+	void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+
+	if (library) dlclose(library);
+	return library != NULL;
+}
+
 const struct tp_verbs *tp_verbs_open(enum tp_verbs_which which, char *why, size_t bytes)
 {
 	const struct tp_verbs *out = NULL;
 	bool found;
 
 	pthread_mutex_lock(&lock);
+	if (which == TP_VERBS_CARD_FIRST) {
+		const char *asked = tp_param_string(&verbs_dl_params[0]);
+		which = TP_VERBS_CARD;
+		/* One that is there already is found by its name, and costs nothing. */
+		if (!opened[TP_VERBS_FOUND].file[0] && !opened[TP_VERBS_CARD].file[0] && !(asked && *asked) && !is_loaded("libibverbs.so.1")) open_beside(why, bytes);
+	}
 	if (which == TP_VERBS_CARD && opened[TP_VERBS_CARD].file[0]) {
 		out = &opened[TP_VERBS_CARD];
 	} else {

@@ -52,7 +52,8 @@ struct tp_verbs {
 
 enum tp_verbs_which {
 	TP_VERBS_FOUND,             /* what the loader finds (NCCL_IBVERBS_LIB, libibverbs.so.1, libibverbs.so): may be the software card */
-	TP_VERBS_CARD               /* the software card, from its folder beside ours if it isn't the one found */
+	TP_VERBS_CARD,              /* the software card, from its folder beside ours if it isn't the one found */
+	TP_VERBS_CARD_FIRST         /* the same, and no other is opened to see: the card's librdmacm can't be loaded beside another libibverbs */
 };
 /* Opened once, kept for the life of the process. NULL: it can't be, and why says so in a line (nothing is logged). */
 const struct tp_verbs *tp_verbs_open(enum tp_verbs_which which, char *why, size_t bytes);

@@ -8,9 +8,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+	struct tp_ib_wire_refusal refusal;
+	struct tp_ib_wire_token token;
 	struct tp_ib_record record;
 	const char *why = NULL;
 
+	/* What rdma_cm brings. */
+	if (!tp_ib_token_read(data, size, &token) && (token.path >= TP_IB_MAX_PATHS || token.qp >= TP_IB_MAX_QPS)) abort();
+	if (tp_ib_refusal_read(data, size, &refusal) && strlen(refusal.text) >= sizeof(refusal.text)) abort();
 	while (size > 0) {
 		size_t have = size < sizeof(record) ? size : sizeof(record);
 		long whole = tp_ib_record_check(data, have, &why);

@@ -11,6 +11,8 @@
 
 #define QUEUE_DEPTH 128
 #define CLOSE_MS 2000
+#define CONNECT_MS 10000                    /* for rdma_cm to connect a path */
+#define OTHERS_MS 3000                      /* the same, where there is one already */
 
 ncclResult_t tp_ib_comm_create(bool sending, const struct tp_net_hello *who, int nqps, struct tp_ib_comm **out)
 {
@@ -47,6 +49,7 @@ void tp_ib_comm_destroy(struct tp_ib_comm *comm)
 	tp_ib_control_remove(&comm->control);
 	tp_ib_flush_destroy(comm);
 	for (int p = 0; p < comm->npaths; p++) tp_ib_qps_destroy(comm, &comm->paths[p]);
+	tp_ib_cm_destroy(comm);
 	for (int c = 0; c < comm->ncontexts; c++)
 		if (comm->channels[c]) comm->contexts[c]->verbs->destroy_comp_channel(comm->channels[c]);
 	pthread_mutex_destroy(&comm->control.lock);
@@ -133,6 +136,7 @@ void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out)
 	snprintf(out->host, sizeof(out->host), "%s", tp_host_name());
 	out->kinds = kinds();
 	tp_ib_describe_set(out->set, sizeof(out->set));
+	tp_ib_cm_describe(comm, out);
 	for (int p = 0; p < comm->npaths; p++) {
 		const struct tp_ib_path *path = &comm->paths[p];
 		struct tp_ib_wire_path *w = &out->paths[p];
@@ -259,10 +263,10 @@ static void tell_of_dead(struct tp_ib_comm *comm)
 
 ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
 {
-	int live = 0, worth;
-	char names[512], ece[64];
+	int live = 0;
 
 	comm->remote_block = peer->block;
+	tp_ib_cm_learn(comm, peer);
 	snprintf(comm->peer_host, sizeof(comm->peer_host), "%s", peer->host);
 	for (int p = 0; p < comm->npaths; p++) {
 		struct tp_ib_path *path = &comm->paths[p];
@@ -272,25 +276,60 @@ ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_m
 			continue;
 		}
 		path->remote = peer->paths[p];
+		path->since_ms = tp_clock_ms();
 		warn_unreachable(comm, path);
+		if (comm->cm) {
+			path->state = TP_IB_PATH_REVIVING;
+			tp_ib_cm_begin(comm, path);
+			continue;
+		}
 		/* Of several, one that can't be had is no error: it may come to life later. */
 		ncclResult_t result = ncclRemoteError;
 		if (comm->sending && !path->remote.live) snprintf(path->why, sizeof(path->why), "%.64s can't connect its end", peer->host);
 		else result = tp_ib_qps_connect(comm, path, live > 0 || p + 1 < comm->npaths);
-		path->since_ms = tp_clock_ms();
 		path->state = result == ncclSuccess ? TP_IB_PATH_LIVE : TP_IB_PATH_DEAD;
 		live += result == ncclSuccess;
 		if (result != ncclSuccess) path->next_ms = tp_clock_ms() + 1000;
 	}
+	return ncclSuccess;
+}
+
+void tp_ib_comm_connecting(struct tp_ib_comm *comm, bool *over)
+{
+	uint64_t now = tp_clock_ms();
+	char text[704];
+
+	*over = true;
+	if (!comm->cm) return;
+	tp_ib_cm_step(comm);
+	for (int p = 0; p < comm->npaths; p++) {
+		struct tp_ib_path *path = &comm->paths[p];
+		if (path->state != TP_IB_PATH_REVIVING || !tp_ib_cm_is_up(comm, path)) continue;
+		path->state = TP_IB_PATH_LIVE;
+		path->since_ms = now;
+	}
+	for (int p = 0; p < comm->npaths; p++) {
+		struct tp_ib_path *path = &comm->paths[p];
+		if (path->state != TP_IB_PATH_REVIVING) continue;
+		if (now - path->since_ms < (tp_ib_live_mask(comm) ? OTHERS_MS : CONNECT_MS)) *over = false;
+		else tp_ib_path_failed(comm, path, "%s", tp_ib_cm_waits_for(comm, path, text, sizeof(text)));
+	}
+}
+
+ncclResult_t tp_ib_comm_connected(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
+{
+	int worth;
+	char names[512], ece[64];
+
 	find_home(comm);
 	tp_ib_use(comm, tp_ib_best_way(comm, tp_ib_live_mask(comm), &worth), tp_ib_live_mask(comm));
 	for (int p = 0; p < comm->npaths; p++)
 		if (comm->paths[p].state == TP_IB_PATH_LIVE)
-			TP_INFO(TP_NET, "NET/IB : %s%s connected%s", tp_ib_name(comm, &comm->paths[p], 0, names, sizeof(names)), ece_text(&comm->paths[p], ece, sizeof(ece)),
-				comm->paths[p].at < 0 ? ", stands by" : "");
+			TP_INFO(TP_NET, "NET/IB : %s%s connected%s%s", tp_ib_name(comm, &comm->paths[p], 0, names, sizeof(names)), ece_text(&comm->paths[p], ece, sizeof(ece)),
+				comm->cm ? " by rdma_cm" : "", comm->paths[p].at < 0 ? ", stands by" : "");
 	/* The acceptor's are said once the connector has told of its own. */
-	if (live > 0 && comm->sending) tell_of_dead(comm);
-	if (live > 0) return ncclSuccess;
+	if (comm->nused > 0 && comm->sending) tell_of_dead(comm);
+	if (comm->nused > 0) return ncclSuccess;
 	for (int p = 0; p < comm->npaths; p++)
 		if (comm->paths[p].port)
 			return TP_FAIL(ncclSystemError, "NET/IB : rank %d -> rank %d: no path could be connected: %s", comm->from, comm->to, comm->paths[p].why);
@@ -333,6 +372,7 @@ ncclResult_t tp_ib_close(void *handle)
 	/* A forked child has no part in it: what it closes stays open for its parent. */
 	if (comm && tp_ib_control_is_inherited(&comm->control)) {
 		close(comm->control.fd);
+		tp_ib_cm_abandon(comm);
 		munmap(comm->block, sizeof(*comm->block));
 		free(comm);
 		return ncclSuccess;

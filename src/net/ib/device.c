@@ -222,6 +222,12 @@ static void log_ports(void)
 	TP_INFO(TP_INIT | TP_NET, "NET/IB : Using%s%s %s", line, ib.verbs->software ? " (Telpher's software card)" : "", ib.contexts[0]->relaxed ? "[RO]" : "[no RO]");
 }
 
+static void close_all(void)
+{
+	for (int i = 0; i < ib.ncontexts; i++) close_context(ib.contexts[i]);
+	ib.ncontexts = ib.nports = ib.ndevices = 0;
+}
+
 static void try_all(void)
 {
 	struct tp_ib_params params;
@@ -240,7 +246,7 @@ static void try_all(void)
 		TP_WARN("NET/IB : %s", ib.why);
 		return;
 	}
-	ib.verbs = tp_verbs_open(tp_ib_hca_asks_for_card(&list) ? TP_VERBS_CARD : TP_VERBS_FOUND, ib.why, sizeof(ib.why));
+	ib.verbs = tp_verbs_open(!tp_ib_hca_asks_for_card(&list) ? TP_VERBS_FOUND : params.connect == TP_IB_BY_RDMA_CM ? TP_VERBS_CARD_FIRST : TP_VERBS_CARD, ib.why, sizeof(ib.why));
 	if (!ib.verbs) return;
 	if (ib.verbs->software && !card_is_wanted(&list)) {
 		snprintf(ib.why, sizeof(ib.why), "%s is Telpher's software card, which is used only where it is asked for: `telpher verbs run`, NCCL_NET=IB or "
@@ -249,6 +255,12 @@ static void try_all(void)
 	}
 	if (ib.verbs->fork_init) ib.verbs->fork_init();
 	find_ports(&params, &list);
+	/* Asked for by name, it is not to be had otherwise in silence. */
+	if (ib.nports > 0 && params.connect == TP_IB_BY_RDMA_CM && !tp_ib_cm_present(ib.verbs, ib.why, sizeof(ib.why))) {
+		TP_WARN("NET/IB : %s", ib.why);
+		close_all();
+		return;
+	}
 	ib.ndevices = tp_ib_merge(&params, ib.ports, ib.nports, ib.devices);
 	if (ib.nports > 0) log_ports();
 }
@@ -294,8 +306,7 @@ void tp_ib_forget_devices(void)
 {
 	tp_ib_watch_stop();
 	pthread_mutex_lock(&ib.lock);
-	for (int i = 0; i < ib.ncontexts; i++) close_context(ib.contexts[i]);
-	ib.ncontexts = ib.nports = ib.ndevices = 0;
+	close_all();
 	ib.tried = ib.asked = false;
 	pthread_mutex_unlock(&ib.lock);
 }

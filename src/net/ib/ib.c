@@ -19,8 +19,13 @@ static void describe_address(const struct tp_ib_device *device, char out[96])
 	out[0] = 0;
 	for (int i = 0; i < device->nports; i++)
 		if (tp_ib_port_has_gid(device->ports[i], &gid) && count++ == 0) first = gid;
-	if (count == 1) snprintf(out, 96, "GID %d %s %s", first.index, first.text, tp_ib_gid_type_name(first.type));
-	if (count > 1) snprintf(out, 96, "GID %d %s %s, and %d more", first.index, first.text, tp_ib_gid_type_name(first.type), count - 1);
+	char by[16] = "";
+	struct tp_ib_params params;
+
+	tp_ib_params_read(&params);
+	if (params.connect == TP_IB_BY_RDMA_CM) snprintf(by, sizeof(by), ", rdma_cm");
+	if (count == 1) snprintf(out, 96, "GID %d %s %s%s", first.index, first.text, tp_ib_gid_type_name(first.type), by);
+	if (count > 1) snprintf(out, 96, "GID %d %s %s%s, and %d more", first.index, first.text, tp_ib_gid_type_name(first.type), by, count - 1);
 }
 
 /* Of the first port that has an address: the part of it that ports of one network share (see meet.c). */

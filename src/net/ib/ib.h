@@ -27,6 +27,7 @@
  *   reg         the registration cache           watch       the thread: async events, life signs
  *   wire        records of the control           control     sending and taking them
  *   meet        listen, connect, accept          comm        a connection's memory, paths, end
+ *   cm          queue pairs connected by rdma_cm
  *   qp          queue pairs and their states     send, recv, progress   data
  *   path        judging and leaving paths        revive      taking them back
  *   explain     what is said when something fails
@@ -43,6 +44,7 @@
 #include "net/ib/wire.h"
 
 #define TP_IB_MAX_PORTS 32
+#define TP_IB_RNR_TIMER 12                  /* 0.64 ms; receives are posted ahead, so it hardly matters */
 #define TP_IB_RING 64                       /* FIFO places: twice what can be outstanding, so no entry meets an older one */
 _Static_assert(TP_IB_RING >= 2 * TP_NET_MAX_REQUESTS, "a FIFO place must be free before it is used again");
 
@@ -50,6 +52,7 @@ struct tp_ib_params {
 	int disable, gid_index, roce_version, timeout, retry_cnt, sl, tc, fifo_tc, pkey, qps, split, adaptive, relaxed, use_inline, flid_gid_index, return_async;
 	int subnet_bits, data_direct;
 	int merge, merge_vfs, merge_level, ece;
+	int connect;                            /* enum tp_ib_connect */
 	int failover, recovery, modify_retry_all, modify_retries, modify_retry_ms, max_paths, path_timeout_ms;
 	int64_t ar_threshold;
 	int addr_family;                        /* AF_INET, AF_INET6; 0: whichever there is, IPv4 first */
@@ -289,8 +292,10 @@ struct tp_ib_block {
 };
 
 struct tp_ib_flush;
+struct tp_ib_cm;
 struct tp_ib_comm {
 	bool sending;
+	struct tp_ib_cm *cm;                    /* NULL: its queue pairs are connected by what META says */
 	struct tp_ib_flush *flush;              /* receiver of GPU memory; NULL: no flush was wanted */
 	int nqps, npaths, active;               /* queue pairs a path; active: the way in use */
 	int nways, nused, ncontexts;
@@ -346,8 +351,12 @@ ncclResult_t tp_ib_comm_add_path(struct tp_ib_comm *comm, int way, struct tp_ib_
 /* The names of all ports of this side, for messages about two sides that differ. */
 void tp_ib_describe_set(char *out, size_t bytes);
 void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out);
-/* What the peer says of itself; checked already (tp_ib_wire_check_meta). Connects all paths; at least one, or an error. */
+/* What the peer says of itself; checked already (tp_ib_wire_check_meta). Connects all paths; tp_ib_comm_connected comes next. */
 ncclResult_t tp_ib_comm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer);
+/* By rdma_cm learn only begins: one more step, until all paths have come or are given up. */
+void tp_ib_comm_connecting(struct tp_ib_comm *comm, bool *over);
+/* What came of it: the way in use, or an error where there is none. */
+ncclResult_t tp_ib_comm_connected(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer);
 /* Acceptor: the connector's READY, which says what is used. */
 ncclResult_t tp_ib_comm_settle(struct tp_ib_comm *comm, const struct tp_ib_wire_revive *ready);
 /* Of the paths in this mask: the best way, and what it is worth (0: there is none). Both ends find the same. */
@@ -366,6 +375,11 @@ ncclResult_t tp_ib_qps_prepare(struct tp_ib_comm *comm, struct tp_ib_path *path,
 ncclResult_t tp_ib_qps_connect(struct tp_ib_comm *comm, struct tp_ib_path *path, bool quiet);
 /* To ERROR, and takes all that completes until nothing is outstanding, as far as the card delivers it. */
 void tp_ib_qps_close(struct tp_ib_comm *comm, struct tp_ib_path *path);
+/* One of them, quietly; 0 or errno. */
+int tp_ib_qp_modify(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, struct ibv_qp_attr *attr, int mask);
+/* What both cards can beyond the standard: before RTR what the peer says, behind it what is left. */
+void tp_ib_qp_set_ece(const struct tp_ib_comm *comm, struct tp_ib_path *path, int q, uint32_t vendor, uint32_t options);
+struct ibv_ece tp_ib_qp_query_ece(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q);
 void tp_ib_qp_fill(struct tp_ib_comm *comm, struct tp_ib_path *path, int q);
 uint64_t tp_ib_wr_id(enum tp_ib_kind kind, const struct tp_ib_path *path, int q, int count, uint64_t message);
 /* Posts; a refusal fails the path. */
@@ -436,6 +450,30 @@ ncclResult_t tp_ib_peer_revives(struct tp_ib_comm *comm, int type, const struct 
 /* A better way than the one in use: the sender asks for it, the receiver leaves for it. */
 ncclResult_t tp_ib_take_back(struct tp_ib_comm *comm);
 ncclResult_t tp_ib_peer_wants(struct tp_ib_comm *comm, const struct tp_ib_wire_revive *revive);
+
+/* ---- rdma_cm ---- */
+/* Opens librdmacm where connections by it are asked for, and sees whether it can be used with these ports. false: why. */
+bool tp_ib_cm_present(const struct tp_verbs *verbs, char *why, size_t bytes);
+/* Before the peer is told of this end: its channel; of the acceptor a listener of its own. */
+ncclResult_t tp_ib_cm_create(struct tp_ib_comm *comm);
+void tp_ib_cm_destroy(struct tp_ib_comm *comm);
+/* In a forked child: what is the parent's stays. */
+void tp_ib_cm_abandon(struct tp_ib_comm *comm);
+void tp_ib_cm_describe(const struct tp_ib_comm *comm, struct tp_ib_wire_meta *out);
+void tp_ib_cm_learn(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer);
+/* This path's queue pairs, which are in INIT, are connected from now on: the connector asks, the acceptor answers. A failure is the path's. */
+void tp_ib_cm_begin(struct tp_ib_comm *comm, struct tp_ib_path *path);
+bool tp_ib_cm_has_begun(const struct tp_ib_comm *comm, const struct tp_ib_path *path);
+bool tp_ib_cm_is_up(const struct tp_ib_comm *comm, const struct tp_ib_path *path);
+/* Takes events. */
+void tp_ib_cm_step(struct tp_ib_comm *comm);
+/* The same, of a connection that is there: what has been lost is a failure, unless the peer says more of it. */
+void tp_ib_cm_look(struct tp_ib_comm *comm);
+/* Its ids are given back: the peer's connection manager hears of it. */
+void tp_ib_cm_drop(struct tp_ib_comm *comm, struct tp_ib_path *path);
+/* What it waits for, in words. */
+const char *tp_ib_cm_waits_for(const struct tp_ib_comm *comm, const struct tp_ib_path *path, char *text, size_t bytes);
+int tp_ib_cm_fd(const struct tp_ib_comm *comm);             /* readable where there are events */
 
 /* ---- words ---- */
 /* "rank 1 -> rank 2, host (mlx5_0:1, GID …, QP 17) -> other (…)"; path_text: without the ranks. */

@@ -5,6 +5,7 @@
  *                                           <- META    acceptor: queue pairs in INIT with receives posted, then RTR and RTS
  *   RTR, RTS                          READY ->         from here on both may write
  *
+ * Where rdma_cm connects queue pairs (cm.c) the acceptor's aren't moved before its META, but by the connector's requests, which come before READY.
  * Neither end blocks on the other; a refusal says why. */
 #include <errno.h>
 #include <poll.h>
@@ -18,7 +19,7 @@
 #include "net/socket.h"
 #include "net/socket_hello.h"
 
-enum phase { MEETING, SENDING_META, READING_META, SENDING_READY, READING_READY, MET };
+enum phase { MEETING, SENDING_META, READING_META, CONNECTING, SENDING_READY, READING_READY, MET };
 
 struct talk {                           /* either end, once TCP is there */
 	int fd;
@@ -26,6 +27,7 @@ struct talk {                           /* either end, once TCP is there */
 	uint64_t since_ms, limit_ms;
 	size_t moved;
 	struct tp_ib_record out, in;
+	struct tp_ib_wire_meta peer;
 	struct tp_ib_comm *comm;
 };
 
@@ -197,6 +199,18 @@ static void warn_of_other_set(struct tp_ib_comm *comm, const struct tp_ib_wire_m
 		comm->sending ? comm->from : comm->to, own.host, tp_ib_port_count(), own.set, peer->rank, peer->host, peer->ports, peer->set);
 }
 
+/* Both ends must do it the same way, and neither should find out by waiting in vain. */
+static ncclResult_t check_connect(const struct tp_net_hello *who, const struct tp_ib_wire_meta *peer)
+{
+	static const char *const names[] = { [TP_IB_BY_TCP] = "tcp", [TP_IB_BY_RDMA_CM] = "rdma_cm" };
+	struct tp_ib_params params;
+
+	tp_ib_params_read(&params);
+	if (peer->connect == params.connect) return ncclSuccess;
+	return TP_FAIL(ncclInvalidUsage, "NET/IB : rank %d -> rank %d : TELPHER_IB_CONNECT is %s at rank %d (%s), and %s at rank %d (%s): set it to the same on all ranks", who->from, who->to,
+		names[peer->connect], peer->rank, peer->host, names[params.connect], who->to, tp_host_name());
+}
+
 /* ---- talking ---- */
 
 static void start_talk(struct talk *talk, int fd, enum phase phase, uint64_t limit_ms)
@@ -267,7 +281,8 @@ static ncclResult_t pull(struct talk *talk, const struct tp_net_hello *who, int 
 		talk->in.as.text.text[sizeof(talk->in.as.text.text) - 1] = 0;
 		return TP_FAIL(ncclRemoteError, "NET/IB : %s : the peer refuses: %s", who_text(who, text, sizeof(text)), talk->in.as.text.text);
 	}
-	if (talk->in.head.type != wanted)
+	/* Nothing but a refusal was expected. */
+	if (wanted == TP_IB_REFUSED || talk->in.head.type != wanted)
 		return TP_FAIL(ncclRemoteError, "NET/IB : %s : record %u came where %d was expected", who_text(who, text, sizeof(text)), talk->in.head.type, wanted);
 	if (wanted == TP_IB_META && (why = tp_ib_wire_check_meta(&talk->in.as.meta)) != NULL)
 		return TP_FAIL(ncclRemoteError, "NET/IB : %s : what the peer says of itself is wrong: %s", who_text(who, text, sizeof(text)), why);
@@ -312,7 +327,7 @@ static ncclResult_t met(struct talk *talk, void **out)
 static ncclResult_t connecting_step(struct connecting *c, void **out)
 {
 	struct talk *talk = &c->talk;
-	bool whole;
+	bool whole, over;
 
 	switch (talk->phase) {
 	case SENDING_META:
@@ -326,6 +341,14 @@ static ncclResult_t connecting_step(struct connecting *c, void **out)
 		decide_adaptive(talk->comm);
 		warn_of_other_set(talk->comm, &talk->in.as.meta);
 		TP_TRY(tp_ib_comm_learn(talk->comm, &talk->in.as.meta));
+		talk->peer = talk->in.as.meta;
+		talk->phase = CONNECTING;
+		talk->since_ms = tp_clock_ms();
+		/* fall through */
+	case CONNECTING:
+		tp_ib_comm_connecting(talk->comm, &over);
+		if (!over) return pull(talk, &c->hello, TP_IB_REFUSED, &whole);
+		TP_TRY(tp_ib_comm_connected(talk->comm, &talk->peer));
 		tp_ib_record_start(&talk->out, TP_IB_READY);
 		talk->out.as.revive.path = (uint32_t)talk->comm->active;
 		talk->out.as.revive.attempt = tp_ib_live_mask(talk->comm);
@@ -349,6 +372,7 @@ static ncclResult_t begin_talk(struct connecting *c, void *socket_comm)
 	tp_sock_get_params(0, &sock);
 	start_talk(&c->talk, tp_sock_comm_take_fd(socket_comm), SENDING_META, (uint64_t)sock.connect_ms);
 	TP_TRY(tp_ib_comm_create(true, &c->hello, params.qps, &c->talk.comm));
+	if (params.connect == TP_IB_BY_RDMA_CM) TP_TRY(tp_ib_cm_create(c->talk.comm));
 	TP_TRY(own_paths(c->talk.comm, c->dev, c->least));
 	tp_ib_record_start(&c->talk.out, TP_IB_META);
 	tp_ib_comm_describe(c->talk.comm, &c->talk.out.as.meta);
@@ -394,6 +418,14 @@ ncclResult_t tp_ib_connect(int dev, const void *handle, const struct tp_net_hell
 	return result;
 }
 
+static int add_cm_fd(const struct talk *talk, int *fds, uint32_t *events, int max)
+{
+	if (max < 1 || !talk->comm || !talk->comm->cm || (talk->phase != CONNECTING && talk->phase != READING_READY)) return 0;
+	fds[0] = tp_ib_cm_fd(talk->comm);
+	events[0] = EPOLLIN;
+	return 1;
+}
+
 int tp_ib_poll_connect_fds(void *state, int *fds, uint32_t *events, int max)
 {
 	struct connecting *c = state;
@@ -401,8 +433,8 @@ int tp_ib_poll_connect_fds(void *state, int *fds, uint32_t *events, int max)
 	if (!c || max < 1) return 0;
 	if (c->talk.phase == MEETING) return tp_sock_poll_connect_fds(c->socket, fds, events, max);
 	fds[0] = c->talk.fd;
-	events[0] = c->talk.phase == READING_META ? EPOLLIN : EPOLLOUT;
-	return 1;
+	events[0] = c->talk.phase == READING_META || c->talk.phase == CONNECTING ? EPOLLIN : EPOLLOUT;
+	return 1 + add_cm_fd(&c->talk, fds + 1, events + 1, max - 1);
 }
 
 /* ---- accepting ---- */
@@ -428,18 +460,22 @@ static ncclResult_t guest_step(struct listener *l, struct guest *g, void **out)
 {
 	struct talk *talk = &g->talk;
 	const struct tp_ib_wire_meta *peer = &talk->in.as.meta;
-	bool whole;
+	bool whole, over;
 
 	switch (talk->phase) {
 	case READING_META:
 		TP_TRY(pull(talk, &g->hello, TP_IB_META, &whole));
 		if (!whole) return ncclSuccess;
+		TP_TRY(check_connect(&g->hello, peer));
 		TP_TRY(tp_ib_comm_create(false, &g->hello, (int)peer->nqps, &talk->comm));
 		talk->comm->split = peer->split;
+		if (peer->connect == TP_IB_BY_RDMA_CM) TP_TRY(tp_ib_cm_create(talk->comm));
 		TP_TRY(matching_paths(talk->comm, peer, l));
 		decide_adaptive(talk->comm);
 		warn_of_other_set(talk->comm, peer);
 		TP_TRY(tp_ib_comm_learn(talk->comm, peer));
+		talk->peer = *peer;
+		if (!talk->comm->cm) TP_TRY(tp_ib_comm_connected(talk->comm, peer));
 		tp_ib_record_start(&talk->out, TP_IB_META);
 		tp_ib_comm_describe(talk->comm, &talk->out.as.meta);
 		talk->phase = SENDING_META;
@@ -450,11 +486,15 @@ static ncclResult_t guest_step(struct listener *l, struct guest *g, void **out)
 		talk->phase = READING_READY;
 		/* fall through */
 	case READING_READY:
+		tp_ib_comm_connecting(talk->comm, &over);
 		TP_TRY(pull(talk, &g->hello, TP_IB_READY, &whole));
 		if (!whole) return ncclSuccess;
+		/* Its requests came before it. */
+		tp_ib_comm_connecting(talk->comm, &over);
+		if (talk->comm->cm) TP_TRY(tp_ib_comm_connected(talk->comm, &talk->peer));
 		TP_TRY(tp_ib_comm_settle(talk->comm, &talk->in.as.revive));
 		return met(talk, out);
-	case MEETING: case SENDING_READY: case MET: break;
+	case MEETING: case CONNECTING: case SENDING_READY: case MET: break;
 	}
 	return ncclInternalError;
 }
@@ -514,6 +554,7 @@ int tp_ib_poll_listen_fds(void *listener, int *fds, uint32_t *events, int max)
 	for (struct guest *g = l->guests; g && n < max; g = g->next) {
 		fds[n] = g->talk.fd;
 		events[n++] = g->talk.phase == SENDING_META ? EPOLLOUT : EPOLLIN;
+		n += add_cm_fd(&g->talk, fds + n, events + n, max - n);
 	}
 	return n;
 }

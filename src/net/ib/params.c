@@ -5,7 +5,7 @@
 
 enum { P_DISABLE, P_HCA, P_GID_INDEX, P_FAMILY, P_RANGE, P_ROCE_VERSION, P_TIMEOUT, P_RETRY, P_SL, P_TC, P_FIFO_TC, P_PKEY, P_QPS, P_SPLIT, P_AR,
 	P_AR_THRESHOLD, P_RELAXED, P_INLINE, P_FLID, P_ASYNC, P_FAILOVER, P_RECOVERY, P_MQP_ALL, P_MQP_CNT, P_MQP_SLEEP, P_SUBNET, P_MERGE, P_MERGE_VFS, P_MERGE_LEVEL,
-	P_FORCE_MERGE, P_ECE, P_PATHS, P_PATH_TIMEOUT, P_DATA_DIRECT };
+	P_FORCE_MERGE, P_ECE, P_PATHS, P_PATH_TIMEOUT, P_DATA_DIRECT, P_CONNECT };
 static struct tp_param ib_params[] = {
 	[P_DISABLE] = { .name = "NCCL_IB_DISABLE", .kind = TP_PARAM_BOOL, .fallback = "0", .max = 1, .doc = "1: InfiniBand and RoCE are not used" },
 	[P_HCA] = { .name = "NCCL_IB_HCA", .kind = TP_PARAM_STRING,
@@ -56,6 +56,8 @@ static struct tp_param ib_params[] = {
 		.doc = "InfiniBand and RoCE ports no further apart make one device, up to 8: LOC none, PORT of one card, PIX behind one PCIe switch, PXB several, PHB one processor, SYS all" },
 	[P_FORCE_MERGE] = { .name = "NCCL_NET_FORCE_MERGE", .kind = TP_PARAM_STRING,
 		.doc = "InfiniBand and RoCE ports that make one device, by exact names: mlx5_0,mlx5_1;mlx5_2:1,mlx5_3:1" },
+	[P_CONNECT] = { .name = "TELPHER_IB_CONNECT", .kind = TP_PARAM_ENUM, .fallback = "tcp", .choices = "tcp|rdma_cm",
+		.doc = "who connects queue pairs on RoCE: tcp, what both ends say of themselves; rdma_cm, the kernel's connection manager (librdmacm), which knows routes; the same on all ranks" },
 	[P_PATHS] = { .name = "TELPHER_IB_PATHS", .kind = TP_PARAM_INT, .fallback = "2", .min = 1, .max = 4,
 		.doc = "devices whose ports a connection may use, those of one of them at a time" },
 	[P_PATH_TIMEOUT] = { .name = "TELPHER_IB_PATH_TIMEOUT", .kind = TP_PARAM_INT, .fallback = "1500", .min = 100, .max = 600000,
@@ -77,7 +79,7 @@ void tp_ib_params_read(struct tp_ib_params *out)
 		.modify_retry_all = number(P_MQP_ALL), .modify_retries = number(P_MQP_CNT), .modify_retry_ms = number(P_MQP_SLEEP), .max_paths = number(P_PATHS),
 		.subnet_bits = number(P_SUBNET), .path_timeout_ms = number(P_PATH_TIMEOUT), .ar_threshold = tp_param_int(&ib_params[P_AR_THRESHOLD]), .addr_family = families[number(P_FAMILY)],
 		.merge = number(P_MERGE), .merge_vfs = number(P_MERGE_VFS), .merge_level = number(P_MERGE_LEVEL), .force_merge = tp_param_string(&ib_params[P_FORCE_MERGE]),
-		.ece = number(P_ECE), .data_direct = number(P_DATA_DIRECT), .hca = tp_param_string(&ib_params[P_HCA]), .addr_range = tp_param_string(&ib_params[P_RANGE]),
+		.ece = number(P_ECE), .connect = number(P_CONNECT), .data_direct = number(P_DATA_DIRECT), .hca = tp_param_string(&ib_params[P_HCA]), .addr_range = tp_param_string(&ib_params[P_RANGE]),
 	};
 	if (out->fifo_tc < 0) out->fifo_tc = out->tc;
 }

@@ -528,6 +528,7 @@ ncclResult_t tp_ib_care(struct tp_ib_comm *comm)
 
 	TP_TRY(comm->error);
 	if (atomic_load_explicit(&comm->control.waiting, memory_order_acquire)) TP_TRY(take_records(comm));
+	if (comm->cm) tp_ib_cm_look(comm);
 	if (comm->to_close) close_dead(comm);
 	if (comm->switching) return wait_for_peer(comm);
 	if (!tp_ib_culprit(comm)) judge_ports(comm);

@@ -192,6 +192,10 @@ int tp_ib_poll_fds(void *handle, int *fds, uint32_t *events, int max)
 		path->moved_ms = 0;
 		ready = true;
 	}
+	if (comm->cm && n < max) {
+		fds[n] = tp_ib_cm_fd(comm);
+		events[n++] = EPOLLIN;
+	}
 	/* A flush takes no time to sleep in. */
 	if (!ready && !tp_ib_flush_is_under_way(comm)) return n;
 	fds[0] = tp_ib_ready_fd();

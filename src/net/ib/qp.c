@@ -10,7 +10,6 @@
 
 #define DRAIN_MS 200
 #define DRAIN_LOOKS 30
-#define RNR_TIMER 12                        /* 0.64 ms; receives are posted ahead, so it hardly matters */
 
 /* count: how many requests are posted together with it; when the last is over, all are. */
 uint64_t tp_ib_wr_id(enum tp_ib_kind kind, const struct tp_ib_path *path, int q, int count, uint64_t message)
@@ -47,28 +46,32 @@ static bool may_use_ece(const struct tp_ib_comm *comm, const struct tp_ib_path *
 	return comm->params.ece && v->query_ece && v->set_ece;
 }
 
-static void query_ece(const struct tp_ib_comm *comm, struct tp_ib_path *path)
+struct ibv_ece tp_ib_qp_query_ece(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q)
 {
 	struct ibv_ece ece = { 0 };
 
+	if (may_use_ece(comm, path) && path->port->context->verbs->query_ece(path->qps[q].ibv, &ece) == 0 && ece.vendor_id)
+		return (struct ibv_ece){ .vendor_id = ece.vendor_id, .options = ece.options };
+	return (struct ibv_ece){ 0 };
+}
+
+void tp_ib_qp_set_ece(const struct tp_ib_comm *comm, struct tp_ib_path *path, int q, uint32_t vendor, uint32_t options)
+{
+	struct ibv_ece ece = { .vendor_id = vendor, .options = options };
+	int error = 0;
+
 	path->ece = (struct ibv_ece){ 0 };
-	if (may_use_ece(comm, path) && path->port->context->verbs->query_ece(path->qps[0].ibv, &ece) == 0 && ece.vendor_id)
-		path->ece = (struct ibv_ece){ .vendor_id = ece.vendor_id, .options = ece.options };
+	if (!vendor || !may_use_ece(comm, path)) return;
+	error = path->port->context->verbs->set_ece(path->qps[q].ibv, &ece);
+	if (!error) path->ece = (struct ibv_ece){ .vendor_id = vendor, .options = options };
+	else TP_INFO(TP_NET, "NET/IB : %s : ECE vendor 0x%x options 0x%x of %s can't be used here: %s", path->port->text, vendor, options, comm->peer_host, strerror(error));
 }
 
 /* Before the queue pairs go to RTR. */
 static void set_ece(const struct tp_ib_comm *comm, struct tp_ib_path *path)
 {
-	path->ece = (struct ibv_ece){ .vendor_id = path->remote.ece_vendor, .options = path->remote.ece_options };
-	if (!may_use_ece(comm, path)) path->ece.vendor_id = 0;
-	for (int q = 0; q < comm->nqps && path->ece.vendor_id; q++) {
-		struct ibv_ece ece = path->ece;
-		int error = path->port->context->verbs->set_ece(path->qps[q].ibv, &ece);
-		if (!error) continue;
-		TP_INFO(TP_NET, "NET/IB : %s : ECE vendor 0x%x options 0x%x of %s can't be used here: %s", path->port->text, ece.vendor_id, ece.options, comm->peer_host, strerror(error));
-		path->ece.vendor_id = 0;
-	}
-	if (!path->ece.vendor_id) path->ece.options = 0;
+	tp_ib_qp_set_ece(comm, path, 0, path->remote.ece_vendor, path->remote.ece_options);
+	for (int q = 1; q < comm->nqps && path->ece.vendor_id; q++) tp_ib_qp_set_ece(comm, path, q, path->remote.ece_vendor, path->remote.ece_options);
 }
 
 ncclResult_t tp_ib_qps_create(struct tp_ib_comm *comm, struct tp_ib_path *path)
@@ -89,7 +92,7 @@ ncclResult_t tp_ib_qps_create(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	path->mr = v->reg_mr(path->port->context->pd, comm->block, sizeof(*comm->block), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	if (!path->mr) return tp_ib_reg_failed(path->port->context, sizeof(*comm->block), "a connection's FIFO", errno ? errno : ENOMEM);
 	for (int q = 0; q < comm->nqps; q++) TP_TRY(create_one(comm, path, q));
-	if (comm->sending) query_ece(comm, path);
+	if (comm->sending) path->ece = tp_ib_qp_query_ece(comm, path, 0);
 	return tp_ib_qps_prepare(comm, path, false);
 }
 
@@ -98,6 +101,7 @@ void tp_ib_qps_destroy(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	if (!path->port) return;
 	const struct tp_verbs *v = path->port->context->verbs;
 
+	tp_ib_cm_drop(comm, path);
 	for (int q = 0; path->qps && q < comm->nqps; q++)
 		if (path->qps[q].ibv) v->destroy_qp(path->qps[q].ibv);
 	if (path->cq && path->unacked_events) v->ack_cq_events(path->cq, path->unacked_events);
@@ -134,6 +138,11 @@ static int modify(const struct tp_ib_comm *comm, const struct tp_ib_path *path, 
 		struct timespec pause = { comm->params.modify_retry_ms / 1000, comm->params.modify_retry_ms % 1000 * 1000000L };
 		nanosleep(&pause, NULL);
 	}
+}
+
+int tp_ib_qp_modify(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, struct ibv_qp_attr *attr, int mask)
+{
+	return modify(comm, path, path->qps[q].ibv, attr, mask, true);
 }
 
 ncclResult_t tp_ib_qps_prepare(struct tp_ib_comm *comm, struct tp_ib_path *path, bool quiet)
@@ -196,7 +205,7 @@ ncclResult_t tp_ib_qps_connect(struct tp_ib_comm *comm, struct tp_ib_path *path,
 	set_ece(comm, path);
 	for (int q = 0; q < comm->nqps; q++) {
 		struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = (enum ibv_mtu)path->mtu, .dest_qp_num = path->remote.qpns[q],
-			.rq_psn = (path->remote.psn + (uint32_t)q) & 0xffffff, .max_dest_rd_atomic = 1, .min_rnr_timer = RNR_TIMER };
+			.rq_psn = (path->remote.psn + (uint32_t)q) & 0xffffff, .max_dest_rd_atomic = 1, .min_rnr_timer = TP_IB_RNR_TIMER };
 		int error;
 
 		fill_address(comm, path, &attr.ah_attr);
@@ -209,7 +218,7 @@ ncclResult_t tp_ib_qps_connect(struct tp_ib_comm *comm, struct tp_ib_path *path,
 		if (error) return connect_failed(comm, path, q, "RTS", error, quiet);
 	}
 	/* What is left of it. */
-	if (!comm->sending && path->ece.vendor_id) query_ece(comm, path);
+	if (!comm->sending && path->ece.vendor_id) path->ece = tp_ib_qp_query_ece(comm, path, 0);
 	return ncclSuccess;
 }
 
@@ -253,6 +262,7 @@ void tp_ib_qps_close(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	/* What a broken card still delivers is not of this life. */
 	path->generation++;
 	path->open = false;
+	tp_ib_cm_drop(comm, path);
 }
 
 bool tp_ib_post(struct tp_ib_comm *comm, struct tp_ib_path *path, int q, struct ibv_send_wr *wr, int count)

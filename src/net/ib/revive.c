@@ -51,6 +51,8 @@ static ncclResult_t start_attempt(struct tp_ib_comm *comm, struct tp_ib_path *pa
 		return ncclSuccess;
 	}
 	enter(path, TP_IB_PATH_REVIVING);
+	/* By rdma_cm the acceptor is asked as soon as the connector hears of it. */
+	if (comm->cm && !comm->sending) tp_ib_cm_begin(comm, path);
 	return tell_of(comm, TP_IB_REVIVE, path);
 }
 
@@ -71,9 +73,11 @@ bool tp_ib_post_probe(struct tp_ib_comm *comm, struct tp_ib_path *path, int q)
 ncclResult_t tp_ib_revive_step(struct tp_ib_comm *comm, struct tp_ib_path *path)
 {
 	uint64_t now = tp_clock_ms();
+	char text[704];
 
 	if (path->state != TP_IB_PATH_DEAD && path->state != TP_IB_PATH_LIVE && now - path->since_ms > ATTEMPT_MS) {
-		tp_ib_path_failed(comm, path, "it could not be revived");
+		bool waits = comm->cm && path->state == TP_IB_PATH_REVIVING && tp_ib_cm_has_begun(comm, path);
+		tp_ib_path_failed(comm, path, "it could not be revived%s%s", waits ? ": " : "", waits ? tp_ib_cm_waits_for(comm, path, text, sizeof(text)) : "");
 		return ncclSuccess;
 	}
 	switch (path->state) {
@@ -85,7 +89,10 @@ ncclResult_t tp_ib_revive_step(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	case TP_IB_PATH_REVIVING:
 		if (path->peer_attempt != path->attempt) return ncclSuccess;
 		path->remote.psn = path->peer_psn;
-		if (tp_ib_qps_connect(comm, path, true) != ncclSuccess) {
+		if (comm->cm) {
+			if (!tp_ib_cm_has_begun(comm, path)) tp_ib_cm_begin(comm, path);
+			if (path->state != TP_IB_PATH_REVIVING || !tp_ib_cm_is_up(comm, path)) return ncclSuccess;
+		} else if (tp_ib_qps_connect(comm, path, true) != ncclSuccess) {
 			tp_ib_path_failed(comm, path, "%s", path->why);
 			return ncclSuccess;
 		}

@@ -2,7 +2,7 @@
 #include <string.h>
 #include "net/ib/wire.h"
 
-static const uint8_t magic[4] = { 'T', 'p', 'I', 'b' };
+static const uint8_t magic[4] = { 'T', 'p', 'I', 'b' }, refusal_magic[4] = { 'T', 'p', 'N', 'o' };
 
 size_t tp_ib_record_bytes(int type)
 {
@@ -68,6 +68,7 @@ const char *tp_ib_wire_check_meta(struct tp_ib_wire_meta *meta)
 	if (meta->nqps < 1 || meta->nqps > TP_IB_MAX_QPS) return "the number of queue pairs is out of range";
 	if (meta->npaths < 1 || meta->npaths > TP_IB_MAX_PATHS) return "the number of paths is out of range";
 	if (meta->split > 1) return "a flag that is neither 0 nor 1";
+	if (meta->connect > TP_IB_BY_RDMA_CM) return "a way to connect that there isn't";
 	for (uint32_t i = 0; i < meta->npaths; i++) {
 		const char *wrong = check_path(&meta->paths[i]);
 		if (wrong) return wrong;
@@ -86,4 +87,34 @@ const char *tp_ib_wire_check_revive(const struct tp_ib_wire_revive *revive)
 {
 	if (revive->path >= TP_IB_MAX_PATHS) return "a path that there isn't";
 	return revive->psn > 0xffffff ? "a packet number of more than 24 bits" : NULL;
+}
+
+void tp_ib_token_start(struct tp_ib_wire_token *token)
+{
+	memset(token, 0, sizeof(*token));
+	memcpy(token->magic, magic, sizeof(magic));
+	token->version = TP_IB_WIRE_VERSION;
+}
+
+const char *tp_ib_token_read(const void *data, size_t bytes, struct tp_ib_wire_token *out)
+{
+	if (!data || bytes < sizeof(*out) || memcmp(data, magic, sizeof(magic)) != 0) return "it brings no token of the IB transport";
+	memcpy(out, data, sizeof(*out));
+	if (out->version != TP_IB_WIRE_VERSION) return "it speaks another version of the IB transport's protocol: all ranks must use the same library";
+	if (out->path >= TP_IB_MAX_PATHS || out->qp >= TP_IB_MAX_QPS) return "a path or queue pair that there isn't";
+	return NULL;
+}
+
+void tp_ib_refusal_start(struct tp_ib_wire_refusal *refusal)
+{
+	memset(refusal, 0, sizeof(*refusal));
+	memcpy(refusal->magic, refusal_magic, sizeof(refusal_magic));
+}
+
+bool tp_ib_refusal_read(const void *data, size_t bytes, struct tp_ib_wire_refusal *out)
+{
+	if (!data || bytes < sizeof(*out) || memcmp(data, refusal_magic, sizeof(refusal_magic)) != 0) return false;
+	memcpy(out, data, sizeof(*out));
+	out->text[sizeof(out->text) - 1] = 0;
+	return true;
 }

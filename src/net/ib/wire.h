@@ -8,11 +8,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TP_IB_WIRE_VERSION 3
+#define TP_IB_WIRE_VERSION 4
 #define TP_IB_MAX_PATHS 16
 #define TP_IB_MAX_MERGED 8                  /* ports of one device */
 #define TP_IB_MAX_KEYS 8                    /* of a FIFO entry: cards that an end uses */
 #define TP_IB_MAX_QPS 16                    /* of a path */
+#define TP_IB_TOKEN_BYTES 16
+
+enum tp_ib_connect { TP_IB_BY_TCP, TP_IB_BY_RDMA_CM };
 
 enum tp_ib_record_type {
 	TP_IB_META = 1,                         /* connector, then acceptor: who I am */
@@ -58,6 +61,10 @@ struct tp_ib_wire_meta {
 	uint32_t ports;                         /* that this side could use in all, merged or not */
 	uint64_t kinds;                         /* equal where these are of the same kinds and speeds */
 	int32_t rank;
+	uint8_t connect;                        /* enum tp_ib_connect, the same at both ends */
+	uint8_t zero;
+	uint16_t cm_port;                       /* acceptor: where its rdma_cm listens, for this connection alone */
+	uint8_t cm_token[TP_IB_TOKEN_BYTES];    /* acceptor: what shows that a connect request is of this connection */
 	char host[64];
 	char set[256];                          /* these ports in words, for messages */
 	struct tp_ib_wire_path paths[TP_IB_MAX_PATHS];
@@ -73,6 +80,21 @@ struct tp_ib_wire_switch {                  /* SWITCH, LEAVING (below and ahead)
 struct tp_ib_wire_revive { uint32_t path, attempt, psn; } __attribute__((packed));      /* READY, REVIVE, CONNECTED, PROVEN, WANT */
 
 struct tp_ib_wire_text { char text[512]; } __attribute__((packed));
+
+/* Private data of rdma_cm's connect request and of its answer: which queue pair of which connection it is. META says all else: of the
+ * 56 bytes that a request takes it would need two thousand. */
+struct tp_ib_wire_token {
+	uint8_t magic[4];
+	uint16_t version;
+	uint8_t path, qp;
+	uint32_t attempt;                       /* of setting this path up: an older one's is refused */
+	uint32_t ece_vendor, ece_options;       /* in the answer: what both use; vendor 0: nothing */
+	uint8_t token[TP_IB_TOKEN_BYTES];
+} __attribute__((packed));
+_Static_assert(sizeof(struct tp_ib_wire_token) <= 56, "a connect request takes no more");
+
+struct tp_ib_wire_refusal { uint8_t magic[4]; char text[140]; } __attribute__((packed));    /* private data of rdma_cm's refusal */
+_Static_assert(sizeof(struct tp_ib_wire_refusal) <= 148, "a refusal takes no more");
 
 struct tp_ib_record {
 	struct tp_ib_wire_head head;
@@ -116,5 +138,11 @@ long tp_ib_record_check(const void *data, size_t have, const char **why);
 const char *tp_ib_wire_check_meta(struct tp_ib_wire_meta *meta);
 const char *tp_ib_wire_check_switch(struct tp_ib_wire_switch *change);
 const char *tp_ib_wire_check_revive(const struct tp_ib_wire_revive *revive);
+void tp_ib_token_start(struct tp_ib_wire_token *token);
+/* NULL, or what is wrong: of private data, which may be longer (it is padded on its way). */
+const char *tp_ib_token_read(const void *data, size_t bytes, struct tp_ib_wire_token *out);
+void tp_ib_refusal_start(struct tp_ib_wire_refusal *refusal);
+/* false: it is nobody's of ours. Its text ends. */
+bool tp_ib_refusal_read(const void *data, size_t bytes, struct tp_ib_wire_refusal *out);
 
 #endif
