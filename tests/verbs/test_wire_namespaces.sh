@@ -20,7 +20,7 @@ for side in "$a 1" "$b 2"; do
 	ip -n $1 link set v$1 mtu 4200 up
 done
 for side in $a $b; do
-	for _ in $(seq 100); do
+	for _ in $(seq 1000); do
 		ip -n $side link show v$side | grep -q 'state UP' && break
 		sleep 0.05
 	done
