@@ -22,7 +22,7 @@ begin() { # PROGRAM ARGUMENTS: server and client run
 }
 
 # In packets of 1024 bytes, whatever the interface carries: a WRITE has a first and a last.
-begin ib_write_bw -x 0 -m 1024 -s 3000 -D 60 -F -u 17
+begin ib_write_bw -x 0 -m 1024 -s 3000 -D 60 -F -u 18
 order fault -p $client drop=0.001,delay=0.001:1ms,corrupt=0.001,seed=4 || fail "an order ends with $?"
 order capture -p $client "$WORK/client.pcapng" 0.3 || fail "capture ends with $?"
 order fault -p $client none || fail "the faults can't be ended"
