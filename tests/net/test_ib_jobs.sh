@@ -38,9 +38,11 @@ grep -qF 'NET/IB : Using [0]telpher0:1+telpher1:1/RoCE' "$work/out" || fail "the
 TELPHER_VERBS_PORTS=2 job 2 2 all_gather
 grep -qF 'NET/IB : Using [0]telpher0:1+telpher0:2/RoCE' "$work/out" || fail "the ports of a device aren't merged"
 echo "ok   merged ports"
-# Larger than caches: sums are made in slots, and copied from there.
-least=33554436 most=33554436 calls=1 job 2 2 all_reduce
-echo "ok   large sums"
+# Larger than caches: sums are made in slots, and copied from there. (Under a sanitizer it would take a minute.)
+if [ -z "$(sed -n 's/^TELPHER_SANITIZE:STRING=\(..*\)/\1/p' "$BUILD_DIR/CMakeCache.txt")" ]; then
+	least=33554436 most=33554436 calls=1 job 2 2 all_reduce
+	echo "ok   large sums"
+fi
 TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 most=1M job 2 2 all_reduce
 echo "ok   with 1 % loss"
 

@@ -43,8 +43,12 @@ grep -q 'REJECTED, error 8' "$work/out" || fail "a port that nobody listens on i
 # After the keeper's death.
 at_a "${on_card[@]}" ucmatose -p $port -c 3 >"$work/server" 2>&1 & server=$!
 for _ in $(seq 1000); do holds $port && break; sleep 0.05; done
-sleep 0.3
-inode=$(at_a awk -v name="@telpher-verbs-$(id -u)-4791" '$8 == name && $6 == "01" { print $7; exit }' /proc/net/unix)
+inode=
+for _ in $(seq 1000); do
+	inode=$(at_a awk -v name="@telpher-verbs-$(id -u)-4791" '$8 == name && $6 == "01" { print $7; exit }' /proc/net/unix)
+	[ -n "$inode" ] && break
+	sleep 0.05
+done
 [ -n "$inode" ] || fail "no keeper runs"
 for pid in $(grep -lx telpher-keeper /proc/[0-9]*/comm 2>/dev/null | cut -d/ -f3); do
 	readlink /proc/$pid/fd/* 2>/dev/null | grep -qx "socket:\[$inode\]" && kill -9 $pid
