@@ -12,6 +12,8 @@
 #define LOOK_AGAIN_NS 1000000u      /* a silent target */
 #define LOOK_NS 1000000000u          /* something in flight is looked at so often */
 #define PATIENCE_NS 10000000000u     /* and given up after this, or the QP's time */
+#define LATE_NS 100000000u           /* who looks so much later than wanted got no processor, and the other process as little, perhaps: */
+#define PUT_OFF_MOST 3               /* so often its time begins anew */
 
 enum { P_DEATH };
 static struct tp_param params[] = {
@@ -132,6 +134,8 @@ void tp_path_watch_time(struct tp_qp *qp)
 	path->answered_seen = path->answered;
 	path->unserved_ns = tp_clock_ns();
 	path->limit_at_ns = path->unserved_ns + LOOK_NS;
+	path->put_off = 0;
+	path->told = false;
 	arm(path);
 }
 
@@ -185,9 +189,17 @@ static void look_at_time(struct tp_qp *qp, uint64_t now)
 		tp_path_watch_time(qp);
 		return;
 	}
-	if (waited < 2 * LOOK_NS)
+	if (now - path->limit_at_ns >= LATE_NS && path->put_off < PUT_OFF_MOST) {
+		path->put_off++;
+		path->timed = true;
+		path->unserved_ns = now;
+		path->limit_at_ns = now + LOOK_NS;
+		return;
+	}
+	if (!path->told)
 		TP_WARN("QP 0x%06x: process %d has served nothing for %.1f s: has it been stopped?", qp->ibv.qp_num, (int)path->link->pid,
 			(double)waited * 1e-9);
+	path->told = true;
 	if (limit && waited >= TP_MAX(limit, PATIENCE_NS)) {
 		TP_INFO(TP_NET, "QP 0x%06x: process %d didn't serve it for %.1f s (timeout %u, retry_cnt %u)", qp->ibv.qp_num, (int)path->link->pid,
 			(double)waited * 1e-9, qp->attr.timeout, qp->attr.retry_cnt);

@@ -224,7 +224,8 @@ struct tp_path {
 	uint64_t give_up_ns;
 	uint64_t limit_at_ns;           /* timed: when to look whether what is in flight was answered */
 	uint64_t unserved_ns;           /* since when nothing was */
-	bool silent, timed;
+	bool silent, timed, told;
+	uint8_t put_off;                /* times that it wasn't judged because we ourselves were late to look */
 	bool fated, fated_there;        /* the faults' dice were thrown for the request at sq.exec: here, at the target */
 	uint32_t msn, served;           /* requests that ended, as initiator and as target: for captures */
 	uint8_t rnr_tried;

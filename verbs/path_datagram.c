@@ -2,12 +2,14 @@
  * places it by the functions that all carriers use. It has gone once it lies in the ring, so it needs no answer.
  *
  * Where the ring is full the QP waits until its reader has made room, so a burst loses nothing; but for a process that has read nothing for
- * PATIENCE_NS nobody waits: what comes then is lost, as on hardware where a receiver doesn't keep up, until it reads again. */
+ * LOOKS times LOOK_NS nobody waits: what comes then is lost, as on hardware where a receiver doesn't keep up, until it reads again. Looks are
+ * counted beside the time, since on a machine that stood still as a whole the reader had no chance. */
 #include <string.h>
 #include "verbs/internal.h"
 #include "verbs/ud.h"
 
-#define PATIENCE_NS 100000000u
+#define LOOK_NS 120000000u
+#define LOOKS 5u
 #define PLACE_NS 1000000000u        /* so long an address is taken to be where it was */
 
 /* ---- out ---- */
@@ -55,10 +57,15 @@ static bool waits(struct tp_ud *ud, struct tp_path_link *link, uint32_t bytes, b
 	if (*lost)
 		return false;
 	if (!ud->full_since_ns || ud->full_head != head) {
-		ud->full_since_ns = now;
+		ud->full_since_ns = ud->full_looked_ns = now;
 		ud->full_head = head;
+		ud->full_looks = 0;
 	}
-	*lost = now - ud->full_since_ns >= PATIENCE_NS;
+	if (now - ud->full_looked_ns >= LOOK_NS) {
+		ud->full_looked_ns = now;
+		ud->full_looks++;
+	}
+	*lost = ud->full_looks >= LOOKS;
 	if (*lost) {
 		atomic_store_explicit(&link->stuck_at, head + 1, memory_order_relaxed);
 		TP_INFO(TP_NET, "process %d has read nothing for %.1f s: datagrams to it are lost until it does", (int)link->pid,
@@ -70,7 +77,7 @@ static bool waits(struct tp_ud *ud, struct tp_path_link *link, uint32_t bytes, b
 		return false;
 	}
 	ud->full = link;
-	ud->wait_until_ns = ud->full_since_ns + PATIENCE_NS;
+	ud->wait_until_ns = ud->full_looked_ns + LOOK_NS;
 	return true;
 }
 

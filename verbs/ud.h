@@ -12,7 +12,9 @@ struct tp_ud {
 	struct tp_path_link *full;
 	struct tp_path_waiter waiter;   /* under the link's lock */
 	uint64_t full_head;             /* where its reader stood, */
-	uint64_t full_since_ns;         /* and since when */
+	uint64_t full_since_ns;         /* and since when, */
+	uint64_t full_looked_ns;        /* when that was looked at last */
+	uint32_t full_looks;            /* and how often, with a pause before each */
 	/* By slot: whether the address used last is this machine's, as found out lately. */
 	struct tp_ud_place { union ibv_gid dgid; uint64_t until_ns; bool here, told; enum tp_path_reason reason; } places[TP_PATH_SLOTS];
 };

@@ -231,8 +231,10 @@ static void a_job_goes_on_when_one_of_two_ports_dies_and_lives_again(void **stat
 	for (int i = 0; i < 2; i++) {
 		port(i, 1 + i, "down");
 		assert_true(is_said("port has gone DOWN", 2 * (i + 1)) && more_rounds(60));
+		/* A busy machine may have left other paths, and taken them back. */
+		const int before = count_said("lives again");
 		port(i, 1 + i, "up");
-		assert_true(is_said("lives again", ends * (i + 1)) && more_rounds(60));
+		assert_true(is_said("lives again", before + ends) && more_rounds(60));
 	}
 	atomic_store(&shared->stop, 1);
 	end();

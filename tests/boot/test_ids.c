@@ -17,9 +17,9 @@ static void meet_by_address(struct helper_job *job)
 	struct tp_boot *boot;
 	char address[32];
 	if (job->rank == 0) {
-		/* Below those that the kernel gives to whoever asks for any: nobody gets it while nobody listens there. */
+		/* Below those that the kernel gives to whoever asks for any, and those of other tests: nobody gets it while nobody listens there. */
 		union tp_addr at = { .v4 = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) } };
-		int port = 20000 + (int)getpid() % 10000, fd;
+		int port = 10000 + (int)getpid() % 7000, fd;
 		for (at.v4.sin_port = htons((uint16_t)port); tp_socket_listen(&at, 1, &fd) != ncclSuccess; at.v4.sin_port = htons((uint16_t)++port)) {}
 		close(fd);
 		helper_put(job, 0, port);
@@ -175,12 +175,13 @@ static void meet_at_several_roots(struct helper_job *job)
 	helper_check_gather(boot, 3, 64);
 	tp_boot_close(boot);
 }
+static int patience_ms;
 static void one_is_missing_at_several_roots(struct helper_job *job)
 {
 	struct tp_boot *boot;
 	make_ids(job);
 	if (job->rank == 5) return;
-	struct tp_boot_args args = { .rank = job->rank, .nranks = job->nranks, .nids = ROOTS, .ids = root_ids, .timeout_ms = 2500 };
+	struct tp_boot_args args = { .rank = job->rank, .nranks = job->nranks, .nids = ROOTS, .ids = root_ids, .timeout_ms = patience_ms };
 	must(tp_boot_open(&args, &boot) == ncclRemoteError);
 	must(strstr(tp_log_last_error(), "never came: ranks 5"));
 	helper_add(job, 1);
@@ -193,7 +194,12 @@ static void ranks_meet_at_several_roots(void **state)
 	assert_int_equal(helper_run(8, 1, meet_at_several_roots, NULL), 0);
 	assert_int_equal(helper_run(8, 3, meet_at_several_roots, NULL), 0);
 	assert_int_equal(helper_run(8, 8, meet_at_several_roots, NULL), 0);
-	assert_int_equal(helper_run(8, 1, one_is_missing_at_several_roots, NULL), 0);
+	/* Where one who comes is late itself, on a busy machine, they are given more time. */
+	patience_ms = 2000;
+	int wrong = helper_run(8, 1, one_is_missing_at_several_roots, NULL);
+	patience_ms = 30000;
+	if (wrong) wrong = helper_run(8, 1, one_is_missing_at_several_roots, NULL);
+	assert_int_equal(wrong, 0);
 	munmap(root_ids, 4096);
 }
 

@@ -38,13 +38,18 @@ static void different_numbers_of_ranks_fail_all_ranks(void **state)
 	assert_int_equal(helper_run(3, 1, one_counts_wrongly, NULL), 0);
 }
 
+static int patience_ms;
 static void some_never_come(struct helper_job *job)
 {
-	expect_failure(job, job->rank == 2 ? 6 : job->rank, 9, 2000, ncclRemoteError, "never came", "2-5, 7-8", 3);
+	expect_failure(job, job->rank == 2 ? 6 : job->rank, 9, patience_ms, ncclRemoteError, "never came", "2-5, 7-8", 3);
 }
 static void the_error_of_a_timeout_names_who_is_missing(void **state)
 {
 	(void)state;
+	/* Where one who comes is late itself, on a busy machine, they are given more time. */
+	patience_ms = 1500;
+	if (helper_run(3, 1, some_never_come, NULL) == 0) return;
+	patience_ms = 30000;
 	assert_int_equal(helper_run(3, 1, some_never_come, NULL), 0);
 }
 

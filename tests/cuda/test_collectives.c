@@ -46,14 +46,14 @@ struct way { const char *name; int nranks; bool threads; int ndevices, nhosts; u
 #define PIPES "TELPHER_CUDA_TABLE=one_shot=0:0,two_shot=0:0:0,gather=0:0:0,scatter=0:0:0,pairs=0:0:0,rooted=0:0:0,two_step=0:0:0,two_step_from=1,reduce=0,pipes=2"
 static const struct way ways[] = {
 	{ "1 process", 1, false, 1, 1, 1, NULL, NULL },
-	{ "2 processes", 2, false, 1, 1, 1, NULL, NULL },
-	{ "3 processes", 3, false, 1, 1, 1, NULL, NULL },
+	{ "2 processes", 2, false, 1, 1, 2, NULL, NULL },
+	{ "3 processes", 3, false, 1, 1, 2, NULL, NULL },
 	{ "4 processes", 4, false, 1, 1, 1, NULL, NULL },
 	{ "8 processes", 8, false, 1, 1, 7, NULL, NULL },
 	{ "1 thread", 1, true, 1, 1, 5, NULL, NULL },
 	{ "2 threads", 2, true, 1, 1, 5, NULL, NULL },
 	{ "3 threads", 3, true, 1, 1, 5, NULL, NULL },
-	{ "4 threads", 4, true, 1, 1, 1, NULL, NULL },
+	{ "4 threads", 4, true, 1, 1, 2, NULL, NULL },
 	{ "8 threads", 8, true, 1, 1, 7, NULL, NULL },
 	{ "4 processes, 4 GPUs", 4, false, 4, 1, 5, NULL, NULL },
 	{ "4 processes, 2 GPUs", 4, false, 2, 1, 5, NULL, NULL },

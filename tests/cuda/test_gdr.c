@@ -68,6 +68,16 @@ static void check_lines(const char *log, const char *direction, const char *end)
 	CHECK(lines > 0);
 }
 
+/* But for a word of the card: a process that gets no processor for a second looks like one that has been stopped. */
+static bool is_said(const char *log, const char *what)
+{
+	for (const char *at = strstr(log, what); at; at = strstr(at + 1, what)) {
+		const char *busy = strstr(at, "has served nothing for");
+		if (!busy || (size_t)(busy - at) > strcspn(at, "\n")) return true;
+	}
+	return false;
+}
+
 static void check_report(struct gpu_rank *g, const struct way *w)
 {
 	static char text[65536];
@@ -104,7 +114,7 @@ static void every_collective(struct gpu_rank *g)
 			fprintf(stderr, "not in the log: %s\n", w->said[i]);
 			_exit(9);
 		}
-	CHECK(!w->never || !strstr(log, w->never));
+	CHECK(!w->never || !is_said(log, w->never));
 	free(log);
 	check_report(g, w);
 }

@@ -10,6 +10,8 @@ cleanup() { for s in "${spaces[@]}"; do ip netns del "$s" 2>/dev/null; done; rm 
 trap cleanup EXIT
 fail() { echo "FAILED: $*"; grep -n "NCCL WARN" "$work/out" | head -5; tail -30 "$work/out"; exit 1; }
 export NCCL_IB_HCA=telpher TELPHER_VERBS_HIDE_REAL=1 NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET
+# A process that gets no processor for a second is none that has been stopped, but how should the card know?
+warned() { grep 'NCCL WARN' "$work/out" | grep -qv 'has served nothing for .*has it been stopped'; }
 all="all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv"
 
 job() { # RANKS HOSTS COLLECTIVE OPTIONS…
@@ -18,7 +20,7 @@ job() { # RANKS HOSTS COLLECTIVE OPTIONS…
 	timeout 100 "$telpher" run -n $ranks --hosts $hosts -- "$telpher" perf $what -b ${least:-8} -e ${most:-64K} -f 64 -n ${calls:-3} -w 1 -c 1 "$@" >"$work/out" 2>&1 || fail "$what, $ranks ranks on $hosts hosts"
 	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$what: wrong results"
 	grep -q 'Using network IB' "$work/out" || fail "$what: not over RDMA"
-	grep -q 'NCCL WARN' "$work/out" && fail "$what: a warning"
+	warned && fail "$what: a warning"
 	true
 }
 for what in $all; do job 2 2 $what; done
@@ -36,9 +38,11 @@ grep -qF 'NET/IB : Using [0]telpher0:1+telpher1:1/RoCE' "$work/out" || fail "the
 TELPHER_VERBS_PORTS=2 job 2 2 all_gather
 grep -qF 'NET/IB : Using [0]telpher0:1+telpher0:2/RoCE' "$work/out" || fail "the ports of a device aren't merged"
 echo "ok   merged ports"
-# Larger than caches: sums are made in slots, and copied from there.
-least=33554436 most=33554436 calls=1 job 2 2 all_reduce
-echo "ok   large sums"
+# Larger than caches: sums are made in slots, and copied from there. (Under a sanitizer it would take a minute.)
+if [ -z "$(sed -n 's/^TELPHER_SANITIZE:STRING=\(..*\)/\1/p' "$BUILD_DIR/CMakeCache.txt")" ]; then
+	least=33554436 most=33554436 calls=1 job 2 2 all_reduce
+	echo "ok   large sums"
+fi
 TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 most=1M job 2 2 all_reduce
 echo "ok   with 1 % loss"
 
@@ -80,7 +84,7 @@ for i in 0 1; do
 	done
 done
 for side in $a $b; do
-	for _ in $(seq 100); do
+	for _ in $(seq 1000); do
 		[ "$(ip -n $side link show | grep -c 'v[01]@.*state UP')" = 2 ] && break
 		sleep 0.05
 	done
@@ -100,7 +104,7 @@ between() { # COLLECTIVE OPTIONS…: two ranks, one in each namespace
 	[ $result = 0 ] || fail "$1 between namespaces"
 	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$1 between namespaces: wrong results"
 	grep -q 'Using network IB' "$work/out" || fail "$1 between namespaces: not over RDMA"
-	grep -q 'NCCL WARN' "$work/out" && fail "$1 between namespaces: a warning"
+	warned && fail "$1 between namespaces: a warning"
 	true
 }
 export TELPHER_VERBS_DEVICES=2 TELPHER_VERBS_IFNAME=v0,v1
@@ -117,7 +121,7 @@ ip link add v2 netns $a type veth peer name v2 netns $b || exit 0
 for side in "$a 1" "$b 2"; do
 	set -- $side
 	ip -n $1 addr add fd97::$2/64 dev v2 nodad 2>/dev/null && ip -n $1 link set v2 up || { echo "no IPv6 here"; exit 0; }
-	for _ in $(seq 100); do
+	for _ in $(seq 1000); do
 		ip -n $1 link show v2 | grep -q 'state UP' && break
 		sleep 0.05
 	done

@@ -15,7 +15,8 @@ job() { # RANKS HOSTS COLLECTIVE OPTIONS…
 	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$what: wrong results"
 	grep -q 'Using network Telpher' "$work/out" || fail "$what: not over the plug-in"
 	grep -q 'NET/Telpher : Using network IB' "$work/out" || fail "$what: not over RDMA"
-	grep -q 'NCCL WARN' "$work/out" && fail "$what: a warning"
+	# A process that gets no processor for a second is none that has been stopped, but how should the card know?
+	grep 'NCCL WARN' "$work/out" | grep -qv 'has served nothing for .*has it been stopped' && fail "$what: a warning"
 	true
 }
 for what in all_reduce all_gather alltoall sendrecv; do job 2 2 $what; done

@@ -209,7 +209,7 @@ port=$((port + 40))
 # A peer that is killed in the middle.
 timeout 60 "$telpher" probe write -d telpher0 -p $port >/dev/null 2>"$where/server.err" & s=$!
 timeout 60 "$telpher" probe write -d telpher0 -p $port -s 1M --sweep -n 100000 127.0.0.1 >/dev/null 2>&1 & c=$!
-for _ in $(seq 200); do ss -tn 2>/dev/null | grep -q ":$port " && break; sleep 0.05; done
+for _ in $(seq 1000); do ss -tn 2>/dev/null | grep -q ":$port " && break; sleep 0.05; done
 sleep 0.3
 pkill -KILL -P $c 2>/dev/null
 wait $c 2>/dev/null
@@ -239,7 +239,7 @@ for side in "$a 1" "$b 2"; do
 	ip -n $1 link set v0 mtu 4200 up
 	ip -n $1 link set lo up
 done
-for s in $a $b; do for _ in $(seq 100); do ip -n $s link show v0 | grep -q 'state UP' && break; sleep 0.05; done; done
+for s in $a $b; do for _ in $(seq 1000); do ip -n $s link show v0 | grep -q 'state UP' && break; sleep 0.05; done; done
 server=(ip netns exec $a) client=(ip netns exec $b) to=10.96.0.1
 export TELPHER_VERBS_IFNAME=v0
 pair "" "-s 300001 -q 2 -b"

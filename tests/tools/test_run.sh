@@ -62,7 +62,7 @@ kill $job
 wait $job
 expect "an interrupted job is 128 + the signal" 143 $?
 alive() { cat /proc/[0-9]*/stat 2>/dev/null | sed 's/.*) //' | awk -v group="$1" '$3 == group && $1 != "Z"' | wc -l; }
-for _ in $(seq 100); do [ "$(alive "$(cat "$tmp/group")")" = 0 ] && break; sleep 0.05; done
+for _ in $(seq 1000); do [ "$(alive "$(cat "$tmp/group")")" = 0 ] && break; sleep 0.05; done
 expect "what ignores SIGTERM in a rank's group is killed, its rank gone or not" 0 "$(alive "$(cat "$tmp/group")")"
 (trap '' HUP; exec "$telpher" run -n 1 --no-prefix -- sh -c 'echo up >'"$tmp"'/up; sleep 0.3; echo done') >"$tmp/out" 2>&1 &
 job=$!

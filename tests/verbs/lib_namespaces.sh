@@ -24,7 +24,7 @@ make_namespaces() {
 		ip -n $name link set v$name mtu 4200 up
 	done
 	for name in $HOST_A $HOST_B; do
-		for _ in $(seq 100); do
+		for _ in $(seq 1000); do
 			ip -n $name link show v$name | grep -q 'state UP' && break
 			sleep 0.05
 		done

@@ -87,7 +87,7 @@ rxe_boot() {
 	# The one that isn't compressed goes first: archives must begin at a multiple of 4 bytes.
 	cat "$RXE/commands.cpio" "$RXE/initrd" >"$RXE/initrd.whole"
 	# Emulated, not virtualized: that works anywhere.
-	exec timeout -k 5 "${RXE_SECONDS:-150}" qemu-system-x86_64 -M q35,accel=tcg -cpu max -smp 2 -m 512 -nodefaults -no-user-config -display none \
+	exec timeout -k 5 "${RXE_SECONDS:-300}" qemu-system-x86_64 -M q35,accel=tcg -cpu max -smp 2 -m 512 -nodefaults -no-user-config -display none \
 		-serial stdio -no-reboot -kernel "$KERNEL_ROOT/boot/vmlinuz-$KERNEL_VERSION" -initrd "$RXE/initrd.whole" \
 		-append "console=ttyS0 quiet panic=-1 mitigations=off" -netdev tap,id=n0,ifname=tap0,script=no,downscript=no \
 		-device virtio-net-pci,netdev=n0,mac=52:54:00:98:00:02,csum=off,gso=off,guest_csum=off,romfile=

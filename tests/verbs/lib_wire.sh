@@ -17,8 +17,9 @@ pair() {
 	TCP_PORT=$((TCP_PORT + 1))
 	on_card timeout 120 $at_server "$@" -p $TCP_PORT >"$WORK/server" 2>&1 &
 	server=$!
-	for _ in $(seq 100); do
+	for _ in $(seq 1000); do
 		$at_server grep -qi ":$(printf %04X $TCP_PORT) .* 0A " /proc/net/tcp /proc/net/tcp6 && break
+		$at_server grep -qE "@telpher-verbs/1/$(id -u)/port/[0-9a-f]+/$TCP_PORT$" /proc/net/unix && break     # -R
 		kill -0 $server 2>/dev/null || break
 		sleep 0.05
 	done
@@ -31,6 +32,41 @@ pair() {
 		echo "--- client ($client)"; tail -20 "$WORK/client"
 		fail "$* [${TELPHER_VERBS_FAULT:-no faults}]"
 	fi
+}
+# at_once COMMAND…: four at a time, each with a folder of its own as WORK, since most of a pair's time is starting and ending; judge waits
+# for what is under way, and fails with what the first bad one said.
+count=0
+at_once() {
+	count=$((count + 1))
+	TCP_PORT=$((TCP_PORT + 1))
+	mkdir "$WORK/$count"
+	(
+		trap - EXIT
+		WORK=$WORK/$count
+		"$@" >"$WORK/said" 2>&1
+		touch "$WORK/passed"
+	) &
+	[ $((count % 4)) != 0 ] || judge
+}
+judge() {
+	local one
+	wait
+	for one in "$WORK"/[0-9]*; do
+		[ -e "$one/said" ] || continue
+		[ -e "$one/passed" ] || { cat "$one/said"; fail "see above"; }
+		rm -rf "$one"
+	done
+}
+# Until the TCP port PORT is listened on.
+listened() { for _ in $(seq 1000); do grep -qi ":$(printf %04X $1) .* 0A " /proc/net/tcp /proc/net/tcp6 && return; sleep 0.05; done; fail "nobody listens on $1"; }
+# Ends programs of perftest that run for a time (-D) as if it were over: each of the three parts of it ends with an alarm. (Servers of WRITEs and
+# READs count no time, and an alarm would kill them.)
+end_early() {
+	local pid
+	for _ in 1 2 3; do
+		for pid in "$@"; do kill -ALRM $pid 2>/dev/null; done
+		sleep 0.1
+	done
 }
 # The address behind GID 0.
 gid_address() {

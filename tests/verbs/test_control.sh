@@ -7,11 +7,11 @@ need ib_send_bw perftest
 telpher=$BUILD_DIR/bin/telpher
 address=$(gid_address)
 [ -n "$address" ] || { echo "GID 0 isn't IPv4"; exit 77; }
-TELPHER_VERBS_CONTROL=0 LD_LIBRARY_PATH=$CARD ib_send_bw -x 0 -s 4096 -D 3 -F -u 17 -p $TCP_PORT >"$WORK/server" 2>&1 & server=$!
-sleep 0.7
-LD_LIBRARY_PATH=$CARD ib_send_bw -x 0 -s 4096 -D 3 -F -u 17 -p $TCP_PORT $address >"$WORK/client" 2>&1 & client=$!
+TELPHER_VERBS_CONTROL=0 LD_LIBRARY_PATH=$CARD ib_send_bw -x 0 -s 4096 -D 60 -F -u 18 -p $TCP_PORT >"$WORK/server" 2>&1 & server=$!
+listened $TCP_PORT
+LD_LIBRARY_PATH=$CARD ib_send_bw -x 0 -s 4096 -D 60 -F -u 18 -p $TCP_PORT $address >"$WORK/client" 2>&1 & client=$!
 listens() { grep -q "@telpher-verbs/1/$(id -u)/control/$client/" /proc/net/unix; }
-for _ in $(seq 100); do listens && break; sleep 0.05; done
+for _ in $(seq 1000); do listens && break; sleep 0.05; done
 listens || fail "the client takes no orders: $(cat "$WORK/client")"
 [ "$("$telpher" verbs fault -p $client)" = "$client	none" ] || fail "there are faults from the start: $("$telpher" verbs fault -p $client)"
 "$telpher" verbs fault -p $client drop=0.01,seed=4 || fail "an order ends with $?"
@@ -24,6 +24,7 @@ listens || fail "the client takes no orders: $(cat "$WORK/client")"
 size=$(stat -c %s "$WORK/$client.pcapng")
 "$telpher" verbs fault -p $server none 2>"$WORK/out" && fail "an order to a process that takes none is fine"
 grep -q "can't be reached" "$WORK/out" || fail "who can't be reached isn't said: $(cat "$WORK/out")"
+end_early $client $server
 wait $client || { cat "$WORK/client"; fail "the client was disturbed"; }
 wait $server || { cat "$WORK/server"; fail "the server was disturbed"; }
 [ "$size" = "$(stat -c %s "$WORK/$client.pcapng")" ] || fail "the capture went on"
@@ -31,7 +32,7 @@ wait $server || { cat "$WORK/server"; fail "the server was disturbed"; }
 # Containers of one pod: they share the network, and number their processes alike.
 if [ "$(id -u)" = 0 ] && unshare -p -f --mount-proc true 2>/dev/null; then
 	in_pod="unshare -p -f --mount-proc --kill-child"
-	at_server=$in_pod at_client=$in_pod pair $address ib_send_bw -x 0 -s 4096 -n 1000 -F -u 17
+	at_server=$in_pod at_client=$in_pod pair $address ib_send_bw -x 0 -s 4096 -n 1000 -F -u 18
 	! grep WARN "$WORK/server" "$WORK/client" || fail "processes of one number disturb each other"
 fi
 "$telpher" verbs fault --help | grep -q memlock= || fail "no help"

@@ -15,7 +15,7 @@ pair() {
 	shift
 	port=$((port + 1))
 	on_card timeout 120 "$program" "$@" -p $port >"$work/server" 2>&1 & server=$!
-	for _ in $(seq 200); do
+	for _ in $(seq 1000); do
 		grep -qi ":$(printf %04X $port) .* 0A " /proc/net/tcp /proc/net/tcp6 && break
 		kill -0 $server 2>/dev/null || break
 		sleep 0.05

@@ -12,9 +12,9 @@ address=$(NCCL_DEBUG=WARN gid_address)
 begin() { # PROGRAM ARGUMENTS: server and client run
 	TCP_PORT=$((TCP_PORT + 1))
 	"$@" -p $TCP_PORT >"$WORK/server" 2>&1 & server=$!
-	for _ in $(seq 100); do grep -qi ":$(printf %04X $TCP_PORT) .* 0A " /proc/net/tcp /proc/net/tcp6 && break; sleep 0.05; done
+	listened $TCP_PORT
 	"$@" -p $TCP_PORT $address >"$WORK/client" 2>&1 & client=$!
-	for _ in $(seq 200); do
+	for _ in $(seq 1000); do
 		order pairs | awk -v a=$client -v b=$server '$1 == a && $2 == b && $4 == "path" && $5 + $7 > 100 { found = 1 } END { exit !found }' && return
 		sleep 0.05
 	done
@@ -22,13 +22,14 @@ begin() { # PROGRAM ARGUMENTS: server and client run
 }
 
 # In packets of 1024 bytes, whatever the interface carries: a WRITE has a first and a last.
-begin ib_write_bw -x 0 -m 1024 -s 3000 -D 5 -F -u 17
+begin ib_write_bw -x 0 -m 1024 -s 3000 -D 60 -F -u 18
 order fault -p $client drop=0.001,delay=0.001:1ms,corrupt=0.001,seed=4 || fail "an order ends with $?"
 order capture -p $client "$WORK/client.pcapng" 0.3 || fail "capture ends with $?"
 order fault -p $client none || fail "the faults can't be ended"
 order fault -p $server side=in,drop=0.001,slow=20us,scatter=0.5,seed=5 || fail "an order to the target ends with $?"
 order capture -p $server "$WORK/server.pcapng" 0.8 || fail "capture of the target ends with $?"
 order fault -p $server none || fail "the target's faults can't be ended"
+end_early $client
 wait $client || { cat "$WORK/client"; fail "the client was disturbed"; }
 wait $server || { cat "$WORK/server"; fail "the server was disturbed"; }
 for side in client server; do
@@ -40,7 +41,7 @@ if command -v tshark >/dev/null; then
 fi
 
 # A port that is dead: as if nobody were there.
-begin ib_send_bw -x 0 -s 3000 -D 20 -F -u 12
+begin ib_send_bw -x 0 -s 3000 -D 60 -F -u 12
 order fault -p $client dead || fail "an order ends with $?"
 wait $client && fail "a client with a dead port goes on"
 grep -q 'status 12' "$WORK/client" || fail "a dead port isn't status 12: $(tail -5 "$WORK/client")"

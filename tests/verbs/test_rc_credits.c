@@ -97,9 +97,14 @@ static void receives_that_are_posted_again_are_told_of(void **state)
 		half_receive(&b, 1);
 		half_complete(&a, 1);
 	}
-	struct tp_rc *rc = tp_rc_of((struct tp_qp *)a.qp);
-	assert_true(rc->limited && rc->takes_begun == 200 && rc->takes_ended == 200);
-	assert_in_range(rc->takes_most, 203, 204);
+	struct tp_qp *qp = (struct tp_qp *)a.qp;
+	struct tp_rc *rc = tp_rc_of(qp);
+	pthread_mutex_lock(&qp->lock);
+	bool limited = rc->limited;
+	uint32_t begun = rc->takes_begun, ended = rc->takes_ended, most = rc->takes_most;
+	pthread_mutex_unlock(&qp->lock);
+	assert_true(limited && begun == 200 && ended == 200);
+	assert_in_range(most, 203, 204);
 	halves_close();
 }
 

@@ -20,7 +20,7 @@ pair() { # port, server's arguments -- client's arguments; exchange by TCP: tcp:
 	while [ "$1" != -- ]; do arguments+=("$1"); shift; done
 	shift
 	run "${arguments[@]}" >"$work/server" 2>&1 & server=$!
-	for _ in $(seq 200); do
+	for _ in $(seq 1000); do
 		case $at in tcp:*) ss -Hltn 2>/dev/null | grep -q ":${at#tcp:} " && break ;; *) holds "$at" && break ;; esac
 		sleep 0.05
 	done
@@ -45,12 +45,17 @@ fi
 # A peer that is killed says nothing, and is missed all the same.
 if has rping; then
 	run rping -s -a "$address" -p $port -C 100000000 >"$work/server" 2>&1 & server=$!
-	for _ in $(seq 200); do holds $port && break; sleep 0.05; done
+	for _ in $(seq 1000); do holds $port && break; sleep 0.05; done
 	run rping -c -a "$address" -p $port -C 100000000 >"$work/client" 2>&1 & client=$!
-	for _ in $(seq 100); do grep -q "@telpher-verbs/1/$(id -u)/control/" /proc/net/unix && break; sleep 0.05; done
-	sleep 0.5
-	for pid in $(pgrep -x rping); do grep -qz -- '^-c$' /proc/$pid/cmdline && grep -qz -- "^$port\$" /proc/$pid/cmdline && kill -9 $pid; done
-	for _ in $(seq 100); do kill -0 $server 2>/dev/null || break; sleep 0.1; done
+	# Both have exchanged something: the pair of processes has carried requests.
+	pid=
+	for _ in $(seq 1000); do
+		for pid in $(pgrep -x rping); do grep -qz -- '^-c$' /proc/$pid/cmdline && grep -qz -- "^$port\$" /proc/$pid/cmdline && break; pid=; done 2>/dev/null
+		[ -n "$pid" ] && "$telpher" verbs pairs | awk -v client="$pid" '$1 == client && $5 + $7 > 20 { found = 1 } END { exit !found }' && break
+		sleep 0.05
+	done
+	kill -9 $pid || fail "there is no client: $(cat "$work/server" "$work/client")"
+	for _ in $(seq 1000); do kill -0 $server 2>/dev/null || break; sleep 0.1; done
 	kill -0 $server 2>/dev/null && fail "a killed peer isn't missed: $(cat "$work/server")"
 	# Its connection manager says so, or its queue pair, whichever is first.
 	grep -qE 'DISCONNECT EVENT|completion failed status (5|12)' "$work/server" || fail "a killed peer isn't missed: $(cat "$work/server")"

@@ -21,7 +21,7 @@ pair() { # server's arguments (at A) -- client's (at B)
 	while [ "$1" != -- ]; do arguments+=("$1"); shift; done
 	shift
 	at_a "${on_card[@]}" "${arguments[@]}" >"$work/server" 2>&1 & server=$!
-	for _ in $(seq 200); do holds "$at" && break; sleep 0.05; done
+	for _ in $(seq 1000); do holds "$at" && break; sleep 0.05; done
 	at_b "${on_card[@]}" "$@" >"$work/client" 2>&1 ||
 		fail "$*: client ends with $? [${TELPHER_VERBS_FAULT:-no faults}]: $(cat "$work/client" "$work/server")"
 	wait $server
@@ -42,9 +42,13 @@ at_b "${on_card[@]}" rping -c -a 10.99.7.1 -p $port -C 1 >"$work/out" 2>&1
 grep -q 'REJECTED, error 8' "$work/out" || fail "a port that nobody listens on isn't refused over the wire: $(cat "$work/out")"
 # After the keeper's death.
 at_a "${on_card[@]}" ucmatose -p $port -c 3 >"$work/server" 2>&1 & server=$!
-for _ in $(seq 200); do holds $port && break; sleep 0.05; done
-sleep 0.3
-inode=$(at_a awk -v name="@telpher-verbs-$(id -u)-4791" '$8 == name && $6 == "01" { print $7; exit }' /proc/net/unix)
+for _ in $(seq 1000); do holds $port && break; sleep 0.05; done
+inode=
+for _ in $(seq 1000); do
+	inode=$(at_a awk -v name="@telpher-verbs-$(id -u)-4791" '$8 == name && $6 == "01" { print $7; exit }' /proc/net/unix)
+	[ -n "$inode" ] && break
+	sleep 0.05
+done
 [ -n "$inode" ] || fail "no keeper runs"
 for pid in $(grep -lx telpher-keeper /proc/[0-9]*/comm 2>/dev/null | cut -d/ -f3); do
 	readlink /proc/$pid/fd/* 2>/dev/null | grep -qx "socket:\[$inode\]" && kill -9 $pid
@@ -60,26 +64,26 @@ TELPHER_VERBS_FAULT=drop=0.03,seed=6 pair rping -s -a 10.99.7.1 -p $port -C 5 --
 unset TELPHER_VERBS_FAULT
 # A stranger who knows all of a connection's numbers can't end it; the peer can.
 at_a "${on_card[@]}" rping -s -a 10.99.7.1 -p $port -C 100000000 >"$work/server" 2>&1 & server=$!
-for _ in $(seq 200); do holds $port && break; sleep 0.05; done
+for _ in $(seq 1000); do holds $port && break; sleep 0.05; done
 TELPHER_VERBS_CAPTURE=$work/capture at_b "${on_card[@]}" rping -c -a 10.99.7.1 -p $port -C 100000000 >"$work/client" 2>&1 & client=$!
-for _ in $(seq 100); do [ "$(stat -c %s "$work/capture" 2>/dev/null || echo 0)" -gt 20000 ] && break; sleep 0.05; done
+for _ in $(seq 1000); do [ "$(stat -c %s "$work/capture" 2>/dev/null || echo 0)" -gt 20000 ] && break; sleep 0.05; done
 ip -n $HOST_B addr add 10.99.7.3/24 dev v$HOST_B
 at_b python3 "$SOURCE_DIR/tests/verbs/forge_dreq.py" "$work/capture" 10.99.7.3 10.99.7.1 || fail "a stranger's DREQ isn't answered"
 sleep 0.5
 kill -0 $server && kill -0 $client || fail "a stranger ended the connection: $(cat "$work/server" "$work/client")"
 at_b python3 "$SOURCE_DIR/tests/verbs/forge_dreq.py" "$work/capture" 10.99.7.2 10.99.7.1
-for _ in $(seq 100); do kill -0 $server 2>/dev/null || break; sleep 0.1; done
+for _ in $(seq 1000); do kill -0 $server 2>/dev/null || break; sleep 0.1; done
 kill -0 $server 2>/dev/null && fail "the peer's DREQ doesn't end the connection: $(cat "$work/server")"
 kill $client 2>/dev/null; wait $client $server 2>/dev/null
 server=
 port=$((port + 1))
 # A client that is killed says nothing: its keeper does.
 at_a "${on_card[@]}" rping -s -a 10.99.7.1 -p $port -C 100000000 >"$work/server" 2>&1 & server=$!
-for _ in $(seq 200); do holds $port && break; sleep 0.05; done
+for _ in $(seq 1000); do holds $port && break; sleep 0.05; done
 TELPHER_VERBS_CAPTURE=$work/capture2 at_b "${on_card[@]}" rping -c -a 10.99.7.1 -p $port -C 100000000 >"$work/client" 2>&1 & client=$!
-for _ in $(seq 100); do [ "$(stat -c %s "$work/capture2" 2>/dev/null || echo 0)" -gt 20000 ] && break; sleep 0.05; done
+for _ in $(seq 1000); do [ "$(stat -c %s "$work/capture2" 2>/dev/null || echo 0)" -gt 20000 ] && break; sleep 0.05; done
 for pid in $(ip netns pids $HOST_B); do [ "$(cat /proc/$pid/comm 2>/dev/null)" = rping ] && kill -9 $pid; done
-for _ in $(seq 100); do kill -0 $server 2>/dev/null || break; sleep 0.1; done
+for _ in $(seq 1000); do kill -0 $server 2>/dev/null || break; sleep 0.1; done
 kill -0 $server 2>/dev/null && fail "a killed client isn't missed: $(cat "$work/server")"
 grep -q 'DISCONNECT EVENT' "$work/server" || fail "a killed client isn't missed: $(cat "$work/server")"
 wait $client $server 2>/dev/null

@@ -20,12 +20,12 @@ unset TELPHER_VERBS_GIDS TELPHER_VERBS_DEVICES
 
 # name, faults at our side, port, program. The first GID is ours, the kernel's second one is the IPv4 address's.
 grep -E "^(${RXE_ONLY:-.*}) " >"$work/list" <<'L'
-write - 19001 ib_write_bw -n 20
-read - 19002 ib_read_bw -n 20
-send - 19003 ib_send_bw -n 20
-atomic - 19004 ib_atomic_bw -n 20
-uc - 19005 ib_write_bw -c UC -n 20
-ud - 19006 ib_send_bw -c UD -n 20 -s 1000
+write - 19001 ib_write_bw -n 20 -u 18
+read - 19002 ib_read_bw -n 20 -u 18
+send - 19003 ib_send_bw -n 20 -u 18
+atomic - 19004 ib_atomic_bw -n 20 -u 18
+uc - 19005 ib_write_bw -c UC -n 20 -u 18
+ud - 19006 ib_send_bw -c UD -n 20 -s 1000 -u 18
 pingpong - 19007 ibv_uc_pingpong -n 20
 write-loss drop=0.03,seed=1,side=both 19008 ib_write_bw -n 20 -u 16
 read-loss drop=0.03,seed=2,side=both 19009 ib_read_bw -n 20 -u 16
@@ -60,11 +60,11 @@ command_of() { # server|client gid-index port peer program...
 	while read -r name _ port program; do echo "connect $name $(command_of client 1 $((port + 100)) $RXE_HOST $program)"; done <"$work/list"
 } >"$work/commands"
 
-in_host() { ip netns exec $host timeout 40 "$BUILD_DIR/bin/telpher" verbs run "$@"; }
+in_host() { ip netns exec $host timeout 90 "$BUILD_DIR/bin/telpher" verbs run "$@"; }
 (exec >"$work/guest" 2>&1; exec ip netns exec $host bash -c ". '$SOURCE_DIR/tests/verbs/lib_card.sh'; . '$SOURCE_DIR/tests/verbs/lib_rxe.sh'
 	KERNEL_ROOT=$KERNEL_ROOT KERNEL_VERSION=$KERNEL_VERSION rxe_boot '$work/commands'") & guest=$!
 wait_guest() { # for a line of its console
-	for _ in $(seq 600); do
+	for _ in $(seq 1500); do
 		grep -aq "$1" "$work/guest" && return
 		kill -0 $guest 2>/dev/null || break
 		sleep 0.1
@@ -87,7 +87,7 @@ while read -r name faults port program; do
 	echo $? >"$work/status.$name") &
 done <"$work/list"
 wait $guest
-for _ in $(seq 50); do
+for _ in $(seq 300); do
 	[ "$(cat "$work"/status.* 2>/dev/null | wc -l)" = "$(wc -l <"$work/list")" ] && break
 	sleep 0.1
 done

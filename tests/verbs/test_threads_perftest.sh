@@ -16,7 +16,7 @@ one() { # FOLDER PORT PROGRAM ARGUMENTS
 	local at=$2 from=$1 server client
 	shift 2
 	run_on_card timeout 60 "$@" -F -u 18 -p "$at" >"$from/server" 2>&1 & server=$!
-	for _ in $(seq 200); do
+	for _ in $(seq 1000); do
 		grep -qi ":$(printf %04X "$at") .* 0A " /proc/net/tcp /proc/net/tcp6 && break
 		grep -qE "@telpher-verbs/1/$(id -u)/port/[0-9a-f]+/$at$" /proc/net/unix && break
 		sleep 0.05

@@ -75,7 +75,7 @@ pair() { # server's arguments -- client's
 	shift
 	begin_count
 	timeout 60 "$telpher" verbs run "${arguments[@]}" >"$work/out" 2>&1 & server=$!
-	for _ in $(seq 200); do
+	for _ in $(seq 1000); do
 		grep -qi ":$(printf %04X $port) .* 0A " /proc/net/tcp /proc/net/tcp6 && break
 		sleep 0.05
 	done

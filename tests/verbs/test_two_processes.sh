@@ -12,7 +12,7 @@ pair() { # server's arguments -- client's arguments
 	while [ "$1" != -- ]; do arguments+=("$1"); shift; done
 	shift
 	run "${arguments[@]}" >"$work/server" 2>&1 & server=$!
-	for _ in $(seq 200); do ss -Hltn 2>/dev/null | grep -q ":$port " && break; sleep 0.05; done
+	for _ in $(seq 1000); do ss -Hltn 2>/dev/null | grep -q ":$port " && break; sleep 0.05; done
 	run "$@" >"$work/client" 2>&1 || fail "$*: client ends with $?: $(cat "$work/client" "$work/server")"
 	wait $server || fail "$*: server ends with $?: $(cat "$work/server" "$work/client")"
 	server=

@@ -56,7 +56,7 @@ pair() { # way, server's arguments -- client's
 	while [ "$1" != -- ]; do arguments+=("$1"); shift; done
 	shift
 	begin $HOST_A "${arguments[@]}" >"$work/server" 2>&1 & server=$!
-	for _ in $(seq 300); do
+	for _ in $(seq 1000); do
 		listens $port && break
 		kill -0 $server 2>/dev/null || break
 		sleep 0.03
@@ -116,13 +116,13 @@ libfabric() { # way
 death() {
 	local victim
 	begin $HOST_A ib_write_bw -x 0 -F -D 60 -p $port >"$work/server" 2>&1 & server=$!
-	for _ in $(seq 300); do listens $port && break; sleep 0.03; done
+	for _ in $(seq 1000); do listens $port && break; sleep 0.03; done
 	victim=$(for pid in $(ip netns pids $HOST_A); do [ "$(cat /proc/$pid/comm 2>/dev/null)" = ib_write_bw ] && echo $pid; done)
 	begin $HOST_A ib_write_bw -x 0 -F -D 60 -p $port 10.99.7.1 >"$work/client" 2>&1 & client=$!
-	for _ in $(seq 300); do grep -q 'carried by' "$work/client" && break; sleep 0.05; done
+	for _ in $(seq 1000); do grep -q 'carried by' "$work/client" && break; sleep 0.05; done
 	sleep 1
 	kill -KILL $victim
-	for _ in $(seq 200); do kill -0 $client 2>/dev/null || break; sleep 0.05; done
+	for _ in $(seq 1000); do kill -0 $client 2>/dev/null || break; sleep 0.05; done
 	kill $client 2>/dev/null && fail "[$variation] the client doesn't notice that its server has died: $(tail -5 "$work/client")"
 	wait $client && fail "[$variation] the client takes the death of its server for a success"
 	wait $server

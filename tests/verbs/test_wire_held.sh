@@ -25,14 +25,14 @@ refused() { # what must be said, run as
 	shift
 	TCP_PORT=$((TCP_PORT + 1))
 	"$@" timeout 60 ibv_rc_pingpong -g 0 -n 5 -p $TCP_PORT >"$WORK/server" 2>&1 & server=$!
-	for _ in $(seq 200); do grep -qi ":$(printf %04X $TCP_PORT) .* 0A " /proc/net/tcp /proc/net/tcp6 && break; sleep 0.05; done
+	for _ in $(seq 1000); do grep -qi ":$(printf %04X $TCP_PORT) .* 0A " /proc/net/tcp /proc/net/tcp6 && break; sleep 0.05; done
 	"$@" timeout 60 ibv_rc_pingpong -g 0 -n 5 -p $TCP_PORT $address >"$WORK/out" 2>&1 && fail "it runs although the port is held"
 	wait $server && fail "the server runs although the port is held"
 	cat "$WORK/server" >>"$WORK/out"
 	grep -q "$what" "$WORK/out" || fail "\"$what\" isn't said: $(cat "$WORK/out")"
 	grep -q 'TELPHER_VERBS_IFNAME' "$WORK/out" || fail "what helps isn't said: $(cat "$WORK/out")"
 }
-bound() { for _ in $(seq 200); do grep -q ' 0100007F:12B7 ' /proc/net/udp && return; sleep 0.05; done; fail "nobody holds the port"; }
+bound() { for _ in $(seq 1000); do grep -q ' 0100007F:12B7 ' /proc/net/udp && return; sleep 0.05; done; fail "nobody holds the port"; }
 
 if [ "$ALONE" = program ]; then
 	python3 -c 'import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("127.0.0.1", 4791)); time.sleep(100)' & holder=$!

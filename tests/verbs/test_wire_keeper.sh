@@ -15,21 +15,24 @@ keepers() {
 		readlink /proc/$pid/fd/* 2>/dev/null | grep -qx "socket:\[$inode\]" && echo $pid
 	done
 }
-on_card timeout 60 ib_send_bw -x 0 -s 4096 -D 4 -u 18 -p $((19000 + $$ % 999)) >"$WORK/s" 2>&1 &
-server=$!
-sleep 0.7
-on_card timeout 60 ib_send_bw -x 0 -s 4096 -D 4 -u 18 -p $((19000 + $$ % 999)) $address >"$WORK/c" 2>&1 &
-client=$!
-sleep 1
+in_card="env NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET LD_LIBRARY_PATH=$CARD LD_PRELOAD=$card_preload ASAN_OPTIONS=detect_leaks=0"
+port=$((19000 + $$ % 999))
+$in_card ib_send_bw -x 0 -s 4096 -D 60 -u 18 -p $port >"$WORK/s" 2>&1 & server=$!
+listened $port
+$in_card ib_send_bw -x 0 -s 4096 -D 60 -u 18 -p $port $address >"$WORK/c" 2>&1 & client=$!
+for side in s c; do
+	for _ in $(seq 1000); do grep -q 'carried by wire' "$WORK/$side" && break; sleep 0.05; done
+done
 first=$(keepers)
 [ -n "$first" ] || fail "no keeper runs"
 kill -9 $first
 pair $address ibv_rc_pingpong -g 0 -n 50
 second=$(keepers)
 [ -n "$second" ] && [ "$second" != "$first" ] || fail "no new keeper: before \"$first\", now \"$second\""
+end_early $client $server
 wait $server || { cat "$WORK/s"; fail "the server was disturbed"; }
 wait $client || { cat "$WORK/c"; fail "the client was disturbed"; }
-for _ in $(seq 100); do
+for _ in $(seq 1000); do
 	[ -z "$(keepers)" ] && break
 	sleep 0.1
 done

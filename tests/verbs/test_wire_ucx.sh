@@ -12,7 +12,7 @@ compare() {
 	TCP_PORT=$((TCP_PORT + 1))
 	run $transports "${@:2}" -p $TCP_PORT >"$WORK/server" 2>&1 &
 	server=$!
-	for _ in $(seq 200); do
+	for _ in $(seq 1000); do
 		grep -qi ":$(printf %04X $TCP_PORT) .* 0A " /proc/net/tcp /proc/net/tcp6 && break
 		sleep 0.05
 	done

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "watch/watch.h"
+#include "sanitizers.h"
 
 static void set(const char *name, const char *value)
 {
@@ -348,7 +349,7 @@ static void a_dump_beside_the_writer_sees_whole_records_only(void **s)
 	pthread_t thread;
 	atomic_store(&stop, false);
 	pthread_create(&thread, NULL, record_operations, flight);
-	for (int round = 0, seen = 0; round < 20000 || seen == 0; round++) {
+	for (int round = 0, seen = 0; round < (SANITIZED ? 3000 : 20000) || seen == 0; round++) {
 		size_t count = tp_flight_read(flight, e, 4);
 		seen += (int)count;
 		for (size_t i = 0; i < count; i++) {
