@@ -134,6 +134,46 @@ static void draw_links(const struct picture *p, FILE *out)
 	}
 }
 
+static const char *port_name(const struct tp_topo_node *port) { return strrchr(port->name, '/') ? strrchr(port->name, '/') + 1 : port->name; }
+
+/* Of several ports the first one's name, how many more there are, and all their rates where they differ. */
+static void describe_ports(const struct tp_topo *topo, const struct tp_topo_node *nic, char lines[3][64])
+{
+	const struct tp_topo_node *first = NULL;
+	double sum = 0;
+	int count = 0;
+	for (int32_t l = nic->first_link; l < nic->first_link + nic->nlinks; l++) {
+		const struct tp_topo_node *port = &topo->nodes[topo->links[l].to];
+		if (port->kind != TP_TOPO_NET) continue;
+		if (!first || port->net.dev < first->net.dev) first = port;
+		sum += port->net.bw * 8;
+		count++;
+	}
+	if (!first) return;
+	snprintf(lines[2], sizeof(lines[2]), "%s", topo_fabric_name(first->net.fabric));
+	if (count == 1) {
+		snprintf(lines[0], sizeof(lines[0]), "%.40s", port_name(first));
+		snprintf(lines[1], sizeof(lines[1]), "%.4g Gb/s", sum);
+	} else {
+		snprintf(lines[0], sizeof(lines[0]), "%.30s + %d", port_name(first), count - 1);
+		snprintf(lines[1], sizeof(lines[1]), "%d ports, %.4g Gb/s", count, sum);
+	}
+}
+
+/* What the box says at more length, where the mouse rests. */
+static void put_title(const struct tp_topo *topo, const struct tp_topo_node *node, FILE *out)
+{
+	put(out, node->name);
+	if (node->pci.bus_id[0]) fprintf(out, " %s", node->pci.bus_id);
+	for (int32_t l = node->first_link; l < node->first_link + node->nlinks && node->kind == TP_TOPO_NIC; l++) {
+		const struct tp_topo_node *port = &topo->nodes[topo->links[l].to];
+		if (port->kind != TP_TOPO_NET) continue;
+		fputs(", ", out);
+		put(out, port->name);
+		fprintf(out, " %.4g Gb/s", port->net.bw * 8);
+	}
+}
+
 static void describe(const struct tp_topo *topo, const struct tp_topo_node *node, char lines[3][64])
 {
 	static const char *const vendors[] = { "", "Intel", "AMD", "Zhaoxin" };
@@ -146,14 +186,7 @@ static void describe(const struct tp_topo *topo, const struct tp_topo_node *node
 		if (node->gpu.rank >= 0) snprintf(lines[2], sizeof(lines[2]), "rank %d", node->gpu.rank);
 		break;
 	case TP_TOPO_NIC:
-		for (int32_t l = node->first_link; l < node->first_link + node->nlinks; l++) {
-			const struct tp_topo_node *port = &topo->nodes[topo->links[l].to];
-			if (port->kind != TP_TOPO_NET) continue;
-			const char *name = strrchr(port->name, '/') ? strrchr(port->name, '/') + 1 : port->name;
-			snprintf(lines[0], sizeof(lines[0]), "%.40s", name);
-			snprintf(lines[1], sizeof(lines[1]), "%.4g Gb/s", port->net.bw * 8);
-			snprintf(lines[2], sizeof(lines[2]), "%s", topo_fabric_name(port->net.fabric));
-		}
+		describe_ports(topo, node, lines);
 		break;
 	case TP_TOPO_CPU:
 		snprintf(lines[1], sizeof(lines[1]), "%s", node->cpu.arch == TP_ARCH_ARM ? "Arm" : node->cpu.arch == TP_ARCH_POWER ? "POWER" : vendors[node->cpu.vendor]);
@@ -174,8 +207,7 @@ static void draw_boxes(const struct picture *p, const bool *faulty, FILE *out)
 		if (!b->drawn) continue;
 		describe(p->topo, node, lines);
 		fprintf(out, "<g class=\"node %s%s\"><title>", classes[node->kind], faulty[i] ? " faulty" : "");
-		put(out, node->name);
-		if (node->pci.bus_id[0]) fprintf(out, " %s", node->pci.bus_id);
+		put_title(p->topo, node, out);
 		fprintf(out, "</title><rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" rx=\"7\"/>\n", b->x, b->y, b->w, b->h);
 		double middle = b->x + b->w / 2, y = b->y + (b->h > 50 ? 20 : 16);
 		for (int l = 0; l < 3; l++)

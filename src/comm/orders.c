@@ -76,35 +76,45 @@ static bool has_all(const struct ncclComm *comm)
 	return true;
 }
 
-static void note_places(const struct ncclComm *comm, const struct tp_channels *rings, struct place *out)
+static ncclResult_t search(const struct ncclComm *comm, struct tp_comm_topo *t)
+{
+	struct tp_topo_policy direct = t->policy;
+	bool many = comm->boot->nhosts > 1;
+	direct.pxn = direct.nvb = false;
+	direct.multi_host = many;
+	TP_TRY(tp_topo_compute_paths(t->graph, &direct));
+	/* What can't be found, or read from a file, has been told; a job doesn't fail for it. */
+	if ((many && t->graph->count[TP_TOPO_NET]) || (!many && !all_alike(t->graph)))
+		if (tp_channels_load(t->graph, &direct, TP_PATTERN_RING, &t->rings) != ncclSuccess) t->rings = NULL;
+	if (t->rings && tp_channels_stand_in(t->rings)) {
+		tp_channels_free(t->rings);
+		t->rings = NULL;
+	}
+	return tp_topo_compute_paths(t->graph, &t->policy);
+}
+
+ncclResult_t tp_comm_rings(const struct ncclComm *comm, const struct tp_channels **out)
+{
+	struct tp_comm_topo *t = comm->topo;
+	if (!t->rings_sought && has_all(comm)) TP_TRY(search(comm, t));
+	t->rings_sought = true;
+	*out = t->rings;
+	return ncclSuccess;
+}
+
+static ncclResult_t find_places(const struct ncclComm *comm, struct place *out)
 {
 	int32_t own = tp_comm_topo_gpu(comm, comm->rank);
-	if (tp_channels_stand_in(rings)) return;
+	const struct tp_channels *rings;
+	TP_TRY(tp_comm_rings(comm, &rings));
+	if (!rings) return ncclSuccess;
 	out->count = (uint8_t)TP_MIN(TP_MIN(rings->nchannels, TP_CHANNELS_MAX), comm->nchannels);
 	for (int o = 0; o < out->count; o++) {
 		const struct tp_channel *channel = &rings->channels[tp_cluster_turn(rings, o, comm->layout->domain[comm->rank])];
 		for (int i = 0; i < rings->ngpus; i++)
 			if (channel->gpus[i] == own) out->at[o] = (uint8_t)i;
 	}
-}
-
-/* Our links go through no GPU but their ends'. */
-static ncclResult_t find_places(const struct ncclComm *comm, struct place *out)
-{
-	struct tp_comm_topo *t = comm->topo;
-	struct tp_topo_policy direct = t->policy;
-	struct tp_channels *rings = NULL;
-	bool many = comm->boot->nhosts > 1;
-	if (!has_all(comm)) return ncclSuccess;
-	direct.pxn = direct.nvb = false;
-	direct.multi_host = many;
-	TP_TRY(tp_topo_compute_paths(t->graph, &direct));
-	/* What can't be found, or read from a file, has been told; a job doesn't fail for it. */
-	if ((many && t->graph->count[TP_TOPO_NET]) || (!many && !all_alike(t->graph))) {
-		if (tp_channels_load(t->graph, &direct, TP_PATTERN_RING, &rings) == ncclSuccess) note_places(comm, rings, out);
-		tp_channels_free(rings);
-	}
-	return tp_topo_compute_paths(t->graph, &t->policy);
+	return ncclSuccess;
 }
 
 /* Of all domains: where they begin in an order, and how many orders each has. */

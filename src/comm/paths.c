@@ -166,7 +166,8 @@ bool tp_comm_topo_meeting(const struct ncclComm *comm, int from, int to, char *t
 int tp_comm_topo_channels(const struct ncclComm *comm, const struct tp_watch_path *path, struct tp_watch_channel *out, int max)
 {
 	const struct tp_link_seat *sender, *receiver;
-	if (!comm->topo || !is_net(path) || count_ports(comm, path->from) < 2) return 0;
+	bool differ = false;
+	if (!comm->topo || !is_net(path)) return 0;
 	int count = TP_MIN(comm->nchannels, max);
 	for (int c = 0; c < count; c++) {
 		memset(&out[c], 0, sizeof(out[c]));
@@ -174,8 +175,9 @@ int tp_comm_topo_channels(const struct ncclComm *comm, const struct tp_watch_pat
 		port_name(sender->name, sender->port, out[c].device, sizeof(out[c].device));
 		out[c].gbps = lesser(sender->gbps, receiver->gbps);
 		out[c].latency_us = sender->latency_us > 0 ? sender->latency_us : (float)comm->model.across.latency_us;
+		differ |= strcmp(out[c].device, out[0].device) != 0;
 	}
-	return count;
+	return differ ? count : 0;
 }
 
 /* ---- Refusals */

@@ -13,6 +13,7 @@
 
 #include "comm/gpu.h"
 #include "comm/topo.h"
+#include "topo/search.h"
 
 #define MAX_TEXTS ((size_t)16 << 20)    /* of one host */
 
@@ -257,8 +258,10 @@ static ncclResult_t fill_row(const struct ncclComm *comm, struct tp_topo_row *ro
 
 static void forget_graph(struct tp_comm_topo *t)
 {
+	tp_channels_free(t->rings);
 	tp_topo_free(t->graph);
 	tp_topo_doc_free(t->doc);
+	t->rings = NULL;
 	t->graph = NULL;
 	t->doc = NULL;
 	free(t->values.list);

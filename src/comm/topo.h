@@ -40,6 +40,8 @@ struct tp_comm_topo {
 	struct tp_topo_doc *doc;        /* of this rank's host; NULL: not needed, or not to be had */
 	struct tp_topo *graph;          /* with its paths */
 	struct tp_topo_policy policy;
+	struct tp_channels *rings;      /* see tp_comm_rings; NULL: none, or not looked for yet */
+	bool rings_sought;
 	bool net_takes_gpu_memory;      /* the network in use, where machine and drivers allow it */
 	struct tp_topo_values values;   /* what was measured, and holds */
 	char *refused;                  /* what of it doesn't, a line each; NULL: nothing */
@@ -64,6 +66,9 @@ void tp_topo_write_files(const struct ncclComm *comm);
 bool tp_topo_files_wanted(const struct ncclComm *comm);
 /* The node of a rank's GPU; -1. */
 int32_t tp_comm_topo_gpu(const struct ncclComm *comm, int rank);
+/* The rings of this host's GPUs, found once, on the paths of our own links (which go through no GPU but their ends'); NULL: they go by rank. */
+struct tp_channels;
+ncclResult_t tp_comm_rings(const struct ncclComm *comm, const struct tp_channels **out);
 /* The node of the port that a transport calls so; -1. */
 int32_t tp_comm_topo_net(const struct tp_topo *graph, const char *name, int port);
 

@@ -1,6 +1,7 @@
 /* Which network devices each rank uses. The rails of the host (topo/search.h) are shared out among its ranks by all of them alike, each for itself, on the
  * graph that they have in common: a GPU's nearest, a host process's on its NUMA node, none used by two where another is as near. What came
- * of it each rank tells all others (link.h), so it need not be the same that they would have found. */
+ * of it each rank tells all others (link.h), so it need not be the same that they would have found. Where rings go over several hosts, a GPU at a ring's end
+ * uses on its channel the port that the search for rings gave it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,6 +71,34 @@ static void fill(const struct ncclComm *comm, const struct tp_rails *rails, cons
 	for (int32_t n = 0; n < graph->count[TP_TOPO_NET]; n++) add_port(graph, dev_of, graph->of_kind[TP_TOPO_NET][n], out);
 }
 
+/* The place of a port's device, from 1; 0: it isn't among them. */
+static uint8_t place_in(const struct tp_topo *graph, const int *dev_of, int32_t net, const struct tp_link_seats *seats)
+{
+	int dev = net < 0 ? -1 : dev_of[graph->nodes[net].ordinal];
+	for (int i = 0; i < seats->count && dev >= 0; i++)
+		if (seats->devs[i] == dev) return (uint8_t)(i + 1);
+	return 0;
+}
+
+/* The ports by which the rings that were found leave and enter the host: a GPU at a ring's end uses that one on the ring's channel, as the search reckoned. */
+static ncclResult_t take_rings(const struct ncclComm *comm, const int *dev_of, struct tp_link_seats *out)
+{
+	const struct tp_topo *graph = comm->topo->graph;
+	const struct tp_channels *rings = NULL;
+	int dev = 0;
+	if (!comm->gpu || comm->boot->nhosts < 2 || !tp_links_net(comm->links, &dev)->spreads) return ncclSuccess;
+	TP_TRY(tp_comm_rings(comm, &rings));
+	if (!rings) return ncclSuccess;
+	int32_t own = tp_comm_topo_gpu(comm, comm->rank);
+	out->nrings = TP_MIN(TP_MIN(rings->nchannels, TP_LINK_RINGS_MAX), comm->nchannels);
+	for (int c = 0; c < out->nrings; c++) {
+		const struct tp_channel *channel = &rings->channels[tp_cluster_turn(rings, c, comm->layout->domain[comm->rank])];
+		if (channel->gpus[rings->ngpus - 1] == own) out->out[c] = place_in(graph, dev_of, channel->net_out, out);
+		if (channel->gpus[0] == own) out->in[c] = place_in(graph, dev_of, channel->net_in, out);
+	}
+	return ncclSuccess;
+}
+
 /* GPUs relay for each other's ports in NCCL (PXN); our links go through none. */
 static ncclResult_t share_out(const struct ncclComm *comm, struct tp_rails **out)
 {
@@ -101,6 +130,7 @@ static ncclResult_t choose(const struct ncclComm *comm, struct tp_link_seats *ou
 	if (result == ncclSuccess) {
 		fill(comm, rails, dev_of, out);
 		tp_rails_free(rails);
+		if (out->near) result = take_rings(comm, dev_of, out);
 	}
 	free(dev_of);
 	return result;

@@ -176,7 +176,14 @@ enum tp_cross_nic { TP_CROSS_NEVER, TP_CROSS_ALWAYS, TP_CROSS_TRY_NOT };        
 #define TP_LINK_SEATS_MAX 16
 /* Devices of this rank, by the transport's numbers, nearest first: channel c sends by devs[c % near]. Those behind are for peers' rails
  * (NCCL_CROSS_NIC=0). rails: alike on all hosts; -1: none. */
-struct tp_link_seats { int near, count, devs[TP_LINK_SEATS_MAX], rails[TP_LINK_SEATS_MAX]; };
+#define TP_LINK_RINGS_MAX 32
+struct tp_link_seats {
+	int near, count, devs[TP_LINK_SEATS_MAX], rails[TP_LINK_SEATS_MAX];
+	/* Of each channel, which take turns with these: the place in devs, counted from 1, of the device by which this rank's host sends to the next, or receives
+	 * from the one before, where this rank is its end. 0: it isn't, or it is by turns. */
+	int nrings;
+	uint8_t out[TP_LINK_RINGS_MAX], in[TP_LINK_RINGS_MAX];
+};
 /* A device as all ranks know it. */
 struct tp_link_seat {
 	int32_t dev, rail, port;

@@ -117,7 +117,11 @@ struct tp_net_links {
 };
 
 /* What a rank tells of its devices, with room for as many as any has. */
-struct tp_net_seats { int32_t near, count; struct tp_link_seat list[]; };
+struct tp_net_seats {
+	int32_t near, count, nrings;
+	uint8_t out[TP_LINK_RINGS_MAX], in[TP_LINK_RINGS_MAX];
+	struct tp_link_seat list[];
+};
 /* net_seat.c: the device that this rank's end of a link uses, and where a sender finds the receiver. */
 int tp_net_links_device(const struct tp_net_links *nets, int channel, int from, int to);
 const unsigned char *tp_net_links_handle(const struct tp_net_links *nets, int channel, int to);

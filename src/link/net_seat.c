@@ -2,8 +2,10 @@
  * says for each rank which ones are near to it (tp_links_seat); each rank then tells all others these, with a listener at each, so that both
  * ends of a link know which device either of them uses, by the same rule:
  *
- *   the sender's: those near to it, channel by channel in turn;
- *   the receiver's: of those near to it one on the sender's network, and of these one on its rail, if there is one; else by turns too.
+ *   the sender's: where it is the end of the channel's ring on its host, the one that the search for rings has it leave by; else those near to it, channel by
+ *   channel in turn;
+ *   the receiver's: of those near to it, and the one by which the channel's ring comes in, one on the sender's network, and of these one on its rail, if there
+ *   is one; else the ring's, or by turns too.
  *
  * NCCL_CROSS_NIC: 1 doesn't look at rails; 0 keeps to them where the receiver has the rail at all, near or not; 2 (the default) where it is near. */
 #include <stdio.h>
@@ -26,12 +28,20 @@ const struct tp_link_seat *tp_net_links_seats(const struct tp_net_links *nets, i
 	return seats_of(nets, rank)->list;
 }
 
+/* The ring's place of a channel; without one it is by turns. */
+static int usual_of(const struct tp_net_seats *s, const uint8_t places[TP_LINK_RINGS_MAX], int channel)
+{
+	int place = s->nrings ? places[channel % s->nrings] : 0;
+	return place ? place - 1 : channel % s->near;
+}
+
 /* The place among the receiver's. */
 static int receiver_of(const struct tp_net_links *nets, const struct tp_link_seat *from, const struct tp_net_seats *to, int channel)
 {
-	int usual = channel % to->near, count = nets->cross == TP_CROSS_NEVER ? to->count : to->near, best = usual, most = -1;
+	int usual = usual_of(to, to->in, channel), count = nets->cross == TP_CROSS_NEVER ? to->count : to->near, best = usual, most = -1;
 
-	for (int i = 0; i < count; i++) {
+	for (int i = 0; i < to->count; i++) {
+		if (i >= count && i != usual) continue;
 		const struct tp_link_seat *seat = &to->list[i];
 		bool rail = nets->cross != TP_CROSS_ALWAYS && from->rail >= 0 && seat->rail == from->rail;
 		int worth = 4 * (from->network && seat->network == from->network) + 2 * rail + (i == usual);
@@ -46,7 +56,7 @@ bool tp_net_links_meet(const struct tp_net_links *nets, int channel, int from, i
 {
 	if (!nets->seats) return false;
 	const struct tp_net_seats *a = seats_of(nets, from), *b = seats_of(nets, to);
-	*sender = &a->list[channel % a->near];
+	*sender = &a->list[usual_of(a, a->out, channel)];
 	*receiver = &b->list[receiver_of(nets, *sender, b, channel)];
 	return true;
 }
@@ -109,6 +119,11 @@ static ncclResult_t fill_own(struct tp_net_links *nets, const struct tp_link_sea
 {
 	own->count = TP_MIN(wanted->count, room);
 	own->near = TP_MIN(wanted->near, own->count);
+	own->nrings = wanted->nrings;
+	for (int c = 0; c < wanted->nrings; c++) {
+		own->out[c] = wanted->out[c] <= own->count ? wanted->out[c] : 0;
+		own->in[c] = wanted->in[c] <= own->count ? wanted->in[c] : 0;
+	}
 	if (own->near < 1) return TP_FAIL(ncclInternalError, "rank %d: there is no network device to use", nets->boot->rank);
 	for (int i = 0; i < own->count; i++) {
 		TP_TRY(fill_seat(nets, wanted->devs[i], wanted->rails[i], &own->list[i]));
@@ -125,6 +140,9 @@ static ncclResult_t check(const struct tp_net_links *nets, int rank, int room)
 	if (s->near < 1 || s->near > s->count || s->count > room)
 		return TP_FAIL(ncclInternalError, "rank %d (%s) says that it uses %d of %d network devices, of which there is room for %d", rank, nets->boot->peers[rank].host_name,
 			(int)s->near, (int)s->count, room);
+	for (int c = 0; c < s->nrings || s->nrings < 0; c++)
+		if (s->nrings < 0 || s->nrings > TP_LINK_RINGS_MAX || s->out[c] > s->count || s->in[c] > s->count)
+			return TP_FAIL(ncclInternalError, "rank %d (%s) says that its channel %d goes by a network device that it doesn't name", rank, nets->boot->peers[rank].host_name, c);
 	for (int i = 0; i < s->count; i++) {
 		if (s->list[i].dev < 0 || s->list[i].dev >= nets->most_devs)
 			return TP_FAIL(ncclInternalError, "rank %d (%s) says that it uses network device %d, and no rank has more than %d", rank, nets->boot->peers[rank].host_name,

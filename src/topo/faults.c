@@ -111,6 +111,13 @@ static ncclResult_t find_narrow(struct faults *f)
 	return ncclSuccess;
 }
 
+/* Cards of one model; without identities, as files of virtual machines have it, those of one class with links alike. */
+static bool are_one_model(const struct tp_topo_pci *a, const struct tp_topo_pci *b)
+{
+	if (a->vendor || b->vendor) return a->vendor == b->vendor && a->device == b->device;
+	return a->class_code && a->class_code == b->class_code && a->width == b->width && a->speed >= b->speed && a->speed <= b->speed;
+}
+
 /* A port that is slower than most of those on cards of its kind: a cable or a switch port that agreed on less. */
 static ncclResult_t find_slow_ports(struct faults *f)
 {
@@ -119,15 +126,16 @@ static ncclResult_t find_slow_ports(struct faults *f)
 		const struct tp_topo_node *port = tp_topo_node_of(topo, TP_TOPO_NET, i), *best = port;
 		const struct tp_topo_pci *card = &topo->nodes[port->parent].pci;
 		int alike = 0, faster = 0;
-		for (int32_t j = 0; j < topo->count[TP_TOPO_NET] && card->vendor; j++) {
+		for (int32_t j = 0; j < topo->count[TP_TOPO_NET]; j++) {
 			const struct tp_topo_node *other = tp_topo_node_of(topo, TP_TOPO_NET, j);
 			const struct tp_topo_pci *its = &topo->nodes[other->parent].pci;
-			if (j == i || other->host != port->host || its->vendor != card->vendor || its->device != card->device) continue;
+			if (j == i || other->host != port->host || !are_one_model(card, its)) continue;
 			alike++;
 			faster += other->net.bw > port->net.bw;
 			if (other->net.bw > best->net.bw) best = other;
 		}
-		if (!faster || faster * 2 < alike) continue;
+		/* A guess needs more to say so. */
+		if (!faster || faster * 2 < alike || (!card->vendor && (alike < 3 || faster * 4 < alike * 3))) continue;
 		TP_TRY(add(f, TP_FAULT_NIC_RATE, port->index, best->index, "%s runs at %.4g Gb/s, %s on a card of its kind at %.4g: look at the cable, the switch's port and "
 			"its lanes (ibstat, ethtool)", port->name, port->net.bw * 8, best->name, best->net.bw * 8));
 	}
@@ -276,6 +284,58 @@ static ncclResult_t find_no_nic(struct faults *f, int32_t host, bool *found)
 		"missing, down, or left out (NCCL_IB_HCA)?", names_text(&without), with, topo->nodes[first].name, net >= 0 ? topo->nodes[net].name : "none");
 }
 
+/* Ports that share its nearest switch with this GPU. */
+static int count_near(const struct tp_topo *topo, int32_t gpu)
+{
+	enum tp_topo_path_type best = TP_PATH_DIS;
+	int count = 0;
+	for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) {
+		enum tp_topo_path_type type = tp_topo_wire_path(topo, gpu, topo->of_kind[TP_TOPO_NET][n])->type;
+		if (type > TP_PATH_PXB || type > best) continue;
+		count = type < best ? 1 : count + 1;
+		best = type;
+	}
+	return count;
+}
+
+/* A GPU with fewer NICs at its switch than all the others of its host, which have several and each as many. */
+static ncclResult_t find_fewer_nics(struct faults *f, int32_t host)
+{
+	const struct tp_topo *topo = f->topo;
+	struct names poor = { .count = 0 };
+	int most = 0, least = INT32_MAX, rich = 0;
+	int32_t first = -1;
+	for (int round = 0; round < 2; round++)
+		for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++) {
+			const struct tp_topo_node *gpu = tp_topo_node_of(topo, TP_TOPO_GPU, g);
+			if (gpu->host != host) continue;
+			int near = count_near(topo, gpu->index);
+			if (round == 0) {
+				most = TP_MAX(most, near);
+				least = TP_MIN(least, near);
+			} else if (near == most) {
+				rich++;
+			} else {
+				if (first < 0) first = gpu->index;
+				add_name(&poor, gpu->name);
+			}
+		}
+	if (most < 2 || !poor.count || !least || poor.count * 3 > rich) return ncclSuccess;
+	return add(f, TP_FAULT_NO_NIC, first, -1, "%s %s %d NIC%s at %s switch, and %d other GPUs have %d: is a NIC missing, down, or left out (NCCL_IB_HCA)?", names_text(&poor),
+		poor.count == 1 ? "has" : "have", least, least == 1 ? "" : "s", poor.count == 1 ? "its" : "their", rich, most);
+}
+
+/* What is narrow or slow is chosen by fewer: that is told already. */
+static bool is_sick(const struct faults *f, int32_t host)
+{
+	for (int i = 0; i < f->count; i++) {
+		const struct tp_topo_warning *w = &f->list[i];
+		if (w->node >= 0 && f->topo->nodes[w->node].host == host && (w->fault == TP_FAULT_PCI_WIDTH || w->fault == TP_FAULT_PCI_SPEED || w->fault == TP_FAULT_NIC_RATE))
+			return true;
+	}
+	return false;
+}
+
 /* More GPUs at one NIC than at another of its speed. */
 static ncclResult_t find_shared(struct faults *f, int32_t host)
 {
@@ -380,7 +440,9 @@ ncclResult_t tp_topo_find_faults(const struct tp_topo *topo, const struct tp_top
 		bool missing = false;
 		result = find_no_gdr(&f, h);
 		if (result == ncclSuccess) result = find_no_nic(&f, h, &missing);
-		if (result == ncclSuccess && !missing) result = find_shared(&f, h);
+		int before = f.count;
+		if (result == ncclSuccess && !missing) result = find_fewer_nics(&f, h);
+		if (result == ncclSuccess && !missing && f.count == before && !is_sick(&f, h)) result = find_shared(&f, h);
 	}
 	if (result == ncclSuccess) result = find_uneven_hosts(&f);
 	if (result != ncclSuccess) {

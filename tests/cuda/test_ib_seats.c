@@ -129,6 +129,44 @@ static void a_port_that_is_farther_is_left_alone(void **state)
 	assert_true(gpu_run(&options, uses_the_near_one_only, NULL));
 }
 
+/* The rings come in and leave by one port each; without them either GPU would use its own only. */
+#define RING(dev) "<channel><net dev=\"" dev "\"/><gpu dev=\"0\"/><gpu dev=\"1\"/><net dev=\"" dev "\"/></channel>"
+static const char rings[] = "<graphs version=\"1\"><graph id=\"0\" pattern=\"4\" crossnic=\"0\" nchannels=\"2\" speedintra=\"1\" speedinter=\"1\" latencyinter=\"0\" "
+	"typeintra=\"PIX\" typeinter=\"PIX\" samechannels=\"0\">" RING("1") RING("0") "</graph></graphs>";
+
+static void goes_by_the_ports_of_the_rings(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	char text[16384];
+	size_t bytes = sizeof(text);
+	path_has(g, 1, 2, "; telpher1,", "-> telpher1,");
+	path_has(g, 3, 0, "; telpher1,", "-> telpher1,");
+	if (r->rank == 1 || r->rank == 3) {
+		REQUIRE_OK(telpher_comm_paths(g->comm, r->rank, text, &bytes));
+		const char *channels = strstr(text, r->rank == 1 ? "\"to\":2" : "\"to\":0");
+		REQUIRE(channels && (channels = strstr(channels, "\"channels\"")));
+		const char *first = strstr(channels, "telpher1"), *second = strstr(channels, "telpher0");
+		REQUIRE(first && second && first < second);
+	}
+	all_reduce(g);
+}
+
+static void channels_leave_and_enter_by_the_ports_of_their_rings(void **state)
+{
+	(void)state;
+	char graphs[] = "/tmp/telpher_rings_XXXXXX";
+	int fd = mkstemp(graphs);
+	assert_true(fd >= 0 && write(fd, rings, strlen(rings)) == (ssize_t)strlen(rings) && close(fd) == 0);
+	write_machine(MACHINE(BRIDGE("0e") GPU("10") GPU("11") NIC("20", "telpher0") NIC("21", "telpher1") "</pci>"));
+	struct gpu_options options = on_card(4, 2);
+	setenv("NCCL_GRAPH_FILE", graphs, 1);
+	setenv("NCCL_ALGO", "RING", 1);
+	assert_true(gpu_run(&options, goes_by_the_ports_of_the_rings, NULL));
+	unsetenv("NCCL_ALGO");
+	unsetenv("NCCL_GRAPH_FILE");
+	unlink(graphs);
+}
+
 #define WITH_FILE(test) cmocka_unit_test_setup_teardown(test, make_file, remove_file)
 
 int main(int argc, char **argv)
@@ -137,7 +175,7 @@ int main(int argc, char **argv)
 	if (argc > 1) cmocka_set_test_filter(argv[1]);
 	const struct CMUnitTest tests[] = {
 		WITH_FILE(each_gpu_uses_the_port_behind_its_own_switch), WITH_FILE(channels_of_a_gpu_take_turns_with_ports_that_are_as_near),
-		WITH_FILE(a_port_that_is_farther_is_left_alone),
+		WITH_FILE(a_port_that_is_farther_is_left_alone), WITH_FILE(channels_leave_and_enter_by_the_ports_of_their_rings),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

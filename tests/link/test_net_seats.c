@@ -102,6 +102,51 @@ static void hosts_with_fewer_devices_share_them_out(void **state)
 	assert_string_equal(ends(3), "31");
 }
 
+/* places: a digit a channel; 0: by turns. */
+static void ring(int rank, const char *out, const char *in)
+{
+	struct tp_net_seats *s = told_by(rank);
+	s->nrings = (int)strlen(out);
+	for (int c = 0; c < s->nrings; c++) {
+		s->out[c] = (uint8_t)(out[c] - '0');
+		s->in[c] = (uint8_t)(in[c] - '0');
+	}
+}
+
+static void the_end_of_a_ring_uses_what_the_search_gave_it(void **state)
+{
+	(void)state;
+	cross(TP_CROSS_TRY_NOT);
+	seat(0, 1, "0123", 0);
+	seat(1, 1, "3210", 0);
+	ring(0, "3200", "0000");
+	ring(1, "0000", "2300");
+	assert_string_equal(ends(0), "22");
+	assert_string_equal(ends(1), "11");
+	assert_string_equal(ends(2), "03");     /* of neither: as they stand near */
+	assert_string_equal(ends(4), "22");     /* channels take turns with rings */
+	ring(0, "", "");
+	ring(1, "", "");
+}
+
+static void a_ring_s_device_that_the_other_end_lacks_is_met_as_without_it(void **state)
+{
+	(void)state;
+	cross(TP_CROSS_TRY_NOT);
+	seat(0, 1, "03", 0);
+	seat(1, 2, "01", 0);
+	ring(0, "2", "0");
+	assert_string_equal(ends(0), "30");
+	assert_string_equal(ends(1), "31");
+	/* One on the sender's network counts for more than the ring's. */
+	seat(0, 1, "03", 10);
+	seat(1, 2, "01", 10);
+	ring(1, "0", "1");
+	assert_string_equal(ends(0), "31");
+	ring(0, "", "");
+	ring(1, "", "");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -111,6 +156,8 @@ int main(void)
 		cmocka_unit_test(rails_are_kept_at_any_price_where_that_is_asked_for),
 		cmocka_unit_test(a_common_network_counts_for_more_than_a_rail),
 		cmocka_unit_test(hosts_with_fewer_devices_share_them_out),
+		cmocka_unit_test(the_end_of_a_ring_uses_what_the_search_gave_it),
+		cmocka_unit_test(a_ring_s_device_that_the_other_end_lacks_is_met_as_without_it),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,6 +64,8 @@ says "a lost NIC" "^- rdmap3 is missing$" "$out"
 says "what it does" "^~ GPU 0 to GPU 1: NVL 240 -> NVL 200 GB/s$" "$out"
 says "and what is wrong" "^  nvlink-missing: GPU 0 has 10 NVLinks" "$out"
 
+sed '0,/<net name="rdmap0"[^>]*>/s//&<net name="rdmap9" dev="9" speed="100000" port="2" gdr="1"\/>/' "$where/p4d.xml" >"$where/ports.xml"
+says "a NIC of two ports shows both" ">rdmap0 \+ 1<.*>2 ports, 200 Gb/s<" "$(topo svg "$where/ports.xml" | tr -d '\n')"
 says "P2P that is off" "^  no-p2p: NVLink joins GPU 0 and GPU 1 \(and others\), and direct access is off: NCCL_P2P_DISABLE=1$" "$(NCCL_P2P_DISABLE=1 topo show dgx-h100)"
 
 topo expect p4d -o "$where/good.txt"

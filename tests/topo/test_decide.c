@@ -277,6 +277,38 @@ static void a_missing_nic_is_found(void **state)
 	assert_string_equal(faults_of(three, NULL), "no-nic");
 }
 
+/* Four GPUs with two NICs each, without identities, as files of virtual machines have them. */
+#define PORT(bus, dev, speed, width) "<pci busid=\"" bus "\" class=\"0x020000\" link_speed=\"32.0 GT/s PCIe\" link_width=\"" width "\"><nic><net name=\"rdma" dev "\" dev=\"" dev \
+	"\" speed=\"" speed "\" port=\"1\" gdr=\"1\"/></nic></pci>"
+#define SLOT(n, dev, first, second) HELPER_BRIDGE("0000:" n "0:00.0", "") HELPER_GPU("0000:" n "1:00.0", dev, HELPER_NV18) first second "</pci>"
+#define SLOTS(last_one, last_two) "<system version=\"1\">" HELPER_CPU("0") SLOT("1", "0", PORT("0000:12:00.0", "0", "100000", "16"), PORT("0000:13:00.0", "1", "100000", "16")) \
+	SLOT("2", "1", PORT("0000:22:00.0", "2", "100000", "16"), PORT("0000:23:00.0", "3", "100000", "16")) \
+	SLOT("3", "2", PORT("0000:32:00.0", "4", "100000", "16"), PORT("0000:33:00.0", "5", "100000", "16")) SLOT("4", "3", last_one, last_two) "</cpu></system>"
+
+static void one_of_a_gpu_s_several_nics_that_is_missing_is_found(void **state)
+{
+	(void)state;
+	assert_string_equal(faults_of(SLOTS(PORT("0000:42:00.0", "6", "100000", "16"), PORT("0000:43:00.0", "7", "100000", "16")), NULL), "");
+	assert_string_equal(faults_of(SLOTS(PORT("0000:42:00.0", "6", "100000", "16"), ""), NULL), "no-nic");
+	assert_string_equal(faults_of(SLOTS("", ""), NULL), "no-nic");
+}
+
+static void a_slow_port_is_found_without_identities_where_most_are_faster(void **state)
+{
+	(void)state;
+	assert_string_equal(faults_of(SLOTS(PORT("0000:42:00.0", "6", "100000", "16"), PORT("0000:43:00.0", "7", "50000", "16")), NULL), "nic-rate");
+}
+
+/* Two GPUs share each NIC; behind the narrow one the others' are wider, which is not a NIC that is missing. */
+#define PAIR(n, one, other, nic) HELPER_BRIDGE("0000:" n "0:00.0", "") HELPER_GPU("0000:" n "1:00.0", one, HELPER_NV18) HELPER_GPU("0000:" n "4:00.0", other, HELPER_NV18) nic "</pci>"
+static void a_narrow_nic_is_one_fault_and_not_a_missing_one(void **state)
+{
+	(void)state;
+	assert_string_equal(faults_of("<system version=\"1\">" HELPER_CPU("0") PAIR("1", "0", "1", PORT("0000:12:00.0", "0", "200000", "4"))
+		PAIR("2", "2", "3", PORT("0000:22:00.0", "1", "200000", "16")) PAIR("3", "4", "5", PORT("0000:32:00.0", "2", "200000", "16"))
+		PAIR("5", "6", "7", PORT("0000:52:00.0", "3", "200000", "16")) "</cpu></system>", NULL), "pci-width");
+}
+
 static void nvlinks_that_are_down_are_found(void **state)
 {
 	(void)state;
@@ -517,7 +549,8 @@ int main(void)
 		cmocka_unit_test(each_gpu_has_its_nic_and_each_nic_its_gpu), cmocka_unit_test(shared_memory_is_for_one_machine),
 		cmocka_unit_test(a_healthy_machine_has_no_faults), cmocka_unit_test(a_narrow_link_is_found_by_what_it_could_be_and_by_its_like),
 		cmocka_unit_test(acs_is_a_fault_only_where_peers_pass), cmocka_unit_test(missing_peermem_is_one_fault_for_all_gpus),
-		cmocka_unit_test(a_missing_nic_is_found), cmocka_unit_test(nvlinks_that_are_down_are_found),
+		cmocka_unit_test(a_missing_nic_is_found), cmocka_unit_test(one_of_a_gpu_s_several_nics_that_is_missing_is_found), cmocka_unit_test(a_slow_port_is_found_without_identities_where_most_are_faster),
+		cmocka_unit_test(a_narrow_nic_is_one_fault_and_not_a_missing_one), cmocka_unit_test(nvlinks_that_are_down_are_found),
 		cmocka_unit_test(p2p_that_is_off_between_nvlink_peers_is_a_fault), cmocka_unit_test(what_two_processes_found_becomes_one_machine),
 		cmocka_unit_test(what_both_found_is_there_once), cmocka_unit_test(processes_that_contradict_each_other_are_an_error),
 		cmocka_unit_test(a_file_is_right_and_what_it_has_too_much_is_cut),
