@@ -17,6 +17,7 @@
  * What isn't found: both watchers of a host leave in good order, and it dies before the next one has heard from it, within
  * milliseconds. To that one it looks like a host that has left too, and is taken for it: else each shutdown would end with
  * deaths that were none. Whoever waits for that host is told by its own connection to it. */
+#include "base/text.h"
 #include "boot/internal.h"
 #include <poll.h>
 #include <stdio.h>
@@ -158,7 +159,7 @@ static const char *take_event(struct tp_site *site, const void *data, size_t byt
 	if (wire.kind == TP_EVENT_NONE || wire.kind > TP_EVENT_MISMATCH || wire.result < 0 || wire.result >= ncclNumResults) return "sent an event that can't be";
 	struct tp_event event = { .kind = (enum tp_event_kind)wire.kind, .rank = wire.rank, .result = (ncclResult_t)wire.result };
 	memcpy(event.text, wire.text, sizeof(event.text));
-	event.text[sizeof(event.text) - 1] = 0;
+	tp_text_clean(event.text, sizeof(event.text));
 	tp_event_post(site, &event);
 	return NULL;
 }

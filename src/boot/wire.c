@@ -1,6 +1,6 @@
 /* The wire's bytes: making, checking, proving. No state, no descriptors: what the fuzzer runs. */
 #include "boot/wire.h"
-#include <ctype.h>
+#include "base/text.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -167,18 +167,11 @@ bool tp_wire_addr_get(const struct tp_wire_addr *in, union tp_addr *out)
 	return true;
 }
 
-static void clean_name(char name[64])
-{
-	name[63] = 0;
-	for (int i = 0; name[i]; i++)
-		if (!isprint((unsigned char)name[i])) name[i] = '?';
-}
-
 const char *tp_wire_join_check(struct tp_wire_join *join, size_t bytes)
 {
 	union tp_addr addr;
 	if (bytes != sizeof(*join)) return "a join of the wrong length";
-	clean_name(join->host_name);
+	tp_text_clean(join->host_name, sizeof(join->host_name));
 	if (join->nranks < 1 || join->nranks > (1 << 20)) return "a join with an impossible number of ranks";
 	if (join->rank < 0 || join->rank >= join->nranks) return "a join with a rank out of range";
 	if (join->nids < 1 || join->nids > join->nranks || join->group < 0 || join->group >= join->nids)
@@ -205,8 +198,11 @@ const char *tp_wire_table_check(const void *payload, size_t bytes, int nranks)
 	const struct tp_wire_host *hosts = (const void *)((const char *)payload + sizeof(head));
 	const struct tp_wire_peer *peers = (const void *)(hosts + head.nhosts);
 	int seen = 0;
-	for (int i = 0; i < head.nhosts; i++)
+	for (int i = 0; i < head.nhosts; i++) {
 		if (memchr(hosts[i].name, 0, sizeof(hosts[i].name)) == NULL) return "a table with an endless name";
+		for (const char *c = hosts[i].name; *c; c += tp_text_char(c))
+			if (tp_text_char(c) == 0) return "a table with a name that isn't text";
+	}
 	for (int i = 0; i < nranks; i++) {
 		union tp_addr addr;
 		if (peers[i].host < 0 || peers[i].host > seen || peers[i].host >= head.nhosts) return "a table with its hosts out of order";
@@ -238,7 +234,7 @@ bool tp_wire_fail_read(struct tp_wire_fail *out, const void *payload, size_t byt
 {
 	if (bytes != sizeof(*out)) return false;
 	memcpy(out, payload, sizeof(*out));
-	out->text[sizeof(out->text) - 1] = 0;
+	tp_text_clean(out->text, sizeof(out->text));
 	if (out->result <= ncclSuccess || out->result >= ncclNumResults) out->result = ncclInternalError;
 	return true;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "link/internal.h"
 
 enum { PARAM_P2P_DISABLE, PARAM_P2P_LEVEL, PARAM_P2P_BYTES };
@@ -60,7 +61,7 @@ static ncclResult_t check_cards(struct tp_links *links)
 				host, (unsigned long long)cards[r].region_bytes);
 		if (boot->peers[r].local >= TP_GPU_LOCAL_MAX)
 			return TP_FAIL(ncclInvalidUsage, "host %s has more than %d ranks with GPUs", host, TP_GPU_LOCAL_MAX);
-		cards[r].bus_id[sizeof(cards[r].bus_id) - 1] = 0;
+		tp_text_clean(cards[r].bus_id, sizeof(cards[r].bus_id));
 		disabled |= cards[r].p2p_disabled;
 		shm_disabled |= cards[r].shm_disabled;
 		level = TP_MIN(level, cards[r].level);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sched.h>
 
+#include "base/text.h"
 #include "link/net_link.h"
 
 #define PATIENCE_MS 2000            /* for peers that take nothing, at the end: of all links together */
@@ -63,7 +64,7 @@ static ncclResult_t gather_cards(struct tp_net_links *nets, const unsigned char 
 	memcpy(mine->handle, handle, sizeof(mine->handle));
 	result = tp_boot_all_gather(nets->boot, cards, sizeof(*cards));
 	for (int r = 0; r < boot->nranks && result == ncclSuccess; r++) {
-		cards[r].network[sizeof(cards[r].network) - 1] = 0;
+		tp_text_clean(cards[r].network, sizeof(cards[r].network));
 		forced |= cards[r].forced != 0;
 	}
 	for (int r = 0; r < boot->nranks && result == ncclSuccess && *common; r++) {

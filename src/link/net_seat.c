@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "link/net_link.h"
 
 static const struct tp_net_seats *seats_of(const struct tp_net_links *nets, int rank)
@@ -132,7 +133,7 @@ static ncclResult_t fill_own(struct tp_net_links *nets, const struct tp_link_sea
 	return ncclSuccess;
 }
 
-/* What came from a peer is within bounds, and its texts end. */
+/* What came from a peer is within bounds, and its texts are fit for a log. */
 static ncclResult_t check(const struct tp_net_links *nets, int rank, int room)
 {
 	struct tp_net_seats *s = (struct tp_net_seats *)(uintptr_t)seats_of(nets, rank);
@@ -147,8 +148,8 @@ static ncclResult_t check(const struct tp_net_links *nets, int rank, int room)
 		if (s->list[i].dev < 0 || s->list[i].dev >= nets->most_devs)
 			return TP_FAIL(ncclInternalError, "rank %d (%s) says that it uses network device %d, and no rank has more than %d", rank, nets->boot->peers[rank].host_name,
 				(int)s->list[i].dev, nets->most_devs);
-		s->list[i].name[sizeof(s->list[i].name) - 1] = 0;
-		s->list[i].address[sizeof(s->list[i].address) - 1] = 0;
+		tp_text_clean(s->list[i].name, sizeof(s->list[i].name));
+		tp_text_clean(s->list[i].address, sizeof(s->list[i].address));
 	}
 	return ncclSuccess;
 }

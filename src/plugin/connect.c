@@ -24,7 +24,7 @@ struct handle {
 _Static_assert(sizeof(struct handle) <= TP_ABI_HANDLE_BYTES, "the handle must fit");
 _Static_assert(INNER_BYTES <= TP_NET_HANDLE_BYTES, "a transport's handle is longer than what is kept of it");
 
-struct listener { void *inner; struct tp_net_hello expect; };
+struct listener { void *inner; int dev; struct tp_net_hello expect; };
 
 struct connecting {
 	uint64_t number;
@@ -99,6 +99,7 @@ ncclResult_t tp_export_listen(struct tp_export_context *context, int dev, void *
 	if (dev < 0 || dev >= count) return TP_FAIL(ncclInvalidArgument, "NET/Telpher : there is no device %d (there are %d)", dev, count);
 	l = tp_alloc(1, sizeof(*l), "a listener");
 	if (!l) return ncclSystemError;
+	l->dev = dev;
 	result = tp_export_ops()->listen(dev, inner, &l->inner);
 	if (result != ncclSuccess) {
 		free(l);
@@ -173,7 +174,7 @@ static void end(struct connecting *c)
 	free(c);
 }
 
-static ncclResult_t wrap(void *inner, bool sending, void **out)
+static ncclResult_t wrap(void *inner, bool sending, int dev, void **out)
 {
 	struct tp_export_comm *comm = tp_alloc(1, sizeof(*comm), "a connection");
 
@@ -184,6 +185,7 @@ static ncclResult_t wrap(void *inner, bool sending, void **out)
 	}
 	comm->inner = inner;
 	comm->sending = sending;
+	comm->memory = tp_export_memory(dev);
 	*out = comm;
 	return ncclSuccess;
 }
@@ -213,7 +215,7 @@ ncclResult_t tp_export_connect(struct tp_export_context *context, int dev, void 
 	end(c);
 	h.under_way = 0;
 	memcpy(handle, &h, sizeof(h));
-	return result == ncclSuccess ? wrap(inner, true, send_comm) : result;
+	return result == ncclSuccess ? wrap(inner, true, dev, send_comm) : result;
 }
 
 ncclResult_t tp_export_accept(void *listener, void **recv_comm)
@@ -224,7 +226,7 @@ ncclResult_t tp_export_accept(void *listener, void **recv_comm)
 
 	*recv_comm = NULL;
 	TP_TRY(tp_export_ops()->accept(l->inner, &l->expect, &who, &inner));
-	return inner ? wrap(inner, false, recv_comm) : ncclSuccess;
+	return inner ? wrap(inner, false, l->dev, recv_comm) : ncclSuccess;
 }
 
 ncclResult_t tp_export_close_listen(void *listener)

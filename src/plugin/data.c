@@ -6,18 +6,33 @@ ncclResult_t tp_export_reg(void *handle, void *data, size_t bytes, int type, voi
 {
 	struct tp_export_comm *comm = handle;
 
-	if (type != TP_ABI_PTR_HOST) return TP_FAIL(ncclInvalidArgument, "NET/Telpher : memory of type %d can't be registered, only host memory (%d)", type, TP_ABI_PTR_HOST);
-	return tp_export_ops()->reg_memory(comm->inner, data, bytes, TP_NET_HOST, mhandle);
+	if (type != TP_ABI_PTR_HOST && (type != TP_ABI_PTR_CUDA || !(comm->memory & TP_NET_CUDA)))
+		return TP_FAIL(ncclInvalidArgument, "NET/Telpher : memory of type %d can't be registered here, only host memory (%d)%s", type, TP_ABI_PTR_HOST,
+			comm->memory & TP_NET_CUDA ? " and GPU memory (2)" : "");
+	return tp_export_ops()->reg_memory(comm->inner, data, bytes, (enum tp_net_memory)type, mhandle);
+}
+
+ncclResult_t tp_export_reg_dmabuf(void *handle, void *data, size_t bytes, int type, uint64_t offset, int fd, void **mhandle)
+{
+	struct tp_export_comm *comm = handle;
+
+	if (!(comm->memory & TP_NET_DMABUF) || !tp_export_ops()->reg_dmabuf)
+		return TP_FAIL(ncclInvalidUsage, "NET/Telpher : this device takes no DMA-BUF (memory of type %d)", type);
+	return tp_export_ops()->reg_dmabuf(comm->inner, data, bytes, offset, fd, mhandle);
+}
+
+static bool names(const struct tp_export_request *r, const void *mhandle)
+{
+	for (int k = 0; r->busy && k < r->n; k++)
+		if (r->mhandles[k] == mhandle) return true;
+	return false;
 }
 
 /* A card may still read or write what an outstanding request names. */
 static bool is_used(const struct tp_export_comm *comm, const void *mhandle)
 {
-	for (int i = 0; i < TP_NET_MAX_REQUESTS; i++) {
-		const struct tp_export_request *r = &comm->requests[i];
-		for (int k = 0; r->busy && k < r->n; k++)
-			if (r->mhandles[k] == mhandle) return true;
-	}
+	for (int i = 0; i < TP_NET_MAX_REQUESTS; i++)
+		if (names(&comm->requests[i], mhandle) || names(&comm->flushes[i], mhandle)) return true;
 	return false;
 }
 
@@ -59,10 +74,10 @@ static ncclResult_t dereg_late(struct tp_export_comm *comm)
 	return result;
 }
 
-static struct tp_export_request *new_request(struct tp_export_comm *comm, int n)
+static struct tp_export_request *new_request(struct tp_export_comm *comm, struct tp_export_request requests[TP_NET_MAX_REQUESTS], int n)
 {
 	for (int i = 0; i < TP_NET_MAX_REQUESTS; i++) {
-		struct tp_export_request *r = &comm->requests[comm->next++ % TP_NET_MAX_REQUESTS];
+		struct tp_export_request *r = &requests[comm->next++ % TP_NET_MAX_REQUESTS];
 		if (r->busy) continue;
 		r->comm = comm;
 		r->n = n;
@@ -83,7 +98,7 @@ static void give_out(struct tp_export_request *request, void **mhandles, void **
 ncclResult_t tp_export_isend(void *handle, void *data, size_t bytes, int tag, void *mhandle, void **out)
 {
 	struct tp_export_comm *comm = handle;
-	struct tp_export_request *request = new_request(comm, 1);
+	struct tp_export_request *request = new_request(comm, comm->requests, 1);
 
 	*out = NULL;
 	if (!request) return ncclSuccess;
@@ -95,7 +110,7 @@ ncclResult_t tp_export_isend(void *handle, void *data, size_t bytes, int tag, vo
 ncclResult_t tp_export_irecv(void *handle, int n, void **data, const size_t *bytes, const int *tags, void **mhandles, void **out)
 {
 	struct tp_export_comm *comm = handle;
-	struct tp_export_request *request = new_request(comm, n);
+	struct tp_export_request *request = new_request(comm, comm->requests, n);
 
 	*out = NULL;
 	if (!request) return ncclSuccess;
@@ -104,11 +119,23 @@ ncclResult_t tp_export_irecv(void *handle, int n, void **data, const size_t *byt
 	return ncclSuccess;
 }
 
-/* Host memory that a completion speaks of is there. */
-ncclResult_t tp_export_iflush(void *comm, int n, void **data, int *bytes, void **mhandles, void **out)
+/* Host memory that a completion speaks of is there; NCCL asks for the GPU's, where the GPU needs it. */
+ncclResult_t tp_export_iflush(void *handle, int n, void **data, int *bytes, void **mhandles, void **out)
 {
-	(void)comm, (void)n, (void)data, (void)bytes, (void)mhandles;
+	struct tp_export_comm *comm = handle;
+	const struct tp_net_ops *ops = tp_export_ops();
+	size_t sizes[TP_NET_MAX_RECVS];
+	struct tp_export_request *request;
+
 	*out = NULL;
+	if (!ops->iflush || !(comm->memory & (TP_NET_CUDA | TP_NET_DMABUF))) return ncclSuccess;
+	if (n < 1 || n > TP_NET_MAX_RECVS) return TP_FAIL(ncclInvalidArgument, "NET/Telpher : a flush of %d receives", n);
+	for (int i = 0; i < n; i++) sizes[i] = bytes[i] > 0 ? (size_t)bytes[i] : 0;
+	request = new_request(comm, comm->flushes, n);
+	/* None would mean that all is there already. */
+	if (!request) return TP_FAIL(ncclInternalError, "NET/Telpher : a flush while %d are under way", TP_NET_MAX_REQUESTS);
+	TP_TRY(ops->iflush(comm->inner, n, data, sizes, mhandles, &request->inner));
+	give_out(request, mhandles, out);
 	return ncclSuccess;
 }
 

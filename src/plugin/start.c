@@ -7,6 +7,9 @@
 #include <strings.h>
 #include "plugin/plugin.h"
 
+/* Their numbers are the same. */
+_Static_assert((int)TP_NET_HOST == TP_ABI_PTR_HOST && (int)TP_NET_CUDA == TP_ABI_PTR_CUDA && (int)TP_NET_DMABUF == TP_ABI_PTR_DMABUF, "kinds of memory");
+
 static struct tp_param export_params[] = {
 	{ .name = "TELPHER_PLUGIN_NET", .kind = TP_PARAM_STRING,
 		.doc = "network that libnccl-net-telpher.so gives NCCL, IB or Socket; init fails where it can't be used; unset: the best that can be" },
@@ -93,12 +96,14 @@ ncclResult_t tp_export_devices(int *count)
 	return ncclSuccess;
 }
 
+uint32_t tp_export_memory(int dev) { return plugin.properties[dev].memory; }
+
 ncclResult_t tp_export_properties(int dev, struct tp_abi_properties_v11 *out)
 {
 	struct tp_net_properties *p = &plugin.properties[dev];
 
 	if (!plugin.ops || dev < 0 || dev >= plugin.ndevs) return TP_FAIL(ncclInvalidArgument, "NET/Telpher : there is no device %d (there are %d)", dev, plugin.ndevs);
-	*out = (struct tp_abi_properties_v11){ .name = p->name, .pci_path = p->pci_path[0] ? p->pci_path : NULL, .guid = p->guid, .memory = TP_ABI_PTR_HOST,
+	*out = (struct tp_abi_properties_v11){ .name = p->name, .pci_path = p->pci_path[0] ? p->pci_path : NULL, .guid = p->guid, .memory = (int)p->memory & (TP_ABI_PTR_HOST | TP_ABI_PTR_CUDA | TP_ABI_PTR_DMABUF),
 		.speed_mbps = (int)p->speed_mbps, .port = (int)p->port, .latency_us = p->latency_us, .max_comms = (int)TP_MIN(p->max_comms, (uint32_t)INT_MAX),
 		.max_recvs = (int)p->max_recvs, .device_type = TP_ABI_DEVICE_HOST, .parts = { .ndevs = 1, .devs = { dev } }, .max_multi_requests = 1 };
 	out->max_p2p_bytes = out->max_coll_bytes = p->max_bytes ? TP_MIN(p->max_bytes, TP_EXPORT_MAX_BYTES) : TP_EXPORT_MAX_BYTES;

@@ -118,6 +118,7 @@ static ncclResult_t irecv_v10(void *comm, int n, void **data, size_t *bytes, int
 	.devices = tp_export_devices, \
 	.accept = accept_any, \
 	.reg_mr = tp_export_reg, \
+	.reg_mr_dmabuf = tp_export_reg_dmabuf, \
 	.dereg_mr = tp_export_dereg, \
 	.iflush = tp_export_iflush, \
 	.test = tp_export_test, \

@@ -65,12 +65,92 @@ static void nothing_is_tried_where_nothing_is_wanted(void **state)
 	tp_net_gdr_close(&nets);
 }
 
+/* ---- a network that can't register memory before there are connections: other people's plug-ins ---- */
+
+static struct { void *comm, *data; size_t bytes; enum tp_net_memory kind; } registered[4];
+static int nregistered, nflushes;
+static ncclResult_t answer;
+
+static ncclResult_t reg_memory(void *comm, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle)
+{
+	registered[nregistered].comm = comm;
+	registered[nregistered].data = data;
+	registered[nregistered].bytes = bytes;
+	registered[nregistered].kind = kind;
+	if (answer == ncclSuccess) *mhandle = &registered[nregistered];
+	nregistered++;
+	return answer;
+}
+
+static ncclResult_t iflush(void *comm, int n, void *const *data, const size_t *bytes, void *const *mhandles, void **request)
+{
+	(void)comm, (void)data, (void)bytes, (void)mhandles;
+	assert_int_equal(n, 0);
+	nflushes++;
+	*request = NULL;
+	return ncclSuccess;
+}
+
+static const struct tp_net_ops holds_nothing = { .name = "holds nothing", .properties = properties, .reg_memory = reg_memory, .iflush = iflush };
+
+static void memory_that_is_not_held_is_registered_by_each_connection(void **state)
+{
+	struct tp_links_gdr devs[NDEVS];
+	(void)state;
+	struct tp_net_links nets = set(&holds_nothing, devs, 1);
+	int comms[2];
+	struct tp_link_net ends[2] = { { .nets = &nets, .comm = &comms[0], .sending = true }, { .nets = &nets, .comm = &comms[1] } };
+	assert_true(nets.gdr[0].receive && nets.gdr[0].send);
+	nets.gdr[0].flush = true;
+	nregistered = nflushes = 0;
+	answer = ncclSuccess;
+	for (int e = 0; e < 2; e++) {
+		tp_net_gdr_take(&ends[e], 65536);
+		assert_non_null(ends[e].far_slots);
+		assert_int_equal(ends[e].far_bytes, 65536);
+	}
+	/* A piece for both, and a place in it for each. */
+	assert_ptr_equal(ends[1].far_slots, (unsigned char *)ends[0].far_slots + 65536);
+	assert_null(nets.far->held);
+	for (int e = 0; e < 2; e++) {
+		assert_int_equal(tp_net_gdr_register(&ends[e]), ncclSuccess);
+		assert_int_equal(nregistered, e + 1);
+		assert_ptr_equal(registered[e].comm, &comms[e]);
+		assert_ptr_equal(registered[e].data, ends[e].far_slots);
+		assert_int_equal(registered[e].bytes, 65536);
+		assert_int_equal(registered[e].kind, TP_NET_CUDA);
+		assert_ptr_equal(ends[e].mhandle, &registered[e]);
+	}
+	/* Of the receiver alone, before there is data. */
+	assert_int_equal(nflushes, 1);
+	/* Nothing was held, and there is nothing to drop it by. */
+	tp_net_gdr_close(&nets);
+	assert_null(nets.far);
+}
+
+static void memory_that_is_not_held_fails_where_it_is_registered(void **state)
+{
+	struct tp_links_gdr devs[NDEVS];
+	(void)state;
+	struct tp_net_links nets = set(&holds_nothing, devs, 1);
+	struct tp_link_net end = { .nets = &nets };
+	tp_net_gdr_take(&end, 65536);
+	assert_non_null(end.far_slots);
+	answer = ncclSystemError;
+	nregistered = 0;
+	assert_int_equal(tp_net_gdr_register(&end), ncclSystemError);
+	assert_null(end.mhandle);
+	tp_net_gdr_close(&nets);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_device_that_may_stand_in_must_be_able_too),
 		cmocka_unit_test(where_connections_stay_each_device_stands_for_itself),
 		cmocka_unit_test(nothing_is_tried_where_nothing_is_wanted),
+		cmocka_unit_test(memory_that_is_not_held_is_registered_by_each_connection),
+		cmocka_unit_test(memory_that_is_not_held_fails_where_it_is_registered),
 	};
 	use_fake_driver(1);
 	return cmocka_run_group_tests(tests, NULL, NULL);

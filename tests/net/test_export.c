@@ -102,7 +102,8 @@ static void only_host_memory_can_be_registered(void **state)
 	export_open(8);
 	export_pair_open(&pair, 64);
 	assert_int_not_equal(export_v8()->reg_mr(pair.send_comm, pair.from, 64, TP_ABI_PTR_CUDA, &memory), ncclSuccess);
-	assert_null(export_v8()->reg_mr_dmabuf);
+	assert_int_not_equal(export_v8()->reg_mr_dmabuf(pair.send_comm, pair.from, 64, TP_ABI_PTR_CUDA, 0, 0, &memory), ncclSuccess);
+	assert_non_null(strstr(export_log(), "this device takes no DMA-BUF"));
 	export_pair_close(&pair);
 	export_close();
 }

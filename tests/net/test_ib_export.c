@@ -28,7 +28,8 @@ static void properties_are_what_nccl_wants_to_know(void **state)
 	assert_int_equal(export_v11()->properties(0, &p), ncclSuccess);
 	assert_string_equal(p.name, "telpher0");
 	assert_int_equal(p.port, 1);
-	assert_int_equal(p.memory, TP_ABI_PTR_HOST);
+	/* The card reaches GPU memory; that of a machine without one is never offered to it. */
+	assert_int_equal(p.memory, TP_ABI_PTR_HOST | TP_ABI_PTR_CUDA | TP_ABI_PTR_DMABUF);
 	assert_int_equal(p.max_recvs, TP_NET_MAX_RECVS);
 	assert_int_equal(p.device_type, TP_ABI_DEVICE_HOST);
 	assert_true(p.guid != 0 && p.max_comms > 0 && p.speed_mbps > 0);

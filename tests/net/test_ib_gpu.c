@@ -223,12 +223,80 @@ static void memory_that_cannot_be_read_back_is_an_error_that_says_so(void **stat
 	ib_pair_close(&pair);
 }
 
+/* ---- loops that break ---- */
+
+static int reads;                       /* posted */
+static int (*real_post)(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+
+static int count_reads(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+	reads += wr->opcode == IBV_WR_RDMA_READ;
+	return real_post(qp, wr, bad);
+}
+
+static void wait_for(void *request)
+{
+	for (bool done = false; !done; sched_yield()) assert_int_equal(tp_net_ib.test(request, &done, NULL), ncclSuccess);
+}
+
+static void a_flush_waits_for_a_loop_that_broke_with_others_under_way(void **state)
+{
+	enum { BROKEN = 20 };               /* more than one look takes */
+	struct ib_pair pair;
+	void *requests[BROKEN + 1], *at;
+	size_t bytes = 64;
+	bool done;
+
+	(void)state;
+	ib_pair_open(&pair, PAGE);
+	struct tp_ib_path *path = ((struct tp_ib_comm *)pair.recv_comm)->used[0];
+	/* As when a port dies: what is under way fails, and is no error. */
+	atomic_store_explicit(&path->port->state, IBV_PORT_DOWN, memory_order_relaxed);
+	at = pair.to + ((size_t)1 << 30);
+	for (int i = 0; i < BROKEN; i++) {
+		assert_int_equal(tp_net_ib.iflush(pair.recv_comm, 1, &at, &bytes, &pair.recv_memory, &requests[i]), ncclSuccess);
+		assert_non_null(requests[i]);
+	}
+	/* One look takes 8 of them at most: the first and not the last. */
+	for (done = false; !done; sched_yield()) assert_int_equal(tp_net_ib.test(requests[0], &done, NULL), ncclSuccess);
+	atomic_store_explicit(&path->port->state, IBV_PORT_ACTIVE, memory_order_relaxed);
+	real_post = context()->ibv->ops.post_send;
+	context()->ibv->ops.post_send = count_reads;
+	reads = 0;
+	at = pair.to;
+	assert_int_equal(tp_net_ib.iflush(pair.recv_comm, 1, &at, &bytes, &pair.recv_memory, &requests[BROKEN]), ncclSuccess);
+	for (int i = 1; i <= BROKEN; i++) wait_for(requests[i]);
+	context()->ibv->ops.post_send = real_post;
+	assert_int_equal(reads, 1);
+	ib_pair_close(&pair);
+}
+
+static void what_has_landed_is_flushed_although_the_connection_has_failed(void **state)
+{
+	struct ib_pair pair;
+	void *first, *second, *at;
+	size_t bytes = 64;
+
+	(void)state;
+	ib_pair_open(&pair, PAGE);
+	at = pair.to;
+	assert_int_equal(tp_net_ib.iflush(pair.recv_comm, 1, &at, &bytes, &pair.recv_memory, &first), ncclSuccess);
+	((struct tp_ib_comm *)pair.recv_comm)->error = ncclRemoteError;
+	assert_int_equal(tp_net_ib.iflush(pair.recv_comm, 1, &at, &bytes, &pair.recv_memory, &second), ncclSuccess);
+	assert_non_null(second);
+	wait_for(second);
+	wait_for(first);
+	ib_pair_close(&pair);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_card_is_asked_with_no_descriptor), cmocka_unit_test(peer_memory_is_known_by_its_module), cmocka_unit_test(what_is_held_is_registered_once),
 		cmocka_unit_test(a_dma_buf_begins_where_its_page_does), cmocka_unit_test(a_refusal_says_what_may_be_used_up), cmocka_unit_test(flushes_end_and_need_no_peer),
 		cmocka_unit_test(memory_that_cannot_be_read_back_is_an_error_that_says_so),
+		cmocka_unit_test(a_flush_waits_for_a_loop_that_broke_with_others_under_way),
+		cmocka_unit_test(what_has_landed_is_flushed_although_the_connection_has_failed),
 	};
 	return cmocka_run_group_tests(tests, card, NULL);
 }

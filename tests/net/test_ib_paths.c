@@ -472,11 +472,51 @@ static void what_fails_on_every_path_is_an_error(void **state)
 	ib_pair_close(&pair);
 }
 
+/* A message that fails wherever it is sent: what its first switch counts for. */
+static uint32_t fruitless_after_one_switch(int messages_before)
+{
+	struct tp_ib_memory *good, bad;
+	struct ibv_mr forged[TP_IB_MAX_KEYS];
+	struct ib_pair pair;
+	uint32_t switches, fruitless;
+
+	ib_pair_open(&pair, 4096);
+	for (int i = 0; i < messages_before; i++) assert_int_equal(ib_exchange(&pair, 0, 1000, i), ncclSuccess);
+	good = pair.send_memory;
+	bad = *good;
+	for (int k = 0; k < TP_IB_MAX_KEYS; k++) {
+		if (!good->mrs[k]) continue;
+		forged[k] = *good->mrs[k];
+		forged[k].lkey ^= 0x5a5a5a;
+		bad.mrs[k] = &forged[k];
+	}
+	switches = sender(&pair)->switches;
+	assert_non_null(ib_recv(&pair, 0, 1000, 1));
+	pair.send_memory = &bad;
+	assert_non_null(ib_send(&pair, 0, 1000, 1));
+	while (sender(&pair)->switches == switches) {
+		assert_int_equal(tp_ib_progress(pair.send_comm), ncclSuccess);
+		assert_int_equal(tp_ib_progress(pair.recv_comm), ncclSuccess);
+	}
+	fruitless = sender(&pair)->fruitless;
+	pair.send_memory = good;
+	ib_pair_close(&pair);
+	return fruitless;
+}
+
+static void the_first_message_is_tried_as_often_as_any_other(void **state)
+{
+	(void)state;
+	assert_int_equal(fruitless_after_one_switch(3), 0);
+	assert_int_equal(fruitless_after_one_switch(0), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(a_connection_has_a_path_over_each_port, two_ports),
 		cmocka_unit_test_setup(what_fails_on_every_path_is_an_error, two_ports),
+		cmocka_unit_test_setup(the_first_message_is_tried_as_often_as_any_other, two_ports),
 		cmocka_unit_test_setup(a_path_that_falls_silent_is_left_and_taken_back, two_ports),
 		cmocka_unit_test_setup(what_was_outstanding_arrives_once, two_ports),
 		cmocka_unit_test_setup(a_port_that_goes_down_is_left_and_taken_back, two_ports),

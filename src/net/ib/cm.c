@@ -17,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/socket.h"
-#include "base/text.h"
 #include "net/ib/ib.h"
 #include "net/rdmacm_dl.h"
 
@@ -88,7 +87,6 @@ static void event_text(const struct tp_ib_comm *comm, const struct tp_ib_path *p
 
 	way_text(comm, path, way, sizeof(way));
 	if (news->event == RDMA_CM_EVENT_REJECTED) tp_ib_refusal_read(news->data, news->bytes, &refusal);
-	tp_text_clean(refusal.text, sizeof(refusal.text));
 	snprintf(text, bytes, "%s with status %s, %s: %s", tp_rdmacm_event_name(news->event), tp_rdmacm_status_text(news->event, news->status, status), way,
 		refusal.text[0] ? refusal.text : tp_rdmacm_event_advice(news->event, news->status));
 }

@@ -35,6 +35,7 @@ ncclResult_t tp_ib_comm_create(bool sending, const struct tp_net_hello *who, int
 	comm->rq_depth = sending ? 1 : TP_IB_RING;
 	comm->split = comm->params.split;
 	comm->control.fd = -1;
+	comm->switch_below = UINT64_MAX;            /* the first switch is no repetition, whatever message it is at */
 	pthread_mutex_init(&comm->control.lock, NULL);
 	snprintf(comm->peer_host, sizeof(comm->peer_host), "?");
 	strcpy(comm->peer, "?");

@@ -1,7 +1,9 @@
 /* Flushing. A completion says that a message has been handed to the GPU's side of PCIe, which before compute capability 9.0 (and on some machines after it)
  * doesn't mean that a kernel sees it. A READ from the same memory by the same card can't be answered before that is so. Each path in use has a
- * queue pair for it that is joined to itself, with a completion queue of its own, since such a READ belongs to no message. */
+ * queue pair for it that is joined to itself, with a completion queue of its own, since such a READ belongs to no message. Nor does it need the
+ * peer: what has landed is flushed although the connection has failed since. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,10 +19,14 @@ struct loop {
 	bool broken;                            /* made anew once they are over */
 };
 
+struct todo { uint32_t paths; const void *data; const struct tp_ib_memory *memory; };   /* paths, by bit, whose READ waits for a loop that is made anew */
+
 struct tp_ib_flush {
 	struct loop loops[TP_IB_MAX_PATHS];     /* by path */
 	struct tp_ib_request requests[TP_NET_MAX_REQUESTS];
 	uint32_t left[TP_NET_MAX_REQUESTS];     /* READs of each that are under way */
+	struct todo todo[TP_NET_MAX_REQUESTS];
+	ncclResult_t error;                     /* of a flush; it stays */
 	uint32_t next, under_way;
 	uint64_t *words;                        /* a page of them: a READ's data ends at one that nobody looks at */
 };
@@ -100,9 +106,43 @@ static ncclResult_t create_loop(struct tp_ib_comm *comm, const struct tp_ib_path
 		strerror(error));
 }
 
-/* One that broke is made anew when all of its READs are over. */
+static ncclResult_t fail(struct tp_ib_comm *comm, const char *why)
+{
+	comm->flush->error = ncclSystemError;
+	tp_ib_fail(comm, ncclSystemError, "%s", why);
+	return ncclSystemError;
+}
+
+/* What was being flushed when its path died is not held up: it had arrived long before that was noticed. */
+static void take(struct tp_ib_comm *comm, const struct tp_ib_path *path, struct loop *loop, const struct ibv_wc *wc)
+{
+	char why[800];
+
+	loop->out--;
+	comm->flush->left[wc->wr_id]--;
+	if (wc->status == IBV_WC_SUCCESS || loop->broken) return;
+	loop->broken = true;
+	if (path->state != TP_IB_PATH_LIVE || atomic_load_explicit(&path->port->state, memory_order_relaxed) != IBV_PORT_ACTIVE) return;
+	snprintf(why, sizeof(why), "the READ that flushes GPU memory failed on %s: %s(%d), vendor error 0x%x: %s. Do ACS or an IOMMU stand between GPU and NIC? "
+		"NCCL_NET_GDR_LEVEL=LOC does without GPU memory", path->port->text, tp_verbs_status_name((int)wc->status), (int)wc->status, wc->vendor_err,
+		tp_verbs_status_advice((int)wc->status));
+	fail(comm, why);
+}
+
+static ncclResult_t poll_loop(struct tp_ib_comm *comm, const struct tp_ib_path *path, struct loop *loop)
+{
+	struct ibv_wc wcs[8];
+	int count = loop->out ? ibv_poll_cq(loop->cq, (int)TP_ARRAY_LEN(wcs), wcs) : 0;
+
+	if (count < 0) return fail(comm, "Call to ibv_poll_cq failed (flushes of GPU memory)");
+	for (int i = 0; i < count; i++) take(comm, path, loop, &wcs[i]);
+	return ncclSuccess;
+}
+
+/* One that broke is made anew when all of its READs are over; until then it stays broken. */
 static ncclResult_t ready_loop(struct tp_ib_comm *comm, const struct tp_ib_path *path, struct loop *loop)
 {
+	if (loop->broken) TP_TRY(poll_loop(comm, path, loop));
 	if (loop->broken && !loop->out) destroy_loop(path, loop);
 	return loop->qp ? ncclSuccess : create_loop(comm, path, loop);
 }
@@ -121,8 +161,9 @@ static struct tp_ib_request *new_request(struct tp_ib_comm *comm, uint32_t *numb
 	return NULL;
 }
 
-static void post(struct tp_ib_comm *comm, struct tp_ib_path *path, uint32_t number, const void *data, const struct tp_ib_memory *memory)
+static ncclResult_t post(struct tp_ib_comm *comm, const struct tp_ib_path *path, uint32_t number, const void *data, const struct tp_ib_memory *memory)
 {
+	char why[128];
 	struct tp_ib_flush *flush = comm->flush;
 	struct loop *loop = &flush->loops[path - comm->paths];
 	struct ibv_sge sge = { .addr = (uint64_t)(uintptr_t)&flush->words[number], .length = 1, .lkey = loop->mr->lkey };
@@ -132,11 +173,30 @@ static void post(struct tp_ib_comm *comm, struct tp_ib_path *path, uint32_t numb
 	wr.wr.rdma.rkey = memory->mrs[path->key]->rkey;
 	int error = ibv_post_send(loop->qp, &wr, &bad);
 	if (error) {
-		tp_ib_fail(comm, ncclSystemError, "a READ that flushes GPU memory can't be posted: %s", strerror(error));
-		return;
+		snprintf(why, sizeof(why), "a READ that flushes GPU memory can't be posted: %s", strerror(error));
+		return fail(comm, why);
 	}
 	loop->out++;
 	flush->left[number]++;
+	return ncclSuccess;
+}
+
+/* What waits for a loop. Where its path has been left meanwhile, what that had brought landed long before. */
+static ncclResult_t post_todo(struct tp_ib_comm *comm, uint32_t number)
+{
+	struct todo *todo = &comm->flush->todo[number];
+
+	for (int p = 0; p < comm->npaths; p++) {
+		struct loop *loop = &comm->flush->loops[p];
+		if (!(todo->paths >> p & 1)) continue;
+		if (comm->paths[p].at >= 0) {
+			TP_TRY(ready_loop(comm, &comm->paths[p], loop));
+			if (loop->broken) continue;
+			TP_TRY(post(comm, &comm->paths[p], number, todo->data, todo->memory));
+		}
+		todo->paths &= ~(1u << p);
+	}
+	return ncclSuccess;
 }
 
 ncclResult_t tp_ib_iflush(void *handle, int n, void *const *data, const size_t *bytes, void *const *mhandles, void **out)
@@ -147,7 +207,6 @@ ncclResult_t tp_ib_iflush(void *handle, int n, void *const *data, const size_t *
 	int last = n - 1;
 
 	*out = NULL;
-	TP_TRY(comm->error);
 	if (!comm->flush) TP_TRY(create_flush(comm));
 	for (int p = 0; p < comm->npaths; p++)
 		if (comm->paths[p].port && (n == 0 || comm->paths[p].at >= 0)) TP_TRY(ready_loop(comm, &comm->paths[p], &comm->flush->loops[p]));
@@ -156,24 +215,19 @@ ncclResult_t tp_ib_iflush(void *handle, int n, void *const *data, const size_t *
 	if (last < 0) return ncclSuccess;
 	request = new_request(comm, &number);
 	if (!request) return TP_FAIL(ncclInternalError, "NET/IB : a flush while %d are under way", TP_NET_MAX_REQUESTS);
-	for (int i = 0; i < comm->nused && comm->error == ncclSuccess; i++)
-		if (!comm->flush->loops[comm->used[i] - comm->paths].broken) post(comm, comm->used[i], number, data[last], mhandles[last]);
+	comm->flush->todo[number] = (struct todo){ .data = data[last], .memory = mhandles[last] };
+	for (int i = 0; i < comm->nused; i++) comm->flush->todo[number].paths |= 1u << (comm->used[i] - comm->paths);
 	comm->flush->under_way++;
 	*out = request;
-	return comm->error;
+	return post_todo(comm, number);
 }
 
-/* What was being flushed when its path died is not held up: it had arrived long before that was noticed. */
-static void take(struct tp_ib_comm *comm, struct tp_ib_path *path, struct loop *loop, const struct ibv_wc *wc)
+/* Of a card that has failed nothing may come any more. */
+static bool waits_in_vain(const struct tp_ib_comm *comm)
 {
-	loop->out--;
-	comm->flush->left[wc->wr_id]--;
-	if (wc->status == IBV_WC_SUCCESS || loop->broken) return;
-	loop->broken = true;
-	if (path->state != TP_IB_PATH_LIVE || atomic_load_explicit(&path->port->state, memory_order_relaxed) != IBV_PORT_ACTIVE) return;
-	tp_ib_fail(comm, ncclSystemError, "the READ that flushes GPU memory failed on %s: %s(%d), vendor error 0x%x: %s. Do ACS or an IOMMU stand between GPU and NIC? "
-		"NCCL_NET_GDR_LEVEL=LOC does without GPU memory", path->port->text, tp_verbs_status_name((int)wc->status), (int)wc->status, wc->vendor_err,
-		tp_verbs_status_advice((int)wc->status));
+	for (int p = 0; p < comm->npaths; p++)
+		if (comm->flush->loops[p].out && atomic_load_explicit(&comm->paths[p].port->context->fatal, memory_order_relaxed)) return true;
+	return false;
 }
 
 ncclResult_t tp_ib_test_flush(struct tp_ib_request *request, bool *done)
@@ -181,16 +235,11 @@ ncclResult_t tp_ib_test_flush(struct tp_ib_request *request, bool *done)
 	struct tp_ib_comm *comm = request->comm;
 	struct tp_ib_flush *flush = comm->flush;
 	uint32_t number = (uint32_t)(request - flush->requests);
-	struct ibv_wc wcs[8];
 
-	for (int p = 0; p < comm->npaths && flush->left[number]; p++) {
-		struct loop *loop = &flush->loops[p];
-		int count = loop->out ? ibv_poll_cq(loop->cq, (int)TP_ARRAY_LEN(wcs), wcs) : 0;
-		if (count < 0) return tp_ib_fail(comm, ncclSystemError, "Call to ibv_poll_cq failed on %s (flushes of GPU memory)", comm->paths[p].port->text);
-		for (int i = 0; i < count; i++) take(comm, &comm->paths[p], loop, &wcs[i]);
-	}
-	*done = flush->left[number] == 0;
-	if (!*done) return comm->error;
+	for (int p = 0; p < comm->npaths && flush->left[number]; p++) TP_TRY(poll_loop(comm, &comm->paths[p], &flush->loops[p]));
+	if (flush->todo[number].paths) TP_TRY(post_todo(comm, number));
+	*done = flush->left[number] == 0 && !flush->todo[number].paths;
+	if (!*done) return flush->error != ncclSuccess || !waits_in_vain(comm) ? flush->error : comm->error;
 	request->busy = false;
 	flush->under_way--;
 	return ncclSuccess;

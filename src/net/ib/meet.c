@@ -15,6 +15,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "base/text.h"
 #include "net/ib/ib.h"
 #include "net/socket.h"
 #include "net/socket_hello.h"
@@ -278,7 +279,7 @@ static ncclResult_t pull(struct talk *talk, const struct tp_net_hello *who, int 
 	talk->moved = 0;
 	*whole = true;
 	if (talk->in.head.type == TP_IB_REFUSED) {
-		talk->in.as.text.text[sizeof(talk->in.as.text.text) - 1] = 0;
+		tp_text_clean(talk->in.as.text.text, sizeof(talk->in.as.text.text));
 		return TP_FAIL(ncclRemoteError, "NET/IB : %s : the peer refuses: %s", who_text(who, text, sizeof(text)), talk->in.as.text.text);
 	}
 	/* Nothing but a refusal was expected. */

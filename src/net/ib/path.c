@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/text.h"
 #include "net/ib/ib.h"
 
 #define STALL_MS 300                /* without a completion: life signs and a write of no bytes */
@@ -371,7 +372,7 @@ static ncclResult_t take_records(struct tp_ib_comm *comm)
 				if (!comm->messages[n % TP_IB_RING].done && peer_has(&record.as.change, n)) tp_ib_message_done(comm, n);
 			break;
 		case TP_IB_GOODBYE:
-			record.as.text.text[sizeof(record.as.text.text) - 1] = 0;
+			tp_text_clean(record.as.text.text, sizeof(record.as.text.text));
 			return tp_ib_fail(comm, ncclRemoteError, "%s says: %s", comm->peer_host, record.as.text.text);
 		default:
 			return tp_ib_fail(comm, ncclInternalError, "the peer sent record %u, which doesn't belong here", record.head.type);

@@ -1,5 +1,6 @@
 /* The records of the control connection; see wire.h. */
 #include <string.h>
+#include "base/text.h"
 #include "net/ib/wire.h"
 
 static const uint8_t magic[4] = { 'T', 'p', 'I', 'b' }, refusal_magic[4] = { 'T', 'p', 'N', 'o' };
@@ -49,7 +50,7 @@ long tp_ib_record_check(const void *data, size_t have, const char **why)
 
 static const char *check_path(struct tp_ib_wire_path *path)
 {
-	path->device[sizeof(path->device) - 1] = 0;
+	tp_text_clean(path->device, sizeof(path->device));
 	if (path->way >= TP_IB_MAX_PATHS) return "a way that there isn't";
 	if (path->port == 0) return NULL;
 	if (path->mtu < 1 || path->mtu > 5) return "an MTU that verbs.h has no code for";
@@ -63,8 +64,8 @@ const char *tp_ib_wire_check_meta(struct tp_ib_wire_meta *meta)
 {
 	int there = 0;
 
-	meta->host[sizeof(meta->host) - 1] = 0;
-	meta->set[sizeof(meta->set) - 1] = 0;
+	tp_text_clean(meta->host, sizeof(meta->host));
+	tp_text_clean(meta->set, sizeof(meta->set));
 	if (meta->nqps < 1 || meta->nqps > TP_IB_MAX_QPS) return "the number of queue pairs is out of range";
 	if (meta->npaths < 1 || meta->npaths > TP_IB_MAX_PATHS) return "the number of paths is out of range";
 	if (meta->split > 1) return "a flag that is neither 0 nor 1";
@@ -79,7 +80,7 @@ const char *tp_ib_wire_check_meta(struct tp_ib_wire_meta *meta)
 
 const char *tp_ib_wire_check_switch(struct tp_ib_wire_switch *change)
 {
-	change->why[sizeof(change->why) - 1] = 0;
+	tp_text_clean(change->why, sizeof(change->why));
 	return change->dead >> TP_IB_MAX_PATHS ? "paths that there aren't" : NULL;
 }
 
@@ -115,6 +116,6 @@ bool tp_ib_refusal_read(const void *data, size_t bytes, struct tp_ib_wire_refusa
 {
 	if (!data || bytes < sizeof(*out) || memcmp(data, refusal_magic, sizeof(refusal_magic)) != 0) return false;
 	memcpy(out, data, sizeof(*out));
-	out->text[sizeof(out->text) - 1] = 0;
+	tp_text_clean(out->text, sizeof(out->text));
 	return true;
 }

@@ -134,7 +134,7 @@ size_t tp_ib_record_bytes(int type);
 void tp_ib_record_start(struct tp_ib_record *record, enum tp_ib_record_type type);
 /* Looks at the first `have` bytes: 0: more are needed, the record's length where it is whole, -1: no record of ours (why). */
 long tp_ib_record_check(const void *data, size_t have, const char **why);
-/* NULL, or what is wrong with it. Makes all texts end. */
+/* NULL, or what is wrong with it. Makes all texts end, and takes out of them what a log must not hold. */
 const char *tp_ib_wire_check_meta(struct tp_ib_wire_meta *meta);
 const char *tp_ib_wire_check_switch(struct tp_ib_wire_switch *change);
 const char *tp_ib_wire_check_revive(const struct tp_ib_wire_revive *revive);
@@ -142,7 +142,7 @@ void tp_ib_token_start(struct tp_ib_wire_token *token);
 /* NULL, or what is wrong: of private data, which may be longer (it is padded on its way). */
 const char *tp_ib_token_read(const void *data, size_t bytes, struct tp_ib_wire_token *out);
 void tp_ib_refusal_start(struct tp_ib_wire_refusal *refusal);
-/* false: it is nobody's of ours. Its text ends. */
+/* false: it is nobody's of ours. Its text is cleaned. */
 bool tp_ib_refusal_read(const void *data, size_t bytes, struct tp_ib_wire_refusal *out);
 
 #endif

@@ -14,6 +14,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "base/text.h"
 #include "net/plugin/plugin.h"
 #include "net/socket.h"
 
@@ -32,8 +33,8 @@ void tp_plug_offer_fill(struct tp_plug_offer *offer, const struct tp_plug *plug)
 
 const char *tp_plug_offer_check(struct tp_plug_offer *offer, const char *name, char *why, size_t bytes)
 {
-	offer->name[sizeof(offer->name) - 1] = 0;
-	offer->text[sizeof(offer->text) - 1] = 0;
+	tp_text_clean(offer->name, sizeof(offer->name));
+	tp_text_clean(offer->text, sizeof(offer->text));
 	if (memcmp(offer->magic, offer_magic, sizeof(offer->magic)) != 0) return "what the peer sent is no plug-in's handle";
 	if (offer->version != TP_PLUG_OFFER_VERSION) {
 		snprintf(why, bytes, "the peer's record has version %u, this library's is %u: do all ranks use the same library?", offer->version, TP_PLUG_OFFER_VERSION);
