@@ -109,7 +109,7 @@ bool ranks_run(const struct ranks_options *options, ranks_body body, void *arg)
 		if (pid == 0) be_process(options, shared, p, body, arg);
 		shared->pids[p] = pid;
 	}
-	uint64_t end = ranks_now_ms() + (uint64_t)(options->timeout_s ? options->timeout_s : 60) * 1000;
+	uint64_t end = ranks_now_ms() + (uint64_t)(options->timeout_s ? options->timeout_s : 150) * 1000;
 	bool good = true, killed = false;
 	int left = nprocesses;
 	pid_t pids[RANKS_MAX];

@@ -45,7 +45,7 @@ struct ranks_options {
 	bool threads;                   /* ranks are threads of one process */
 	bool no_comm;                   /* the body makes its communicator itself */
 	uint64_t may_die;               /* bit r: rank r needn't end well */
-	int timeout_s;                  /* 0: 60 */
+	int timeout_s;                  /* 0: 150 */
 	const char *env[8];             /* NAME=value, set in every rank */
 };
 

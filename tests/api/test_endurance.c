@@ -86,16 +86,16 @@ static void many_lives(struct ranks *r)
 static void hundreds_of_lives_lose_nothing(void **state)
 {
 	(void)state;
-	int lives = SANITIZED ? WARM_UP + 100 : 600;
-	struct ranks_options options = { .nranks = 2, .timeout_s = 110 };
+	int lives = WARM_UP + (SANITIZED ? 50 : 200);
+	struct ranks_options options = { .nranks = 2, .timeout_s = 250 };
 	assert_true(ranks_run(&options, many_lives, &lives));
 }
 
 static void lives_between_hosts_lose_nothing(void **state)
 {
 	(void)state;
-	int lives = SANITIZED ? WARM_UP + 20 : 600;
-	struct ranks_options options = { .nranks = 2, .nhosts = 2, .timeout_s = 110 };
+	int lives = WARM_UP + (SANITIZED ? 20 : 200);
+	struct ranks_options options = { .nranks = 2, .nhosts = 2, .timeout_s = 250 };
 	assert_true(ranks_run(&options, many_lives, &lives));
 }
 
@@ -123,7 +123,7 @@ static void lives_of_their_own(struct ranks *r)
 static void threads_come_and_go_at_their_own_pace(void **state)
 {
 	(void)state;
-	int lives = SANITIZED ? 100 : 500;
+	int lives = SANITIZED ? 60 : 300;
 	struct ranks_options options = { .nranks = 2, .threads = true, .no_comm = true };
 	assert_true(ranks_run(&options, lives_of_their_own, &lives));
 }

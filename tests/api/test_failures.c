@@ -96,7 +96,7 @@ static void abort_inside(struct ranks *r)
 		culprit_is(r, 0);
 	} else {
 		ncclResult_t state = ncclSuccess;
-		while (state == ncclSuccess) REQUIRE_OK(ncclCommGetAsyncError(r->comm, &state));
+		for (; state == ncclSuccess; usleep(200)) REQUIRE_OK(ncclCommGetAsyncError(r->comm, &state));
 		REQUIRE(state == ncclRemoteError);
 		culprit_is(r, 0);
 	}
@@ -206,7 +206,7 @@ static void truncated(struct ranks *r)
 		REQUIRE_ERROR_HAS("32");
 	} else {
 		ncclResult_t state = result;
-		while (state == ncclSuccess) REQUIRE_OK(ncclCommGetAsyncError(r->comm, &state));
+		for (; state == ncclSuccess; usleep(200)) REQUIRE_OK(ncclCommGetAsyncError(r->comm, &state));
 		culprit_is(r, 1);
 	}
 	ranks_barrier(r);

@@ -21,7 +21,7 @@
 #include "telpher.h"
 
 #define COUNT 50000
-#define WAIT_S 60
+#define WAIT_S 100
 #define END_S 25
 
 struct shared {

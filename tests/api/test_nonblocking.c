@@ -4,8 +4,11 @@
 static ncclResult_t settle(struct ranks *r, ncclComm_t comm)
 {
 	ncclResult_t state;
-	do REQUIRE_OK(ncclCommGetAsyncError(comm, &state)); while (state == ncclInProgress);
-	return state;
+	/* A pause, since who asks without one takes the processor from whom it waits for. */
+	for (;; usleep(200)) {
+		REQUIRE_OK(ncclCommGetAsyncError(comm, &state));
+		if (state != ncclInProgress) return state;
+	}
 }
 
 static ncclComm_t join(struct ranks *r)

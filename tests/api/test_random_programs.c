@@ -261,7 +261,7 @@ static void results_equal_the_reference(void **state)
 	int programs = 0;
 	for (uint64_t seed = first_seed; programs == 0 || ranks_now_ms() < end; seed++, programs++) {
 		struct random random = { seed ^ 0x1234567 };
-		struct ranks_options options = { .nranks = 1 + (int)below(&random, 8), .timeout_s = 60 };
+		struct ranks_options options = { .nranks = 1 + (int)below(&random, 8), .timeout_s = 150 };
 		options.threads = below(&random, 3) == 0;
 		options.nhosts = !options.threads && below(&random, 3) == 0 ? 1 + (int)below(&random, (size_t)options.nranks) : 1;
 		if (!ranks_run(&options, run_program, &seed))

@@ -101,7 +101,7 @@ static void abort_shrink(struct ranks *r)
 	int exclude[] = { 2 }, value = 1, sum;
 	if (r->rank == 2) {
 		ncclResult_t state = ncclSuccess;
-		while (state == ncclSuccess) REQUIRE_OK(ncclCommGetAsyncError(r->comm, &state));
+		for (; state == ncclSuccess; usleep(200)) REQUIRE_OK(ncclCommGetAsyncError(r->comm, &state));
 		REQUIRE(state == ncclRemoteError);
 		ranks_barrier(r);
 		return;

@@ -437,7 +437,7 @@ static void a_child_forked_while_others_log_can_log(void **s)
 	for (int i = 0; i < 30 && !bad; i++) {
 		pid_t child = fork();
 		if (child == 0) {
-			alarm(20);
+			alarm(60);
 			TP_WARN("from the child");
 			_exit(strcmp(tp_log_last_error(), "from the child") != 0);
 		}

@@ -500,7 +500,7 @@ static void a_child_forked_while_others_read_parameters_can_read(void **s)
 		pid_t child = fork();
 		if (child == 0) {
 			size_t count;
-			alarm(20);
+			alarm(60);
 			tp_param_reload();
 			tp_env_names(&count);
 			_exit(tp_param_int(&params[P_NUMBER]) != 7);

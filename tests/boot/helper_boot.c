@@ -34,7 +34,7 @@ int helper_run(int nranks, int nhosts, void (*body)(struct helper_job *job), con
 				snprintf(host, sizeof(host), "host-%d", (int)((int64_t)rank * nhosts / nranks));
 				setenv("NCCL_HOSTID", host, 1);
 			}
-			alarm(100);
+			alarm(250);
 			body(&job);
 			_exit(0);
 		}

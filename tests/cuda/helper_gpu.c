@@ -59,7 +59,7 @@ static int run_child(void (*body)(void), const char *const *env)
 	fflush(NULL);
 	pid_t pid = fork();
 	if (pid == 0) {
-		alarm(90);
+		alarm(200);
 		for (; env && *env; env++) {
 			char *copy = strdup(*env), *value = strchr(copy, '=');
 			*value++ = '\0';

@@ -69,7 +69,7 @@ static void add_figures(void)
 
 static void run(int ncalls, bool threads, const char *watch)
 {
-	struct gpu_options options = { .nranks = 2, .ndevices = 2, .threads = threads, .timeout_s = 110, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO", "NCCL_MAX_CTAS=2", watch } };
+	struct gpu_options options = { .nranks = 2, .ndevices = 2, .threads = threads, .timeout_s = 250, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO", "NCCL_MAX_CTAS=2", watch } };
 	assert_true(gpu_run(&options, reduces, &ncalls));
 }
 

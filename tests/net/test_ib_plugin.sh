@@ -7,6 +7,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 fail() { echo "FAILED: $*"; tail -30 "$work/out"; exit 1; }
 export LD_LIBRARY_PATH=$BUILD_DIR/lib/telpher NCCL_NET_PLUGIN=telpher TELPHER_PLUGIN_NET=IB NCCL_IB_HCA=telpher TELPHER_VERBS_HIDE_REAL=1 NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET
+export TELPHER_IB_PATH_TIMEOUT=60000       # a busy machine is no reason to take a path for dead
 
 job() { # RANKS HOSTS COLLECTIVE OPTIONS…
 	local ranks=$1 hosts=$2 what=$3

@@ -25,7 +25,7 @@ static pid_t start(int (*role)(struct end *end), bool is_a, int socket, int othe
 	setenv("NCCL_DEBUG", "INFO", 1);
 	setenv("NCCL_DEBUG_SUBSYS", "NET", 1);
 	setenv("NCCL_DEBUG_FILE", log, 1);
-	alarm(100);
+	alarm(250);
 	int status = role(&end);
 	fflush(NULL);
 	/* Leak checkers have their say by way of exit. */

@@ -71,7 +71,7 @@ static void children_live(const char *fault, const char *carrier)
 			pid_t pid = fork();
 			if (pid == 0) {
 				struct busy own;
-				alarm(20);
+				alarm(60);
 				make_busy(&own);
 				_exit(does.once(&own) ? 0 : 1);
 			}

@@ -509,7 +509,7 @@ static void a_forked_child_parts_nobody_and_connects_by_itself(void **state)
 	connect_ends(&ends, PORT + 13);
 	pid_t pid = fork();
 	if (pid == 0) {
-		alarm(20);
+		alarm(60);
 		cm.destroy_id(ends.server);
 		close_ends(&ends);
 		connect_ends(&own, PORT + 14);

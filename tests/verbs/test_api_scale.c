@@ -274,7 +274,7 @@ static void each_of_64_processes_talks_to_all_others(void **state)
 		children[rank] = fork();
 		assert_true(children[rank] >= 0);
 		if (children[rank] == 0) {
-			alarm(100);
+			alarm(250);
 			int status = one_of_many(rank);
 			if (status)
 				atomic_store(&table->failed, true);

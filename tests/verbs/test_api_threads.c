@@ -209,7 +209,7 @@ static void a_fork_in_the_middle_of_traffic_leaves_a_child_that_works(void **sta
 		pid_t pid = fork();
 		if (pid == 0) {
 			struct pair own;
-			alarm(20);
+			alarm(60);
 			ibv_destroy_qp(writer.pair.a.qp);
 			ibv_destroy_cq(writer.pair.a.cq);
 			ibv_dereg_mr(writer.pair.b.mr);
