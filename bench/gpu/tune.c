@@ -2,12 +2,13 @@
  * reads it and src/exec/cuda/table.c keeps it. Each kind has a group of ranks of its own, whose table allows nothing else; they take
  * turns, size by size. A crossover is where the sum of slowdowns against the better one, over all sizes, is the least: one
  * measurement that is off moves nothing. */
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "bench.h"
 
-enum way { ONE_LL, ONE_LL128, TWO_LL, TWO_LL128, STREAMS, STEPS, COPIES, NWAYS };
+enum way { ONE_LL, ONE_LL128, TWO_LL, TWO_LL128, STREAMS, STEPS, PIPES, COPIES, NWAYS };
 enum { SIZES_MOST = 48 };
 
 #define ALL(ll, ll128) "gather=" ll ":" ll128 ",scatter=" ll ":" ll128 ",pairs=" ll ":" ll128 ",rooted=" ll ":" ll128
@@ -19,6 +20,9 @@ static const struct { const char *name, *table; } ways[NWAYS] = {
 	[TWO_LL128] = { "two LL128", "one_shot=0:0,two_shot=0:1G,two_step=0:1G,two_step_from=1," ALL("0", "1G") ",stream=64G,pipes=0" },
 	[STREAMS] = { "streams", "stream=1,pipes=0" },
 	[STEPS] = { "steps", "one_shot=0:0,two_shot=0:0,two_step=0:0,two_step_from=64G,stream=64G," ALL("0", "0") ",pipes=0" },
+	/* Where the library would have any (pipes=1), else these are steps again. */
+	[PIPES] = { "pipes", "one_shot=0:0,two_shot=0:0:0,two_step=0:0:0,two_step_from=64G,stream=64G,gather=0:0:0,scatter=0:0:0,pairs=0:0:0,rooted=0:0:0,"
+		"reduce=1,pipes=1" },
 	[COPIES] = { "copies", "copies=1,copies_rooted=1,pipes=0" },
 };
 static double times[NCOLLS][NWAYS][SIZES_MOST];
@@ -86,13 +90,24 @@ static size_t limit_of(enum coll c, bool two, int split, int n)
 	return split ? sends_of(c, two, sizes[split - 1], n) : 0;
 }
 
+/* The first size that pipes are better for than what else there is, as the table counts; never: more than there is. */
+static size_t pipes_from(enum coll c, bool two, const double *others, int n)
+{
+	int split = crossover(others, times[c][PIPES]);
+	return split == nsizes ? SIZE_MAX : sends_of(c, two, sizes[split], n);
+}
+
 static void print_class(const char *name, enum coll c, bool two, const double *after, int n)
 {
-	double lines[SIZES_MOST];
+	double lines[SIZES_MOST], others[SIZES_MOST];
 	enum way ll = two ? TWO_LL : ONE_LL, ll128 = two ? TWO_LL128 : ONE_LL128;
 	least_of(lines, times[c][ll], times[c][ll128]);
 	size_t first = limit_of(c, two, crossover(times[c][ll], times[c][ll128]), n), second = limit_of(c, two, crossover(lines, after), n);
-	printf("%s=%zu:%zu,", name, first < second ? first : second, second);
+	printf("%s=%zu:%zu", name, first < second ? first : second, second);
+	/* One shot has none, and two steps of a broadcast weren't measured through them. */
+	least_of(others, lines, after);
+	if (two ? c == ALL_REDUCE : c != ALL_REDUCE) printf(":%zu", pipes_from(c, two, others, n));
+	printf(",");
 }
 
 /* From the first size that is better; 64 GB where none is. */
@@ -118,6 +133,9 @@ bool tune(const struct group *any, int repeats)
 	least_of(one, times[BROADCAST][ONE_LL], times[BROADCAST][ONE_LL128]);
 	least_of(two, times[BROADCAST][TWO_LL], times[BROADCAST][TWO_LL128]);
 	printf("two_step_from=%zu,", from_of(crossover(one, two), 1));
+	least_of(one, times[REDUCE][ONE_LL], times[REDUCE][ONE_LL128]);
+	least_of(lines, one, times[REDUCE][STEPS]);
+	printf("reduce=%zu,", pipes_from(REDUCE, true, lines, n));
 	least_of(lines, times[SCATTER][ONE_LL], times[SCATTER][ONE_LL128]);
 	printf("stream=%zu,", from_of(crossover(lines, times[SCATTER][STREAMS]), (size_t)n));
 	least_of(one, times[ALL_GATHER][ONE_LL], times[ALL_GATHER][ONE_LL128]);

@@ -155,11 +155,12 @@ struct tp_gpu_place {                   /* where a launch goes */
 	const cudaStream_t *streams;        /* [count], each once; the kernels go to the first */
 	int count;
 	CUstream stream;                    /* the first */
+	bool is_eager;                      /* known not to be captured, and its number is known */
 	unsigned long long id;
 	struct tp_gpu_capture *capture;     /* NULL: not captured */
 };
 /* Is this a stream that these ranks can use? */
-ncclResult_t tp_gpu_order_check(struct ncclComm *comm, const cudaStream_t *streams, int count);
+ncclResult_t tp_gpu_order_check(struct ncclComm *comm, struct tp_gpu_place *place);
 ncclResult_t tp_gpu_order_before(struct ncclComm *comm, struct tp_gpu_place *place);
 ncclResult_t tp_gpu_order_after(struct ncclComm *comm, struct tp_gpu_place *place, uint64_t kernels);
 

@@ -2,7 +2,9 @@
  *
  * Budget of a call that was made before (tp_gpu_call_again) besides CUDA's launch and the record of an event behind it: 0.5 us. That leaves room for the launch lock, a look in
  * a small table, one line for the call board and one for the flight recorder, and three calls of the driver that do no more than
- * read (the current context, the stream's number, whether it is captured); not for an allocation or a log line. */
+ * read (the current context, the stream's number, whether it is captured); not for an allocation or a log line. So a call in a row on one stream is five
+ * calls of the driver (tests/cuda/test_calls.c). None can be left out: a program may change its context, and may destroy a stream and get another of the same handle,
+ * at any time, and behind a stream that was destroyed no event could be recorded later. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,7 +61,7 @@ static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, i
 	struct tp_exec_call moving[FEW];
 	int nmoving = 0;
 	bool pushed;
-	TP_TRY(tp_gpu_order_check(comm, streams, nstreams));
+	TP_TRY(tp_gpu_order_check(comm, &place));
 	TP_TRY(tp_gpu_enter(rank->gpu, &pushed));
 	pthread_rwlock_rdlock(&tp_gpu_quiet_lock);
 	tp_gpu_rank_now = comm->rank;

@@ -43,12 +43,12 @@ static ncclResult_t refuse_shared(struct ncclComm *comm, CUstream stream, unsign
 		"as kernels of one stream run one after the other and would wait for each other for ever", (void *)comm, comm->rank, (void *)stream, other);
 }
 
-ncclResult_t tp_gpu_order_check(struct ncclComm *comm, const cudaStream_t *streams, int count)
+ncclResult_t tp_gpu_order_check(struct ncclComm *comm, struct tp_gpu_place *place)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
 	if (tp_likely(!rank->strict)) return ncclSuccess;
-	for (int i = 0; i < count; i++) {
-		CUstream stream = (CUstream)streams[i];
+	for (int i = 0; i < place->count; i++) {
+		CUstream stream = (CUstream)place->streams[i];
 		unsigned int flags = 0;
 		unsigned long long id;
 		if (is_legacy(stream)) return refuse_legacy(comm, "the default stream");
@@ -56,6 +56,10 @@ ncclResult_t tp_gpu_order_check(struct ncclComm *comm, const cudaStream_t *strea
 		CUstreamCaptureStatus capturing;
 		TP_GPU_TRY(comm, StreamIsCapturing(stream, &capturing));
 		TP_TRY(identify(comm, stream, capturing != CU_STREAM_CAPTURE_STATUS_NONE, &id));
+		if (i == 0 && capturing == CU_STREAM_CAPTURE_STATUS_NONE) {
+			place->is_eager = true;
+			place->id = id;
+		}
 		if (rank->checked.handle == stream && rank->checked.id == id) continue;
 		/* A graph runs on the stream that it is launched on, not on the one that was captured. */
 		if (capturing == CU_STREAM_CAPTURE_STATUS_NONE) {
@@ -252,7 +256,7 @@ static bool has_graphs(const struct tp_gpu_rank *rank)
 static ncclResult_t enter_stream(struct ncclComm *comm, struct tp_gpu_place *place)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
-	TP_TRY(identify(comm, place->stream, false, &place->id));
+	if (!place->is_eager) TP_TRY(identify(comm, place->stream, false, &place->id));
 	if (!has_graphs(rank) && tp_likely(!rank->launched || rank->last.id == place->id)) return ncclSuccess;
 	TP_GPU_TRY(comm, StreamWaitEvent(place->stream, rank->done, CU_EVENT_WAIT_DEFAULT));
 	return ncclSuccess;
@@ -261,11 +265,16 @@ static ncclResult_t enter_stream(struct ncclComm *comm, struct tp_gpu_place *pla
 ncclResult_t tp_gpu_order_before(struct ncclComm *comm, struct tp_gpu_place *place)
 {
 	struct info info;
+	CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
 	place->stream = (CUstream)place->streams[0];
 	place->capture = NULL;
-	TP_TRY(read_capture(comm, place->stream, &info));
-	if (tp_likely(info.status == CU_STREAM_CAPTURE_STATUS_NONE)) TP_TRY(enter_stream(comm, place));
-	else TP_TRY(enter_capture(comm, place, &info));
+	if (!place->is_eager) TP_GPU_TRY(comm, StreamIsCapturing(place->stream, &capturing));
+	if (tp_likely(capturing == CU_STREAM_CAPTURE_STATUS_NONE)) {
+		TP_TRY(enter_stream(comm, place));
+	} else {
+		TP_TRY(read_capture(comm, place->stream, &info));
+		TP_TRY(enter_capture(comm, place, &info));
+	}
 	if (tp_unlikely(place->count > 1)) TP_TRY(join_streams(comm, place));
 	return ncclSuccess;
 }

@@ -175,6 +175,7 @@ long long count_of(const std::string &what)
 	if (what == "graphs") return (long long)(count_handles(GRAPH) + count_handles(GRAPH_EXEC));
 	if (what == "calls" || what.compare(0, 2, "cu") == 0) return calls_of_thread(what);
 	if (what == "contexts") return (long long)count_handles(CONTEXT);
+	if (what == "carveout least" || what == "carveout most") return counts.count(what) ? (long long)counts[what] : -1;
 	if (what == "launches" || what == "kernels" || what == "copies") return (long long)counts[what];
 	auto found = counts.find(what);             /* of a kernel, by its name */
 	return found == counts.end() ? -1 : (long long)found->second;
@@ -323,6 +324,7 @@ CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice d
 	case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *out = 233472; break;
 	case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *out = 65536; break;
 	case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *out = 232448; break;
+	case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: *out = 1024; break;
 	case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY: case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS: case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
 	case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY: case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH: case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
 	case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: case CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT:

@@ -269,10 +269,16 @@ CUresult cuFuncGetAttribute(int *out, CUfunction_attribute attribute, CUfunction
 	return CUDA_SUCCESS;
 }
 
-CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute, int)
+CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
 {
 	FAKE_ENTER(cuFuncSetAttribute);
 	load(held, function);
+	if (attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
+		if (value < -1 || value > 100) return CUDA_ERROR_INVALID_VALUE;
+		unsigned long long percent = (unsigned long long)value;
+		if (!counts.count("carveout least") || percent < counts["carveout least"]) counts["carveout least"] = percent;
+		if (percent > counts["carveout most"]) counts["carveout most"] = percent;
+	}
 	return CUDA_SUCCESS;
 }
 

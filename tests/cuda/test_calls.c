@@ -37,11 +37,68 @@ static void only_a_gpus_first_communicator_starts_threads(void **state)
 	assert_true(gpu_run(&o, no_threads_for_a_second_communicator, NULL));
 }
 
+/* The fake's multiprocessor has 228 KB, and two blocks; what is static is 1 KB a block, and 1 KB the driver's. */
+static void asks_for(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	const long long wanted = *(const int *)g->arg;
+	REQUIRE(gpu_count("carveout least") == wanted && gpu_count("carveout most") == wanted);
+}
+
+static void all_kernels_ask_for_what_all_of_them_need(void **state)
+{
+	(void)state;
+	static const struct { const char *table, *more; int percent; } ways[] = { { "TELPHER_CUDA_TABLE=pipes=0", NULL, 3 },
+		{ "TELPHER_CUDA_TABLE=pipes=2", NULL, 85 }, { "TELPHER_CUDA_TABLE=pipes=2", "NCCL_L1_SHARED_MEMORY_CARVEOUT=40", 40 } };
+	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+		struct gpu_options o = { .nranks = 1, .env = { ways[i].table, ways[i].more } };
+		assert_true(gpu_run(&o, asks_for, (void *)(uintptr_t)&ways[i].percent));
+	}
+}
+
+/* A call after others like it: which functions of the driver, and how often. (The fake's cuEventRecord is that with flags.) */
+static void count_calls(struct gpu_rank *g, CUstream stream, const char *const *names)
+{
+	struct ranks *r = g->r;
+	enum { ROUNDS = 20 };
+	CUdeviceptr at = gpu_take(g, 4096, 0);
+	long long all = 0;
+	for (int i = 0; i < 3; i++) REQUIRE_OK(ncclAllReduce(GPU_PTR(at), GPU_PTR(at), 100, ncclFloat32, ncclSum, g->comm, (cudaStream_t)stream));
+	CUDA_OK(StreamSynchronize(stream));
+	ranks_barrier(r);
+	long long before = gpu_count("calls"), each[8] = { 0 };
+	for (int n = 0; names[n]; n++) each[n] = gpu_count(names[n]);
+	for (int i = 0; i < ROUNDS; i++) REQUIRE_OK(ncclAllReduce(GPU_PTR(at), GPU_PTR(at), 100, ncclFloat32, ncclSum, g->comm, (cudaStream_t)stream));
+	long long after = gpu_count("calls");
+	for (int n = 0; names[n]; n++, all++) REQUIRE(gpu_count(names[n]) - each[n] == ROUNDS);
+	REQUIRE(after - before == all * ROUNDS);
+	CUDA_OK(StreamSynchronize(stream));
+}
+
+static void count_them(struct gpu_rank *g)
+{
+	static const char *const stream[] = { "cuCtxGetCurrent", "cuStreamIsCapturing", "cuStreamGetId", "cuLaunchKernel", "cuEventRecordWithFlags", NULL };
+	static const char *const legacy[] = { "cuCtxGetCurrent", "cuStreamIsCapturing", "cuLaunchKernel", "cuEventRecordWithFlags", NULL };
+	count_calls(g, g->streams[1], stream);
+	if (!g->arg) count_calls(g, NULL, legacy);
+}
+
+static void a_call_again_is_five_calls_of_the_driver(void **state)
+{
+	(void)state;
+	static bool sharing = true;
+	struct gpu_options processes = { .nranks = 2, .ndevices = 2 }, threads = { .nranks = 2, .threads = true };
+	assert_true(gpu_run(&processes, count_them, NULL));
+	assert_true(gpu_run(&threads, count_them, &sharing));
+}
+
 int main(void)
 {
 	gpu_need();
 	if (!gpu_fake_here()) return 77;
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_call_again_is_five_calls_of_the_driver),
+		cmocka_unit_test(all_kernels_ask_for_what_all_of_them_need),
 		cmocka_unit_test(only_a_gpus_first_communicator_starts_threads),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,13 +7,17 @@
 
 #include "exec/cuda/internal.h"
 
+enum { PARAM_FILE, PARAM_CARVEOUT };
 static struct tp_param params[] = {
-	{ .name = "TELPHER_CUDA_KERNELS", .kind = TP_PARAM_STRING,
+	[PARAM_FILE] = { .name = "TELPHER_CUDA_KERNELS", .kind = TP_PARAM_STRING,
 		.doc = "A file with GPU kernels (a fatbin) to use instead of those in the library, for trying others" },
+	[PARAM_CARVEOUT] = { .name = "NCCL_L1_SHARED_MEMORY_CARVEOUT", .kind = TP_PARAM_INT, .fallback = "0", .max = 100,
+		.doc = "GPUs: percent of a multiprocessor's memory that our kernels ask for as shared memory, the rest being L1 cache; 0: as little as lets all of them that a "
+			"multiprocessor can have run side by side" },
 };
 TP_PARAM_TABLE("exec", params)
 
-enum { MOST_MODULES = 64, MOST_IMAGE_BYTES = 64 << 20, ALL_SHARED = 100 /* percent */ };
+enum { MOST_MODULES = 64, MOST_IMAGE_BYTES = 64 << 20, MOST_FUNCTIONS = 1024 };
 
 static const char *const kind_names[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = "steps", [TP_CUDA_FUSED + TP_FUSED_LL] = "ll",
 	[TP_CUDA_FUSED + TP_FUSED_LL128] = "ll128", [TP_CUDA_FUSED + TP_FUSED_WINDOW] = "window", [TP_CUDA_FUSED + TP_FUSED_TWO_STEP] = "two_step",
@@ -39,6 +43,9 @@ struct loading {
 	int nmodules;
 	int resident;                   /* blocks on a multiprocessor, the least so far */
 	int shared;                     /* bytes that launches give to blocks of what is being loaded */
+	CUfunction functions[MOST_FUNCTIONS];
+	int nfunctions;
+	int block_bytes;                /* of shared memory, of the largest block */
 	enum tp_cuda_pipes wanted;
 };
 
@@ -47,7 +54,7 @@ static struct tp_cuda_kernels *loaded;
 
 bool tp_cuda_kernels_built(void)
 {
-	return tp_cuda_nimages > 0 || tp_param_string(&params[0]);
+	return tp_cuda_nimages > 0 || tp_param_string(&params[PARAM_FILE]);
 }
 
 /* Sums and products don't know signs. */
@@ -61,11 +68,9 @@ static ncclDataType_t plain_type(ncclDataType_t type, ncclRedOp_t op)
 static ncclResult_t load_function(struct loading *l, CUfunction function)
 {
 	const struct tp_gpu *gpu = l->kernels->gpu;
-	int value, blocks;
+	int value, blocks, own;
 	if (tp_cuda->FuncLoad) TP_CUDA_TRY(gpu, FuncLoad(function));
 	else TP_CUDA_TRY(gpu, FuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, function));
-	/* A multiprocessor divides its memory in another way only while it is empty: where a kernel of lines spins, one of pipes would find no room. */
-	if (l->wanted) TP_CUDA_TRY(gpu, FuncSetAttribute(function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, ALL_SHARED));
 	if (l->shared) {
 		/* Where two blocks of them don't fit a multiprocessor, nobody uses these, and so they don't count. */
 		CUresult result = tp_cuda->FuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, l->shared);
@@ -78,6 +83,41 @@ static ncclResult_t load_function(struct loading *l, CUfunction function)
 		TP_CUDA_TRY(gpu, OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, TP_DEV_THREADS, 0));
 	}
 	if (blocks < l->resident) l->resident = blocks;
+	if (l->nfunctions == MOST_FUNCTIONS) return TP_FAIL(ncclInternalError, "this library has more than %d kernels", MOST_FUNCTIONS);
+	l->functions[l->nfunctions++] = function;
+	TP_CUDA_TRY(gpu, FuncGetAttribute(&own, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function));
+	l->block_bytes = TP_MAX(l->block_bytes, own + l->shared);
+	return ncclSuccess;
+}
+
+/* A multiprocessor divides its memory between shared memory and L1 in a few ways (CUDA's programming guide has them), in another one only while it is
+ * empty, and a preference is rounded up to the next. Each kernel would get what it needs itself; then, where one of lines spins, one of pipes that it waits
+ * for would find no room. So all get one, the least in which as many of the largest blocks fit as the budget counts on. What is left is L1 for
+ * the program's kernels beside ours, and for our own, which hardly need any. */
+static int least_carveout(const struct tp_gpu *gpu, int bytes)
+{
+	static const int small[] = { 8, 16, 32, 64, 100 }, middle[] = { 8, 16, 32, 64, 100, 132, 164 }, large[] = { 8, 16, 32, 64, 100, 132, 164, 196, 228 };
+	int most = 0;
+	if (tp_cuda->DeviceGetAttribute(&most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, gpu->device) != CUDA_SUCCESS || most <= 0) return 100;
+	const int *ways = most >= 228 << 10 ? large : most >= 164 << 10 ? middle : small;
+	const size_t nways = most >= 228 << 10 ? TP_ARRAY_LEN(large) : most >= 164 << 10 ? TP_ARRAY_LEN(middle) : TP_ARRAY_LEN(small);
+	for (size_t i = 0; i < nways; i++)
+		if (ways[i] << 10 >= bytes) return (int)((int64_t)(ways[i] << 10) * 100 / most);
+	return 100;
+}
+
+static ncclResult_t set_carveouts(struct loading *l)
+{
+	const struct tp_gpu *gpu = l->kernels->gpu;
+	int percent = (int)tp_param_int(&params[PARAM_CARVEOUT]), reserved = 0;
+	/* Of each block, by the driver. */
+	if (tp_cuda->DeviceGetAttribute(&reserved, CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, gpu->device) != CUDA_SUCCESS || reserved <= 0) reserved = 1024;
+	int bytes = l->resident * ((int)tp_align_up((size_t)l->block_bytes, 128) + reserved);
+	if (!percent) percent = least_carveout(gpu, bytes);
+	TP_INFO(TP_INIT, "device %d: %d blocks on a multiprocessor, of up to %d bytes of shared memory each: %d %% of it asked for", gpu->ordinal, l->resident, l->block_bytes,
+		percent);
+	for (int i = 0; i < l->nfunctions; i++)
+		TP_CUDA_TRY(gpu, FuncSetAttribute(l->functions[i], CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent));
 	return ncclSuccess;
 }
 
@@ -95,7 +135,7 @@ static ncclResult_t find_function(struct loading *l, const char *file, const cha
 		return load_function(l, *out);
 	}
 	return TP_FAIL(ncclSystemError, "the kernel %s isn't among those for %s (compute capability %d.%d): %s", name, l->kernels->gpu->name,
-		l->kernels->gpu->major, l->kernels->gpu->minor, tp_param_string(&params[0]) ? "TELPHER_CUDA_KERNELS names a file without it" :
+		l->kernels->gpu->major, l->kernels->gpu->minor, tp_param_string(&params[PARAM_FILE]) ? "TELPHER_CUDA_KERNELS names a file without it" :
 		"this library wasn't built as a whole");
 }
 
@@ -150,7 +190,7 @@ static ncclResult_t load_file(struct loading *l, const char *path)
 
 static ncclResult_t load_images(struct loading *l)
 {
-	const char *path = tp_param_string(&params[0]);
+	const char *path = tp_param_string(&params[PARAM_FILE]);
 	if (path) return load_file(l, path);
 	if (!tp_cuda_nimages)
 		return TP_FAIL(ncclSystemError, "this library was built without nvcc and has no GPU kernels: install CUDA's compiler and build it again, or set "
@@ -200,7 +240,7 @@ static ncclResult_t load_all(struct loading *l)
 	if (l->resident < 1)
 		return TP_FAIL(ncclSystemError, "a block of %d threads of our kernels doesn't fit %s", TP_DEV_THREADS, l->kernels->gpu->name);
 	l->kernels->resident = l->resident * l->kernels->gpu->sms;
-	return ncclSuccess;
+	return set_carveouts(l);
 }
 
 static ncclResult_t load_new(const struct tp_gpu *gpu, struct tp_cuda_kernels **out)
