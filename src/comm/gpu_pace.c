@@ -1,4 +1,4 @@
-/* Watching the pace of GPU ranks, where all of them are on one host.
+/* Watching the pace of GPU ranks, where all of them are on one host and it is asked for (TELPHER_WATCH=2).
  *
  * Of some large collectives, the same on all ranks (which, their numbers say), each rank records an event before its kernel and one behind it, and
  * later, at another such call, when both have passed, writes down in memory that the host's ranks share how many times as long as predicted the GPU
@@ -14,6 +14,7 @@
 
 #define LEAST_BYTES ((size_t)1 << 20)
 #define ROWS 32                         /* of each rank's times: in the place that the call's number hashes to */
+#define FIRST 16                        /* of these, until they are judged */
 #define ONE_IN 16                       /* of the large collectives: a power of two */
 
 /* seq: of the call, stored last; 0 while the row changes. */
@@ -41,7 +42,8 @@ int tp_gpu_pace_wanted(const struct ncclComm *comm)
 	if (!pace || comm->gpu->shared || comm->gpu->strict) return 0;
 	tp_cost_gpu_defaults(&guess);
 	pace->measured = tp_cost_is_measured(&comm->model, &guess, false);
-	return tp_comm_watch_level();
+	/* Events are commands on the user's stream: only where that is asked for. */
+	return tp_comm_watch_level() > 1;
 }
 
 void tp_gpu_pace_agree(struct ncclComm *comm, int wanted)
@@ -57,7 +59,7 @@ ncclResult_t tp_gpu_pace_open(struct ncclComm *comm)
 	if (!pace) return ncclSystemError;
 	comm->gpu->pace = pace;
 	pace->off = true;
-	tp_pace_begin(&pace->pace);
+	tp_pace_begin(&pace->pace, FIRST, 0);
 	return tp_boot_share(comm->boot, ((size_t)comm->boot->nlocal * ROWS + 1) * sizeof(*pace->rows), "times of GPU ranks", (void **)&pace->rows);
 }
 
@@ -150,7 +152,7 @@ static void judge(struct ncclComm *comm)
 		bool due = tp_pace_add(&pace->pace, (double)least, 1);
 		if (due) {
 			tp_pace_window(&pace->pace, window);
-			pace->off = tp_pace_judge(&pace->pace, window, &median);
+			pace->off = tp_pace_judge(&pace->pace, window, 0, &median);
 			if (pace->off) tell(comm, sample, median);
 			if (pace->off) atomic_store_explicit(over_of(comm), 1, memory_order_relaxed);
 		}

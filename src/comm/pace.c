@@ -3,8 +3,8 @@
  * What is watched costs two looks at the clock an operation, and only operations that move much are: small ones take a shorter way and never
  * come here. When it is time to compare (watch/pace.c), the ranks do so behind the operation that they have just done, with the same plan on the
  * same links: everybody is there, nothing is connected, and nobody waits for anything but what he waited for anyway. So only collectives in
- * which each rank needs something of every other are watched: any of them can carry the least of all ranks' values. Where windows are slow, they
- * measure pairs (pace_measure.c), by and by.
+ * which each rank needs something of every other are watched: any of them can carry the least of all ranks' values. Where windows are slow for
+ * seconds, they measure pairs (pace_measure.c), by and by. A job that keeps up with the model never comes so far.
  *
  * A rank's time holds its wait for ranks that came late; the least of all ranks' times doesn't, since whoever came last waited for nobody.
  *
@@ -16,11 +16,14 @@
 #include "comm/pace.h"
 
 #define LEAST_BYTES ((size_t)256 << 10)         /* below it waiting for a turn is most of the time, of which the model knows little */
+#define FIRST 64                        /* calls until times are compared, where all isn't well: of what one costs, less than a hundredth */
+#define FIRST_IN_A_HURRY 16
+#define SECONDS 3                       /* that windows are slow until pairs are measured: twice, before anything is said */
 
 static struct tp_param params[] = {
-	{ .name = "TELPHER_WATCH", .kind = TP_PARAM_INT, .fallback = "0", .max = 2,
-		.doc = "Ranks look whether large collectives keep taking more than twice as long as predicted, and measure why: 1: by and by (a twenty-fifth of the "
-		"time); 2: at every call, to find a slow path soon; 0: nobody looks" },
+	{ .name = "TELPHER_WATCH", .kind = TP_PARAM_INT, .fallback = "1", .max = 2,
+		.doc = "Ranks look whether large collectives keep taking more than twice as long as predicted, for seconds, and then measure why: 1: by and by (a "
+		"fiftieth of the time); 2: at every call, to know soon, and GPU ranks look too; 0: nobody looks" },
 };
 TP_PARAM_TABLE("watch", params)
 
@@ -40,7 +43,6 @@ int tp_comm_pace_open(struct ncclComm *comm)
 		free(pace);
 		return 0;
 	}
-	tp_pace_begin(&pace->pace);
 	comm->pace = pace;
 	return level;
 }
@@ -53,6 +55,7 @@ void tp_comm_pace_agree(struct ncclComm *comm, int level)
 	if (!level || !pace) return;
 	tp_cost_defaults(&guess);
 	pace->hurry = level > 1;
+	tp_pace_begin(&pace->pace, pace->hurry ? FIRST_IN_A_HURRY : FIRST, pace->hurry ? 0 : SECONDS);
 	pace->across = tp_cost_is_measured(&comm->model, &guess, true);
 	pace->inside = tp_cost_is_measured(&comm->model, &guess, false);
 }
@@ -121,28 +124,39 @@ static const float *answer_of(const struct ncclComm *comm, const struct tp_op *o
 	return pace->out;
 }
 
+enum { PREPARED = TP_PACE_SAMPLES, ELAPSED, BUSY, STOLEN };     /* among the values that go with a window */
+_Static_assert(STOLEN < TP_PACE_VALUES, "they fit");
+
 static ncclResult_t compare(struct ncclComm *comm, struct tp_op *op)
 {
 	struct tp_comm_pace *pace = comm->pace;
+	float elapsed_s = (float)((double)(tp_clock_ns() - pace->window_ns) / 1e9);
+	bool suspects = tp_pace_may_suspect(&pace->pace, elapsed_s);
 	tp_pace_clear(pace, 0);
 	tp_pace_window(&pace->pace, pace->in);
 	/* Whoever has no memory to measure with keeps the others from it. */
-	pace->in[TP_PACE_SAMPLES] = tp_pace_may_suspect(&pace->pace) && tp_pace_prepare(comm, op->call.plan);
+	pace->in[PREPARED] = suspects && tp_pace_prepare(comm, op->call.plan);
+	pace->in[ELAPSED] = elapsed_s;
+	pace->in[BUSY] = -tp_delay_us(&pace->delay) / TP_MAX(elapsed_s * 1e6f, 1);
+	pace->in[STOLEN] = suspects ? -tp_stolen_share(&pace->stolen) : 0;      /* (since the last suspicion; it costs more to read than a call on a large machine) */
 	pace->compared++;
 	return tp_pace_ask(comm, op, TP_PACE_COMPARE, ncclMin);
 }
 
-/* Windows have been compared. *idle: that is all. */
-static ncclResult_t judge(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *idle)
+/* Windows have been compared. */
+static void judge(struct ncclComm *comm, const struct tp_op *op, const float *answer)
 {
 	struct tp_comm_pace *pace = comm->pace;
-	bool suspect = tp_pace_judge(&pace->pace, answer, &pace->median);
-	*idle = !suspect || answer[TP_PACE_SAMPLES] < 1;
-	if (!*idle) return tp_pace_begin_look(comm, op);
+	bool suspect = tp_pace_judge(&pace->pace, answer, answer[ELAPSED], &pace->median);
+	pace->busy = pace->pace.slow > 1 ? TP_MAX(pace->busy, -answer[BUSY]) : -answer[BUSY];
+	pace->taken = -answer[STOLEN];
 	pace->stage = TP_PACE_IDLE;
+	if (suspect && answer[PREPARED] >= 1) {
+		tp_pace_begin_look(pace, total_bytes(comm, op));
+		return;
+	}
 	tp_pace_release(comm);
 	if (suspect) tp_pace_put_off(&pace->pace);
-	return ncclSuccess;
 }
 
 static void end_look(struct ncclComm *comm, const struct tp_op *op)
@@ -156,23 +170,37 @@ static void end_look(struct ncclComm *comm, const struct tp_op *op)
 	}
 }
 
+/* A call of the job's is done. *done: it is all, for now. */
+static ncclResult_t after_call(struct ncclComm *comm, struct tp_op *op, bool *done)
+{
+	struct tp_comm_pace *pace = comm->pace;
+	pace->watched++;
+	if (pace->looking) {
+		*done = tp_pace_waits(pace, total_bytes(comm, op));
+		if (!*done) return tp_pace_take_turn(comm, op);
+		if (!pace->looking) end_look(comm, op);
+		return ncclSuccess;
+	}
+	uint64_t now_ns = tp_clock_ns();
+	if (pace->pace.count == 0 && !pace->pace.skipped) {
+		pace->window_ns = now_ns;
+		tp_delay_begin(&pace->delay);
+	}
+	*done = !tp_pace_add(&pace->pace, (double)(now_ns - op->begun_ns) / 1e3, op->predicted_us);
+	return *done ? ncclSuccess : compare(comm, op);
+}
+
 ncclResult_t tp_comm_pace_go_on(struct ncclComm *comm, struct tp_op *op, bool *done)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	*done = true;
 	if (!pace) return ncclSuccess;
-	if (pace->stage == TP_PACE_IDLE) {
-		pace->watched++;
-		if (pace->looking) {
-			pace->rested++;
-			*done = pace->rested <= pace->rest;
-			return *done ? ncclSuccess : tp_pace_take_turn(comm, op);
-		}
-		*done = !tp_pace_add(&pace->pace, (double)(tp_clock_ns() - op->begun_ns) / 1e3, op->predicted_us);
-		return *done ? ncclSuccess : compare(comm, op);
-	}
+	if (pace->stage == TP_PACE_IDLE) return after_call(comm, op, done);
 	const float *answer = answer_of(comm, op);
-	if (pace->stage == TP_PACE_COMPARE) return judge(comm, op, answer, done);
+	if (pace->stage == TP_PACE_COMPARE) {
+		judge(comm, op, answer);
+		return ncclSuccess;
+	}
 	TP_TRY(tp_pace_measure(comm, op, answer, done));
 	if (*done && !pace->looking) end_look(comm, op);
 	return ncclSuccess;

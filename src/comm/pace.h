@@ -20,7 +20,7 @@ enum tp_pace_class {
 enum tp_pace_stage {
 	TP_PACE_IDLE,
 	TP_PACE_COMPARE,            /* windows */
-	TP_PACE_SHARE,              /* which rounds anybody has a part in */
+	TP_PACE_SHARE,              /* a look begins: which rounds anybody has a part in */
 	TP_PACE_MEET,               /* before each turn: nobody is late */
 	TP_PACE_GREET,              /* a turn: a short message, … */
 	TP_PACE_MOVE,               /* … and a long one behind it */
@@ -37,7 +37,8 @@ struct tp_pace_round {
 	bool used;                          /* some rank has a part: agreed */
 	int from, to;                       /* from -1: this rank has no part */
 	struct tp_plan *plan;               /* of the part; owned */
-	float took_us, typical_us;          /* of the long messages: the least, the median; TP_PACE_NONE: there was none */
+	float took_us;                      /* of the long messages: what the link took at least, whoever had the processors; TP_PACE_NONE: there was none */
+	float typical_us;                   /* the median */
 	float spread_us;                    /* by how much more they took at the median: the surroundings' part */
 	float unrest;                       /* how many times as long a short message took at the median as at its least */
 };
@@ -65,9 +66,15 @@ struct tp_comm_pace {
 	struct tp_pace pace;
 	enum tp_pace_stage stage;
 	bool hurry;                         /* measure at every call, whatever that costs */
+	enum tp_pace_stage due;             /* of a look: what follows behind the next call; TP_PACE_IDLE: a turn, after a rest */
 	bool across, inside;                /* the model's figures of this kind of link were measured */
 	uint32_t turn;                      /* calls of ours so far: part of their tags */
 	float median;                       /* of the window that was judged last */
+	uint64_t window_ns;                 /* when the window at hand began, here */
+	struct tp_delay delay;              /* since then */
+	struct tp_stolen stolen;
+	float busy;                         /* of the slow windows' time, what threads waited for processors, at most */
+	float taken;                        /* of processors' time, what a virtual machine's host took, at most */
 	float *in, *out;                    /* [nranks][TP_PACE_VALUES] */
 	ncclRedOp_t asked;                  /* what is taken of all ranks' values */
 	bool told;                          /* that nothing stands out */
@@ -81,11 +88,15 @@ struct tp_comm_pace {
 	uint64_t turn_ns, rest_ns;          /* when the last turn began and ended */
 	float cost_us;                      /* of the last turn, here */
 	unsigned char *data;                /* NULL: not prepared */
+	size_t bytes;                       /* of a long message … */
+	size_t behind_bytes;                /* … that goes behind calls of so many */
+	uint32_t passed;                    /* smaller ones since the last turn */
+	struct tp_delay part_delay;         /* since the short message began */
 	struct tp_pace_round rounds[TP_PACE_ROUNDS];
 	int nrounds, round, turn_of_round;
 	uint64_t part_ns;                   /* when the short or the long message began */
-	float last_us;                      /* of the last turn's long message, here */
-	float short_us[TP_PACE_TURNS], long_us[TP_PACE_TURNS];      /* of the round */
+	float last_us, last_delay_us;       /* of the last turn's long message, here; what this thread waited for a processor */
+	float short_us[TP_PACE_TURNS], long_us[TP_PACE_TURNS], sure_us[TP_PACE_TURNS];      /* of the round; sure: without such waits */
 	struct tp_pace_found found, candidate;                      /* the worst so far; of the distance that is summed up */
 	float best_us;                      /* of the candidate's class, at the median */
 };
@@ -102,16 +113,18 @@ enum tp_pace_class tp_pace_class_of(const struct ncclComm *comm, int a, int b);
  * false: this rank can't. */
 bool tp_pace_prepare(struct ncclComm *comm, const struct tp_plan *plan);
 void tp_pace_release(struct ncclComm *comm);
-ncclResult_t tp_pace_begin_look(struct ncclComm *comm, struct tp_op *op);       /* they agreed */
-ncclResult_t tp_pace_take_turn(struct ncclComm *comm, struct tp_op *op);
+void tp_pace_begin_look(struct tp_comm_pace *pace, size_t total_bytes);         /* they agreed, behind a call of so many bytes */
+ncclResult_t tp_pace_take_turn(struct ncclComm *comm, struct tp_op *op);        /* or what is due */
+bool tp_pace_waits(struct tp_comm_pace *pace, size_t total_bytes);              /* behind this call nothing is done; it may end the look */
 /* What follows pace->stage. *idle: nothing does, behind this call; then, if pace->looking isn't set, the look is over. */
 ncclResult_t tp_pace_measure(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *idle);
-size_t tp_pace_bytes(void);             /* of a long message */
+size_t tp_pace_bytes(size_t total_bytes, bool hurry);   /* of a long message behind a call of so many */
+float tp_pace_sure_us(const float *sure, const float *took, int turns);         /* sorted both: what the link took at least */
 uint32_t tp_pace_rest(float cost_us, float elapsed_us, uint32_t calls); /* calls until the next turn, of which the last cost so much after so many calls */
 
-/* pace_sum.c: the rounds of one distance are over; *done: pace->found is the worst so far. */
-ncclResult_t tp_pace_sum_up(struct ncclComm *comm, struct tp_op *op);
-ncclResult_t tp_pace_go_on_summing(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *done);
+/* pace_sum.c: the rounds of one distance are over. Asks what a stage asks; what it answers says what is due, or (*done) pace->found is the worst so far. */
+ncclResult_t tp_pace_sum_up(struct ncclComm *comm, struct tp_op *op, enum tp_pace_stage stage);
+ncclResult_t tp_pace_go_on_summing(struct ncclComm *comm, const float *answer, bool *done);
 #define TP_PACE_BUCKETS TP_PACE_VALUES  /* of times between the best one and the worst, four for each doubling */
 int tp_pace_bucket(float us, float best_us);
 float tp_pace_like_us(const float counts[TP_PACE_BUCKETS], float best_us);      /* 0: there are no two pairs */

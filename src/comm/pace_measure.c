@@ -1,10 +1,12 @@
 /* Measuring pairs, a turn at a time. A turn goes behind a call that everybody has just done: the ranks meet, by its own plan on its own links, then
- * those that have a part move a short message and a long one behind it. So a call waits for one turn at most, and between turns so many calls go by
- * that they cost a twenty-fifth of the time (TELPHER_WATCH=2: none go by).
+ * those that have a part move a short message and a long one behind it. A call waits for one turn at most, whose meeting is a small call of the same
+ * plan and whose long message has half of the call's bytes: so it takes longer by no more than it took anyway. And between turns so many calls go
+ * by that turns cost a fiftieth of the time. (TELPHER_WATCH=2: none go by, and messages are long.)
  *
  * A pair's time is the taker's, from the short message to the end of the long one: when either of them came from the meeting is left out. That takes
  * nothing from the way back, which may have no link. Where the taker comes late, part of the long message has come already, and its time seems shorter
- * than it was: so a pair is never accused by that.
+ * than it was: so a pair is never accused by that. Nor by processors that others had: what its giver and its taker waited for theirs in a turn may all
+ * have been in the way of the message, and is taken off (they hear of it at the next meeting). Where the system doesn't count that, nobody is accused.
  *
  * Measuring opens nothing: pairs are those between which the call's plan has a link, of which both ends know by that plan. Whatever may fail, memory and
  * plans, is there before ranks agree to measure; whoever hasn't got it keeps all from it. */
@@ -13,17 +15,23 @@
 
 #include "comm/pace.h"
 
-#define BYTES ((size_t)1 << 20)
+#define MOST_BYTES ((size_t)1 << 20)
+#define LEAST_BYTES ((size_t)128 << 10)
+#define PART 2                          /* of the call's bytes, one for the long message */
 #define SHORT_BYTES ((size_t)64)
 #define FEWER_TURNS 3                   /* where a long message takes … */
 #define LONG_US 50e3f                   /* … so long; … */
 #define FEWEST_TURNS 2                  /* (a process that was stopped for a while is slow in one) … */
 #define TOO_LONG_US 1e6f                /* … where it takes so long */
-#define SHARE 25                        /* of the time, one part for measuring */
+#define SHARE 50                        /* of the time, one part for measuring */
 #define FIRST_REST 16
 #define MOST_REST 1024
+#define MOST_PASSED 4096                /* calls too small for the turn that is due, until nobody waits for a larger one */
 
-size_t tp_pace_bytes(void) { return BYTES; }
+size_t tp_pace_bytes(size_t total_bytes, bool hurry)
+{
+	return hurry ? MOST_BYTES : TP_MIN(TP_MAX(total_bytes / PART, LEAST_BYTES), MOST_BYTES);
+}
 
 /* ---- Before */
 
@@ -46,7 +54,7 @@ bool tp_pace_prepare(struct ncclComm *comm, const struct tp_plan *plan)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	tp_pace_pair_up(comm, pace);
-	pace->data = calloc(1, BYTES);
+	pace->data = calloc(1, MOST_BYTES);
 	if (!pace->data) return false;
 	for (int i = 0; i < pace->nrounds; i++) {
 		struct tp_pace_round *round = &pace->rounds[i];
@@ -77,7 +85,18 @@ void tp_pace_release(struct ncclComm *comm)
 	pace->looking = false;
 }
 
-ncclResult_t tp_pace_begin_look(struct ncclComm *comm, struct tp_op *op)
+void tp_pace_begin_look(struct tp_comm_pace *pace, size_t total_bytes)
+{
+	pace->bytes = tp_pace_bytes(total_bytes, pace->hurry);
+	pace->behind_bytes = total_bytes;
+	pace->looking = true;
+	pace->due = TP_PACE_SHARE;
+	pace->rest = pace->rested = pace->passed = 0;
+	pace->found = (struct tp_pace_found){ .from = -1, .to = -1 };
+	pace->stage = TP_PACE_IDLE;
+}
+
+static ncclResult_t ask_of_parts(struct ncclComm *comm, struct tp_op *op)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	tp_pace_clear(pace, 0);
@@ -106,7 +125,11 @@ static int next_used(const struct tp_comm_pace *pace, int round)
 
 /* ---- A turn */
 
-ncclResult_t tp_pace_take_turn(struct ncclComm *comm, struct tp_op *op)
+/* Of the values told at a meeting, those from here on are what ranks waited for processors: of each the most of some ranks, of few ranks of one. */
+enum { DELAYS = 3 };
+static int delay_of(int rank) { return DELAYS + rank % (TP_PACE_VALUES - DELAYS); }
+
+static ncclResult_t meet(struct ncclComm *comm, struct tp_op *op)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	pace->turn_ns = tp_clock_ns();
@@ -114,16 +137,38 @@ ncclResult_t tp_pace_take_turn(struct ncclComm *comm, struct tp_op *op)
 	pace->in[0] = -pace->last_us;
 	pace->in[1] = -pace->cost_us;
 	pace->in[2] = pace->rest_ns ? (float)((double)(pace->turn_ns - pace->rest_ns) / 1e3) : 0;
-	pace->last_us = 0;
+	pace->in[delay_of(comm->rank)] = -pace->last_delay_us;
+	pace->last_us = pace->last_delay_us = 0;
 	return tp_pace_ask(comm, op, TP_PACE_MEET, ncclMin);
+}
+
+ncclResult_t tp_pace_take_turn(struct ncclComm *comm, struct tp_op *op)
+{
+	struct tp_comm_pace *pace = comm->pace;
+	enum tp_pace_stage due = pace->due;
+	pace->due = TP_PACE_IDLE;
+	if (due == TP_PACE_IDLE) return meet(comm, op);
+	return due == TP_PACE_SHARE ? ask_of_parts(comm, op) : tp_pace_sum_up(comm, op, due);
+}
+
+bool tp_pace_waits(struct tp_comm_pace *pace, size_t total_bytes)
+{
+	if (++pace->rested <= pace->rest) return true;
+	if (pace->due != TP_PACE_IDLE || total_bytes >= pace->behind_bytes) {
+		pace->passed = 0;
+		return false;
+	}
+	pace->looking = ++pace->passed < MOST_PASSED;
+	return true;
 }
 
 static ncclResult_t start_part(struct ncclComm *comm, struct tp_op *op, enum tp_pace_stage stage)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	struct tp_exec_call call = { .plan = pace->rounds[pace->round].plan, .input = pace->data, .output = pace->data, .line_bytes = TP_LINE_BYTES,
-		.block_bytes = stage == TP_PACE_MOVE ? BYTES : SHORT_BYTES, .chunk_bytes = comm->p2p_chunk_bytes, .tag = TP_P2P_TAG ^ 0x9aceu,
+		.block_bytes = stage == TP_PACE_MOVE ? pace->bytes : SHORT_BYTES, .chunk_bytes = comm->p2p_chunk_bytes, .tag = TP_P2P_TAG ^ 0x9aceu,
 		.reduce = { .type = ncclUint8 } };
+	if (stage == TP_PACE_GREET) tp_delay_begin(&pace->part_delay);
 	pace->stage = stage;
 	pace->part_ns = tp_clock_ns();
 	return tp_exec_start(comm->exec, &call, &op->running);
@@ -140,6 +185,12 @@ static int compare(const void *left, const void *right)
 /* Times of messages that may lie there already say nothing below it. */
 static float at_least(float us) { return TP_MAX(us, 20); }
 
+float tp_pace_sure_us(const float *sure, const float *took, int turns)
+{
+	/* The least of all is what it can do; and what it took for sure in half of the turns isn't chance in one of them. */
+	return TP_MIN(took[0], sure[turns / 2]);
+}
+
 static void end_round(struct tp_comm_pace *pace)
 {
 	struct tp_pace_round *round = &pace->rounds[pace->round];
@@ -147,7 +198,8 @@ static void end_round(struct tp_comm_pace *pace)
 	if (round->from >= 0 && turns > 0) {
 		qsort(pace->short_us, (size_t)turns, sizeof(float), compare);
 		qsort(pace->long_us, (size_t)turns, sizeof(float), compare);
-		round->took_us = pace->long_us[0];
+		qsort(pace->sure_us, (size_t)turns, sizeof(float), compare);
+		round->took_us = tp_pace_sure_us(pace->sure_us, pace->long_us, turns);
 		round->typical_us = pace->long_us[middle];
 		round->spread_us = pace->long_us[middle] - pace->long_us[0];
 		round->unrest = at_least(pace->short_us[middle]) / at_least(pace->short_us[0]);
@@ -162,7 +214,8 @@ uint32_t tp_pace_rest(float cost_us, float elapsed_us, uint32_t calls)
 	return (uint32_t)TP_MIN(TP_MAX(SHARE * (double)cost_us / each, 1), MOST_REST);
 }
 
-/* All have met. The answer says how long the last turn's messages took at most, what the turn cost and what passed since. */
+/* All have met. The answer says how long the last turn's messages took at most, what the turn cost, what passed since, and for how long each
+ * rank waited for a processor in it. */
 static ncclResult_t after_meeting(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *idle)
 {
 	struct tp_comm_pace *pace = comm->pace;
@@ -170,10 +223,18 @@ static ncclResult_t after_meeting(struct ncclComm *comm, struct tp_op *op, const
 	float slowest_us = -answer[0];
 	pace->rest = pace->hurry ? 0 : tp_pace_rest(-answer[1], answer[2], pace->rested);
 	pace->rested = 0;
+	const struct tp_pace_round *round = &pace->rounds[pace->round];
+	if (turns > 0 && round->from >= 0)
+		pace->sure_us[turns - 1] = TP_MAX(pace->long_us[turns - 1] + answer[delay_of(round->from)] + answer[delay_of(round->to)], 0);
 	if (turns == TP_PACE_TURNS || (turns >= FEWER_TURNS && slowest_us > LONG_US) || (turns >= FEWEST_TURNS && slowest_us > TOO_LONG_US)) {
 		end_round(pace);
 		int next = next_used(pace, pace->round + 1);
-		if (next == pace->nrounds || pace->rounds[next].distance != distance) return tp_pace_sum_up(comm, op);
+		if (next == pace->nrounds || pace->rounds[next].distance != distance) {
+			pace->due = TP_PACE_EXTREMES;
+			pace->rest = 0;
+			*idle = true;
+			return ncclSuccess;
+		}
 		pace->round = next;
 	}
 	if (pace->rounds[pace->round].plan) return start_part(comm, op, TP_PACE_GREET);
@@ -192,14 +253,13 @@ static void end_turn(struct tp_comm_pace *pace)
 static void start_look(struct tp_comm_pace *pace, const float *answer)
 {
 	take_rounds(pace, answer);
-	pace->found = (struct tp_pace_found){ .from = -1, .to = -1 };
 	pace->round = next_used(pace, 0);
 	pace->looking = pace->round < pace->nrounds;
 	pace->turn_of_round = 0;
 	pace->rest = pace->hurry ? 0 : FIRST_REST;
 	pace->rested = 0;
 	pace->rest_ns = 0;
-	pace->last_us = pace->cost_us = 0;
+	pace->last_us = pace->cost_us = pace->last_delay_us = 0;
 	pace->stage = TP_PACE_IDLE;
 	pace->looks++;
 }
@@ -223,16 +283,18 @@ ncclResult_t tp_pace_measure(struct ncclComm *comm, struct tp_op *op, const floa
 		return start_part(comm, op, TP_PACE_MOVE);
 	case TP_PACE_MOVE:
 		pace->last_us = pace->long_us[pace->turn_of_round++] = part_us(pace);
+		pace->last_delay_us = tp_delay_us(&pace->part_delay);
 		end_turn(pace);
 		*idle = true;
 		return ncclSuccess;
 	default:
-		TP_TRY(tp_pace_go_on_summing(comm, op, answer, &summed));
+		TP_TRY(tp_pace_go_on_summing(comm, answer, &summed));
+		pace->stage = TP_PACE_IDLE;
+		pace->rest = pace->rested = 0;
+		*idle = true;
 		if (!summed) return ncclSuccess;
 		pace->round = next_used(pace, pace->round + 1);
 		pace->looking = pace->round < pace->nrounds;
-		end_turn(pace);
-		*idle = true;
 		return ncclSuccess;
 	}
 }

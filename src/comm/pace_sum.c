@@ -19,7 +19,7 @@ static enum tp_pace_class class_of(const struct ncclComm *comm, const struct tp_
 	return tp_pace_class_of(comm, round->from, round->to);
 }
 
-ncclResult_t tp_pace_sum_up(struct ncclComm *comm, struct tp_op *op)
+static ncclResult_t ask_of_extremes(struct ncclComm *comm, struct tp_op *op)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	float *in = pace->in;
@@ -41,11 +41,11 @@ static void choose_class(const struct ncclComm *comm, const float *answer)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	struct tp_pace_found *found = &pace->candidate;
-	float most = 0;
+	float most = -1;        /* on a busy machine none may take any time for sure */
 	*found = (struct tp_pace_found){ .from = -1, .to = -1 };
 	for (int c = 0; c < TP_PACE_CLASSES; c++) {
 		float best = answer[BEST + c], worst = -answer[WORST + c];
-		float expected = tp_pace_expected_us(comm, (enum tp_pace_class)c, tp_pace_bytes() * (size_t)pace->rounds[pace->round].sharing);
+		float expected = tp_pace_expected_us(comm, (enum tp_pace_class)c, pace->bytes * (size_t)pace->rounds[pace->round].sharing);
 		if (best >= TP_PACE_NONE) continue;
 		float behind = worst / TP_MAX(best, 1e-3f);
 		if (expected > 0) behind = TP_MAX(behind, worst / expected);
@@ -126,7 +126,16 @@ static float behind(const struct tp_pace_found *f)
 	return f->from < 0 ? 0 : f->expected_us > 0 ? TP_MAX(like, f->took_us / f->expected_us) : like;
 }
 
-ncclResult_t tp_pace_go_on_summing(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *done)
+ncclResult_t tp_pace_sum_up(struct ncclComm *comm, struct tp_op *op, enum tp_pace_stage stage)
+{
+	switch (stage) {
+	case TP_PACE_EXTREMES: return ask_of_extremes(comm, op);
+	case TP_PACE_SPREAD: return ask_of_spread(comm, op);
+	default: return ask_of_worst(comm, op, stage);
+	}
+}
+
+ncclResult_t tp_pace_go_on_summing(struct ncclComm *comm, const float *answer, bool *done)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	struct tp_pace_found *found = &pace->candidate;
@@ -134,13 +143,16 @@ ncclResult_t tp_pace_go_on_summing(struct ncclComm *comm, struct tp_op *op, cons
 	switch (pace->stage) {
 	case TP_PACE_EXTREMES:
 		choose_class(comm, answer);
-		return ask_of_spread(comm, op);
+		pace->due = TP_PACE_SPREAD;
+		return ncclSuccess;
 	case TP_PACE_SPREAD:
 		found->like_us = tp_pace_like_us(answer, pace->best_us);
-		return ask_of_worst(comm, op, TP_PACE_CLAIM);
+		pace->due = TP_PACE_CLAIM;
+		return ncclSuccess;
 	case TP_PACE_CLAIM:
 		found->to = index_of(answer[0], comm->nranks);
-		return ask_of_worst(comm, op, TP_PACE_NAME);
+		pace->due = TP_PACE_NAME;
+		return ncclSuccess;
 	case TP_PACE_NAME:
 		found->from = found->to < 0 ? -1 : index_of(answer[0], comm->nranks);
 		if (found->from >= 0) {

@@ -7,9 +7,11 @@
 
 #include "comm/pace.h"
 
-#define FAR_BEHIND 3.0f                 /* pairs that are alike differ by less */
+#define FAR_BEHIND 4.0f                 /* pairs that are alike differ by less */
+#define LIKE_US 20.0f                   /* of times below it, what they say of a link is less than what they say of how a message is taken */
 #define SPREADS 4                       /* what surroundings do to a time */
-#define RESTLESS 3.0f                   /* short messages' times differ so much on busy machines alone */
+#define RESTLESS 3.0f                   /* short messages' times differ so much on busy machines alone, … */
+#define BUSY 0.05f                      /* … where ranks wait for a processor, or the machine for its host, for so much of the time */
 
 /* Within a host the model's figures are of data in caches. */
 float tp_pace_expected_us(const struct ncclComm *comm, enum tp_pace_class kind, size_t bytes)
@@ -18,13 +20,13 @@ float tp_pace_expected_us(const struct ncclComm *comm, enum tp_pace_class kind, 
 	return (float)(comm->model.across.latency_us + (double)bytes * comm->model.across.us_per_byte);
 }
 
-static double gbps(float us) { return us > 0 ? (double)tp_pace_bytes() / (double)us / 1e3 : 0; }
+static double gbps(const struct tp_comm_pace *pace, float us) { return us > 0 ? (double)pace->bytes / (double)us / 1e3 : 0; }
 
 static enum tp_pace_verdict judge(const struct tp_pace_found *f, bool measured)
 {
 	float noise_us = SPREADS * f->spread_us;
 	if (f->from < 0 || f->to < 0) return TP_PACE_NOTHING;
-	if (f->like_us > 0 && f->took_us >= FAR_BEHIND * f->like_us && f->took_us - f->like_us > noise_us) return TP_PACE_BEHIND_LIKE;
+	if (f->like_us > 0 && f->took_us >= FAR_BEHIND * TP_MAX(f->like_us, LIKE_US) && f->took_us - f->like_us > noise_us) return TP_PACE_BEHIND_LIKE;
 	if (f->expected_us > 0 && f->took_us > TP_PACE_SLOW_RATIO * f->expected_us && f->took_us - f->expected_us > noise_us) return TP_PACE_BEHIND_FIGURES;
 	return measured && f->unrest < RESTLESS ? TP_PACE_ALL_SLOW : TP_PACE_NOTHING;
 }
@@ -41,7 +43,7 @@ static bool is_same(const struct tp_comm_pace *pace, enum tp_pace_verdict verdic
 enum tp_pace_end tp_pace_weigh(struct tp_comm_pace *pace, bool measured, enum tp_pace_verdict *verdict)
 {
 	bool first = pace->was_verdict == TP_PACE_NOTHING;
-	*verdict = judge(&pace->found, measured);
+	*verdict = pace->taken > BUSY ? TP_PACE_NOTHING : judge(&pace->found, measured && pace->busy <= BUSY);
 	if (*verdict != TP_PACE_NOTHING && is_same(pace, *verdict)) return TP_PACE_WARNED;
 	/* Each time something else is no slow pair: the watch begins again, later. */
 	pace->was_verdict = first ? *verdict : TP_PACE_NOTHING;
@@ -58,12 +60,15 @@ static void describe_op(const struct ncclComm *comm, const struct tp_op *op, cha
 
 static void describe_pair(struct ncclComm *comm, char *text, size_t bytes)
 {
-	const struct tp_pace_found *f = &comm->pace->found;
+	const struct tp_comm_pace *pace = comm->pace;
+	const struct tp_pace_found *f = &pace->found;
 	const struct tp_boot_peer *from = &comm->boot->peers[f->from], *to = &comm->boot->peers[f->to];
 	struct tp_watch_path path;
+	char rate[40] = "too busy to be measured";
+	if (f->took_us >= 1) snprintf(rate, sizeof(rate), "%.3g GB/s", gbps(pace, f->took_us));
 	if (tp_report_path(comm, f->from, f->to, &path) != ncclSuccess) memset(&path, 0, sizeof(path));
-	snprintf(text, bytes, "rank %d (host %.63s, pid %d) -> rank %d (host %.63s, pid %d) by %s%s%s: %.3g GB/s", f->from, from->host_name, (int)from->pid, f->to,
-		to->host_name, (int)to->pid, path.via, path.device[0] ? " on " : "", path.device, gbps(f->took_us));
+	snprintf(text, bytes, "rank %d (host %.63s, pid %d) -> rank %d (host %.63s, pid %d) by %s%s%s: %s", f->from, from->host_name, (int)from->pid, f->to,
+		to->host_name, (int)to->pid, path.via, path.device[0] ? " on " : "", path.device, rate);
 }
 
 static const char *where_to_look(const struct tp_pace_found *f, enum tp_pace_verdict verdict)
@@ -83,9 +88,9 @@ static void say(struct ncclComm *comm, const struct tp_op *op, enum tp_pace_verd
 	describe_op(comm, op, what, sizeof(what));
 	describe_pair(comm, pair, sizeof(pair));
 	if (verdict == TP_PACE_BEHIND_FIGURES)
-		snprintf(beside, sizeof(beside), "while by the measured figures (TELPHER_TUNE_FILE) it makes %.3g GB/s", gbps(f->expected_us));
+		snprintf(beside, sizeof(beside), "while by the measured figures (TELPHER_TUNE_FILE) it makes %.3g GB/s", gbps(pace, f->expected_us));
 	else if (f->like_us <= 0) snprintf(beside, sizeof(beside), "and it has no like");
-	else if (f->took_us > f->like_us) snprintf(beside, sizeof(beside), "while others like it make %.3g GB/s", gbps(f->like_us));
+	else if (f->took_us > f->like_us) snprintf(beside, sizeof(beside), "while others like it make %.3g GB/s", gbps(pace, f->like_us));
 	else snprintf(beside, sizeof(beside), "and the others are like it");
 	tp_log_set_device(comm->device);
 	if (sure)
@@ -93,7 +98,7 @@ static void say(struct ncclComm *comm, const struct tp_op *op, enum tp_pace_verd
 			comm->nranks, percent, what, pair, beside, where_to_look(f, verdict));
 	else
 		TP_INFO(TP_INIT | TP_TUNING, "comm %p rank 0: this communicator of %d ranks runs at %d%% of its predicted speed: %s. No pair keeps standing out: the slowest is "
-			"%s, %s. %s", (void *)comm, comm->nranks, percent, what, pair, beside, f->unrest >= RESTLESS ? "The machines are busy" :
+			"%s, %s. %s", (void *)comm, comm->nranks, percent, what, pair, beside, f->unrest >= RESTLESS || TP_MAX(pace->busy, pace->taken) > BUSY ? "The machines are busy" :
 			"The prediction may be wrong here: a table of measured figures (TELPHER_TUNE_FILE) would tell");
 }
 
@@ -108,7 +113,7 @@ enum tp_pace_end tp_pace_tell(struct ncclComm *comm, const struct tp_op *op)
 	if (comm->rank == 0 && speaks && pace->found.from >= 0) say(comm, op, verdict, sure);
 	if (comm->rank == 0 && end == TP_PACE_ONCE_MORE)
 		TP_INFO(TP_TUNING, "comm %p rank 0: rank %d -> rank %d makes %.3g GB/s, others like it %.3g: the watch over the pace looks once more", (void *)comm,
-			pace->found.from, pace->found.to, gbps(pace->found.took_us), gbps(pace->found.like_us));
+			pace->found.from, pace->found.to, gbps(pace, pace->found.took_us), gbps(pace, pace->found.like_us));
 	pace->told |= end == TP_PACE_CALM && pace->found.from >= 0;
 	return end;
 }

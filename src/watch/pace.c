@@ -5,18 +5,20 @@
  * moving the data took. So now and then ranks compare their windows, and what they judge is the least of each operation: they all judge the
  * same numbers, and come to the same verdict. When it is time to compare depends on counts alone, which are equal everywhere.
  *
- * One slow window is chance (a backup, another job). Two in a row are a reason to look at the pairs; a look that finds nothing makes the next
- * one rarer. */
+ * One slow window is chance (a backup, another job). Several in a row, two at least, that took some seconds are a reason to look at the pairs; a
+ * look that finds nothing makes the next one rarer. */
 #include <stdlib.h>
 #include <string.h>
 #include "watch/internal.h"
 
-#define FIRST 16                        /* operations until windows are compared: at first, and while something may be wrong … */
-#define MOST 512                        /* … and where all is well */
+#define MOST 512                        /* operations until windows are compared, where all is well */
 #define SLOW_WINDOWS 2
 #define MOST_SKIPPED 256
 
-void tp_pace_begin(struct tp_pace *pace) { *pace = (struct tp_pace){ .wanted = FIRST, .patience = 1 }; }
+void tp_pace_begin(struct tp_pace *pace, uint32_t first, float seconds)
+{
+	*pace = (struct tp_pace){ .first = first, .wanted = first, .wanted_s = seconds, .patience = 1 };
+}
 
 bool tp_pace_add(struct tp_pace *pace, double took_us, double predicted_us)
 {
@@ -44,7 +46,12 @@ static bool is_slow(const struct tp_pace *pace, const float *ratios)
 	return slow > 0 && slow * 4 >= size * 3;
 }
 
-bool tp_pace_may_suspect(const struct tp_pace *pace) { return pace->slow + 1 >= SLOW_WINDOWS && is_slow(pace, pace->ratio); }
+static bool for_long(const struct tp_pace *pace, uint32_t windows, float seconds) { return windows >= SLOW_WINDOWS && seconds >= pace->wanted_s; }
+
+bool tp_pace_may_suspect(const struct tp_pace *pace, float elapsed_s)
+{
+	return is_slow(pace, pace->ratio) && for_long(pace, pace->slow + 1, pace->slow_s + elapsed_s);
+}
 
 static int compare(const void *left, const void *right)
 {
@@ -52,7 +59,7 @@ static int compare(const void *left, const void *right)
 	return (*a > *b) - (*a < *b);
 }
 
-bool tp_pace_judge(struct tp_pace *pace, const float least[TP_PACE_SAMPLES], float *median)
+bool tp_pace_judge(struct tp_pace *pace, const float least[TP_PACE_SAMPLES], float elapsed_s, float *median)
 {
 	float sorted[TP_PACE_SAMPLES];
 	uint32_t size = window_size(pace);
@@ -61,16 +68,21 @@ bool tp_pace_judge(struct tp_pace *pace, const float least[TP_PACE_SAMPLES], flo
 	*median = size ? sorted[size / 2] : 0;
 	bool slow = is_slow(pace, least);
 	pace->slow = slow ? pace->slow + 1 : 0;
-	pace->wanted = slow ? FIRST : TP_MIN(pace->wanted * 2, (uint32_t)MOST);
+	pace->slow_s = slow ? pace->slow_s + elapsed_s : 0;
+	pace->wanted = slow ? pace->first : TP_MIN(pace->wanted * 2, (uint32_t)MOST);
 	pace->count = 0;
-	return pace->slow >= SLOW_WINDOWS;
+	return for_long(pace, pace->slow, pace->slow_s);
 }
 
-void tp_pace_begin_anew(struct tp_pace *pace) { pace->slow = 0; }
+void tp_pace_begin_anew(struct tp_pace *pace)
+{
+	pace->slow = 0;
+	pace->slow_s = 0;
+}
 
 void tp_pace_put_off(struct tp_pace *pace)
 {
-	pace->slow = 0;
+	tp_pace_begin_anew(pace);
 	pace->skipped = pace->patience;
 	pace->patience = TP_MIN(pace->patience * 4, (uint32_t)MOST_SKIPPED);
 }

@@ -150,6 +150,16 @@ void tp_flight_dump(const struct tp_flight *flight, size_t max, const char *why)
 /* On an error or a stall: dumps the last TELPHER_DUMP_ON_ERROR operations (0: none). */
 void tp_flight_dump_on_error(const struct tp_flight *flight, const char *why);
 
+/* How busy the machine is (busy.c). For how long the calling thread has been ready to run since begin, while others had its processor; unknown: it
+ * is another thread now, or the system doesn't say. */
+#define TP_DELAY_UNKNOWN 1e12f
+struct tp_delay { int thread; uint64_t delay_ns; };
+void tp_delay_begin(struct tp_delay *since);
+float tp_delay_us(const struct tp_delay *since);
+/* Of all processors' time since the last look, what the host of this virtual machine took: 0 to 1; at the first look, and where nobody says, 0. */
+struct tp_stolen { uint64_t all, stolen; };
+float tp_stolen_share(struct tp_stolen *since);
+
 /* The pace (pace.c): of the last operations, how many times as long as predicted they took. All ranks add the same operations, and are so
  * told at the same ones to compare their windows; whoever judges, judges the least of all ranks, each by itself and all alike. */
 #define TP_PACE_SAMPLES 32
@@ -157,17 +167,20 @@ void tp_flight_dump_on_error(const struct tp_flight *flight, const char *why);
 struct tp_pace {
 	float ratio[TP_PACE_SAMPLES];       /* of operation i since the last comparison: [i % TP_PACE_SAMPLES] */
 	uint32_t count, wanted;             /* operations since then; so many make it time for the next */
-	uint32_t slow;                      /* windows in a row */
+	uint32_t first;                     /* so many at first, and while something may be wrong */
+	uint32_t slow;                      /* windows in a row … */
+	float slow_s, wanted_s;             /* … that took so long; so long makes them suspect */
 	uint32_t skipped, patience;         /* windows that pass without a comparison: still to come; after the next look that finds nothing */
 };
-void tp_pace_begin(struct tp_pace *pace);
+void tp_pace_begin(struct tp_pace *pace, uint32_t first, float seconds);
 /* true: it is time to compare. */
 bool tp_pace_add(struct tp_pace *pace, double took_us, double predicted_us);
 void tp_pace_window(const struct tp_pace *pace, float out[TP_PACE_SAMPLES]);
-/* By this rank's own times alone, could the judge say true? Where he does, it is so on every rank. */
-bool tp_pace_may_suspect(const struct tp_pace *pace);
-/* least: of each place of the window, the least of all ranks. true: it was slow for long enough to look at the pairs. *median: of the window. */
-bool tp_pace_judge(struct tp_pace *pace, const float least[TP_PACE_SAMPLES], float *median);
+/* By this rank's own times alone, could the judge say true? Where he does, it is so on every rank. elapsed_s: since the last comparison. */
+bool tp_pace_may_suspect(const struct tp_pace *pace, float elapsed_s);
+/* least: of each place of the window, the least of all ranks; elapsed_s: the same. true: it was slow for long enough to look at the pairs.
+ * *median: of the window. */
+bool tp_pace_judge(struct tp_pace *pace, const float least[TP_PACE_SAMPLES], float elapsed_s, float *median);
 /* A look found something: as many slow windows as before the first, and there is another. */
 void tp_pace_begin_anew(struct tp_pace *pace);
 /* It found nothing: the next one is not before long. */

@@ -6,7 +6,7 @@
 #include "api/helper_ranks.h"
 
 #define COUNT ((size_t)72 << 10)        /* floats of a block: enough to be watched */
-#define CALLS 72                        /* two windows and a look of six rounds */
+#define CALLS 84                        /* two windows and a look of six rounds */
 
 static char table[64], log_file[64];
 static char table_setting[96], log_setting[96];
@@ -93,8 +93,9 @@ static void all_collectives(struct ranks *r)
 {
 	struct buffers b = make_buffers(r);
 	size_t part = COUNT / (size_t)r->nranks;
-	/* Two windows, a look, two more, and another. */
-	for (int i = 0; i < 25; i++) {
+	/* Two windows and a look of two ranks; or two more, and another. */
+	int turns = r->arg ? *(int *)r->arg : 20;
+	for (int i = 0; i < turns; i++) {
 		REQUIRE_OK(ncclAllReduce(b.in, b.out, COUNT, ncclFloat32, ncclSum, r->comm, NULL));
 		check(r, b.out, COUNT, 0);
 		REQUIRE_OK(ncclAllGather(b.in, b.out, part, ncclFloat32, r->comm, NULL));
@@ -202,18 +203,18 @@ static void a_slow_communicator_is_told_of(void **state)
 {
 	(void)state;
 	struct ranks_options options = { .nranks = 2, .nhosts = 2, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO", "NCCL_NET=Socket" } };
-	assert_true(ranks_run(&options, all_collectives, NULL));
+	int turns = 30;
+	assert_true(ranks_run(&options, all_collectives, &turns));
 	/* A busy machine keeps it from being a warning. */
 	assert_true(was_said("of its predicted speed"));
 	assert_true(was_said("waiting for ranks that come late is left out"));
 	assert_true(was_said("by NET/Socket/0"));
 }
 
-/* Enough for two looks of three ranks. */
 static void many_calls(struct ranks *r)
 {
 	struct buffers b = make_buffers(r);
-	for (int i = 0; i < 150; i++) {
+	for (int i = 0, calls = *(int *)r->arg; i < calls; i++) {
 		REQUIRE_OK(ncclAllReduce(b.in, b.out, COUNT, ncclFloat32, ncclSum, r->comm, NULL));
 		if (i % 16 == 0) check(r, b.out, COUNT, 0);
 	}
@@ -226,7 +227,8 @@ static void a_guess_is_no_measurement(void **state)
 {
 	(void)state;
 	struct ranks_options options = { .nranks = 2, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO" } };
-	assert_true(ranks_run(&options, many_calls, NULL));
+	int calls = 120;
+	assert_true(ranks_run(&options, many_calls, &calls));
 	assert_true(what_it_saw().looks >= 1);
 	assert_false(was_said("keeps running at"));
 }
@@ -244,13 +246,14 @@ static void what_is_said_of_pairs_does_not_contradict_itself(void **state)
 	static const char *const lines[] = { "scale.RING 0.001", "scale.ONE_SHOT 0.001", "scale.TWO_SHOT 0.001", "scale.HALVING_DOUBLING 0.001", "scale.TREE 0.001",
 		"scale.DIRECT 0.001", "inside.latency_us 0.001", "inside.us_per_byte 1e-9" };
 	struct ranks_options options = { .nranks = 3, .env = { table_setting, log_setting, "NCCL_DEBUG=INFO" } };
+	int calls = 190;                /* two looks */
 	assert_int_equal(write_table(lines, sizeof(lines) / sizeof(lines[0])), 0);
-	assert_true(ranks_run(&options, many_calls, NULL));
+	assert_true(ranks_run(&options, many_calls, &calls));
 	const char *line = line_with("of its predicted speed");
 	assert_true(*line);
 	double own = number_behind(strstr(line, " by SHM"), ": "), others = number_behind(line, "while others like it make ");
-	assert_true(own > 0);
-	assert_true(strstr(line, "and the others are like it") ? others == 0 : others >= own);
+	assert_true(own > 0 || strstr(line, "too busy to be measured"));
+	assert_true(own <= 0 || strstr(line, "and the others are like it") ? others == 0 : others >= own);
 }
 
 static void fill_descriptors(struct ranks *r, bool fill)
@@ -318,11 +321,13 @@ static void whoever_has_no_memory_for_it_keeps_all_from_it(void **state)
 static void a_healthy_job_is_watched_and_hears_nothing(void **state)
 {
 	(void)state;
-	setenv("TELPHER_WATCH", "1", 1);
+	int calls = 110;
+	unsetenv("TELPHER_WATCH");
 	for (int hosts = 1; hosts <= 2; hosts++) {
 		struct ranks_options options = { .nranks = 4, .nhosts = hosts, .env = { log_setting, "NCCL_DEBUG=INFO", "NCCL_NET=Socket" } };
-		assert_true(ranks_run(&options, many_calls, NULL));
-		assert_true(what_it_saw().calls >= 150);
+		assert_true(ranks_run(&options, many_calls, &calls));
+		struct seen seen = what_it_saw();
+		assert_true(seen.calls >= 110 && seen.compared >= 1);
 		assert_false(was_said("keeps running at"));
 	}
 	setenv("TELPHER_WATCH", "2", 1);

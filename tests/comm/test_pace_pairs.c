@@ -185,11 +185,73 @@ static void all_are_slow_by_measured_figures_alone(void **s)
 	assert_int_equal(tp_pace_weigh(&watch, true, &verdict), TP_PACE_ONCE_MORE);
 }
 
-static void turns_cost_a_twenty_fifth_of_the_time(void **s)
+static void what_is_due_to_processors_that_others_had_accuses_nobody(void **s)
 {
 	(void)s;
-	/* A turn of 7 ms, where a call comes each 10 ms: 17 calls go by. */
-	assert_int_equal(tp_pace_rest(7000, 100 * 10000, 100), 17);
+	const float took[] = { 900, 1000, 1100, 1200, 1300 }, busy[] = { 0, 0, 10, 20, 1000 }, quiet[] = { 0, 0, 850, 1000, 1300 };
+	assert_true(tp_pace_sure_us(busy, took, 5) == 10);
+	assert_true(tp_pace_sure_us(quiet, took, 5) == 850);
+	assert_true(tp_pace_sure_us(took, took, 5) == 900);
+	assert_true(tp_pace_sure_us(took, took, 2) == 900);
+}
+
+static void what_the_host_of_a_virtual_machine_takes_accuses_nobody(void **s)
+{
+	(void)s;
+	enum tp_pace_verdict verdict;
+	struct tp_comm_pace watch = watch_of(TP_PACE_REMOTE, 1, 2, 1000, 100);
+	watch.taken = 0.2f;
+	assert_int_equal(tp_pace_weigh(&watch, true, &verdict), TP_PACE_CALM);
+	watch.taken = 0.01f;
+	assert_int_equal(tp_pace_weigh(&watch, true, &verdict), TP_PACE_ONCE_MORE);
+}
+
+static void times_that_are_short_all_are_alike(void **s)
+{
+	(void)s;
+	enum tp_pace_verdict verdict;
+	struct tp_comm_pace watch = watch_of(TP_PACE_APART, 1, 2, 60, 5);
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_CALM);
+	watch.found.took_us = 90;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_ONCE_MORE);
+}
+
+static void a_message_of_a_turn_is_a_part_of_the_call_that_it_goes_behind(void **s)
+{
+	(void)s;
+	assert_int_equal(tp_pace_bytes(1 << 20, false), 512 << 10);
+	assert_int_equal(tp_pace_bytes(128 << 10, false), 128 << 10);
+	assert_int_equal(tp_pace_bytes((size_t)1 << 40, false), 1 << 20);
+	assert_int_equal(tp_pace_bytes(256 << 10, true), 1 << 20);
+}
+
+/* A look waits for calls of the size that it began behind, but not for ever. */
+static void turns_go_behind_calls_as_large_as_the_first(void **s)
+{
+	(void)s;
+	struct tp_comm_pace watch = { 0 };
+	tp_pace_begin_look(&watch, 1 << 20);
+	assert_false(tp_pace_waits(&watch, 1 << 18));           /* who has a part is asked behind any call */
+	watch.due = TP_PACE_IDLE;
+	watch.rest = 2;
+	watch.rested = 0;
+	assert_true(tp_pace_waits(&watch, 1 << 20) && tp_pace_waits(&watch, 1 << 20));
+	assert_true(tp_pace_waits(&watch, 1 << 18));
+	assert_true(watch.looking);
+	assert_false(tp_pace_waits(&watch, 1 << 20));
+	int waited = 0;
+	while (watch.looking && waited < 100000) {
+		assert_true(tp_pace_waits(&watch, 1 << 18));
+		waited++;
+	}
+	assert_true(waited > 1000 && waited < 100000);
+}
+
+static void turns_cost_a_fiftieth_of_the_time(void **s)
+{
+	(void)s;
+	/* A turn of 7 ms, where a call comes each 10 ms: 35 calls go by. */
+	assert_int_equal(tp_pace_rest(7000, 100 * 10000, 100), 35);
 	assert_int_equal(tp_pace_rest(10, 100 * 10000, 100), 1);
 	assert_int_equal(tp_pace_rest(1e9f, 1, 1), 1024);
 	assert_true(tp_pace_rest(7000, 0, 0) >= 16 && tp_pace_rest(7000, 0, 100) >= 16);
@@ -202,7 +264,10 @@ int main(void)
 		cmocka_unit_test(one_lucky_pair_is_not_what_others_are_held_against), cmocka_unit_test(the_same_pair_twice_is_told),
 		cmocka_unit_test(another_pair_or_class_is_not_the_same), cmocka_unit_test(slowness_of_all_does_not_confirm_a_pair),
 		cmocka_unit_test(what_turns_differ_by_is_no_slowness), cmocka_unit_test(all_are_slow_by_measured_figures_alone),
-		cmocka_unit_test(turns_cost_a_twenty_fifth_of_the_time),
+		cmocka_unit_test(what_is_due_to_processors_that_others_had_accuses_nobody),
+		cmocka_unit_test(what_the_host_of_a_virtual_machine_takes_accuses_nobody), cmocka_unit_test(times_that_are_short_all_are_alike),
+		cmocka_unit_test(a_message_of_a_turn_is_a_part_of_the_call_that_it_goes_behind), cmocka_unit_test(turns_go_behind_calls_as_large_as_the_first),
+		cmocka_unit_test(turns_cost_a_fiftieth_of_the_time),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
