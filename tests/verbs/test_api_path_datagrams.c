@@ -250,6 +250,7 @@ static int sends_to_one_that_stops(struct end *end)
 	struct ibv_wc wc;
 	CHECK(open_ud(end) == 0);
 	struct ibv_ah *ah = make_ah(end, &end->peer.gid);
+	CHECK(end_meet(end) == 0);          /* there are receives */
 	CHECK(ah && send_and_wait(end, ah, QKEY, 1, 8) == 0);
 	CHECK(end_meet(end) == 0);
 	CHECK(stops_soon(end->peer.pid));
@@ -271,6 +272,7 @@ static int stops(struct end *end)
 	uint32_t received = 0;
 	CHECK(open_ud(end) == 0);
 	CHECK(post_receives(end, 0, BURST + 2) == 0);
+	CHECK(end_meet(end) == 0);
 	CHECK(end_wait(end, &wc) == 0 && wc.imm_data == 1);
 	CHECK(end_meet(end) == 0);
 	raise(SIGSTOP);
