@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/pages.h"
 
 struct worker {
 	const struct perf_options *o;
@@ -214,16 +215,21 @@ static ncclResult_t run_lines(struct worker *w)
 	return r;
 }
 
+static size_t buffer_bytes(const struct worker *w) { return TP_MAX(w->o->max_bytes, (size_t)64); }
+
 static void allocate(struct worker *w)
 {
-	size_t bytes = TP_MAX(w->o->max_bytes, (size_t)64);
+	size_t bytes = buffer_bytes(w);
 	for (int g = 0; g < w->o->ngpus; g++) {
 		void **both[2] = { (void **)&w->send[g], (void **)&w->recv[g] };
 		for (int k = 0; k < 2; k++) {
-			if (posix_memalign(both[k], 4096, bytes)) {
+			*both[k] = tp_pages_map(bytes);
+			if (!*both[k]) {
 				fprintf(stderr, "telpher perf: rank %d: no memory for a buffer of %zu bytes\n", w->first_rank + g, bytes);
 				quit();
 			}
+			/* Like arrays of NumPy and its like. */
+			tp_pages_want_large(*both[k], bytes);
 			memset(*both[k], k, bytes);
 			/* The handle is the communicator's, as in a program that keeps its buffers to the end. */
 			void *handle;
@@ -254,8 +260,8 @@ static void end(struct worker *w)
 {
 	for (int g = 0; g < w->o->ngpus; g++) {
 		ncclCommDestroy(w->comms[g]);
-		free(w->send[g]);
-		free(w->recv[g]);
+		tp_pages_unmap(w->send[g], buffer_bytes(w));
+		tp_pages_unmap(w->recv[g], buffer_bytes(w));
 	}
 	free(w->comms);
 	free(w->mulsum);

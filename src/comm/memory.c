@@ -1,11 +1,11 @@
-/* ncclMemAlloc. GPU ranks: see gpu_memory.c. Host ranks: whole pages, remembered, so that only what came from here is freed here. Registered buffers
- * are remembered for the same reason. */
+/* ncclMemAlloc. GPU ranks: see gpu_memory.c. Host ranks: whole pages, large ones where there are any, remembered, so that only what came from here is
+ * freed here. Registered buffers are remembered for the same reason. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 #include <errno.h>
 
+#include "base/pages.h"
 #include "comm/gpu.h"
 
 struct block { struct block *next; void *address; size_t bytes; const void *comm; struct tp_net_buffer *net; };
@@ -50,13 +50,14 @@ ncclResult_t tp_memory_alloc(void **out, size_t bytes)
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	if (bytes > (size_t)PTRDIFF_MAX - page) return TP_FAIL(ncclInvalidArgument, "ncclMemAlloc: %zu bytes are more than memory can hold", bytes);
 	size_t whole = tp_align_up(bytes, page);
-	void *memory = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (memory == MAP_FAILED) return TP_FAIL(ncclSystemError, "ncclMemAlloc: %zu bytes can't be had: %s", bytes, strerror(errno));
+	void *memory = tp_pages_map(whole);
+	if (!memory) return TP_FAIL(ncclSystemError, "ncclMemAlloc: %zu bytes can't be had: %s", bytes, strerror(errno));
 	ncclResult_t result = add(&allocated, memory, whole, NULL);
 	if (result != ncclSuccess) {
-		munmap(memory, whole);
+		tp_pages_unmap(memory, whole);
 		return result;
 	}
+	tp_pages_want_large(memory, whole);
 	*out = memory;
 	return ncclSuccess;
 }
@@ -69,7 +70,7 @@ ncclResult_t tp_memory_free(void *memory)
 	if (kind == TP_DEVICE_CUDA) return tp_gpu_memory_free(memory);
 	struct block *b = take(&allocated, memory, NULL);
 	if (!b) return TP_FAIL(ncclInvalidArgument, "ncclMemFree: %p did not come from ncclMemAlloc, or was freed before", memory);
-	munmap(b->address, b->bytes);
+	tp_pages_unmap(b->address, b->bytes);
 	free(b);
 	return ncclSuccess;
 }

@@ -110,6 +110,13 @@ static bool lends(const struct tp_net_links *nets)
 	return p.max_parts >= TP_NET_LENT_PARTS && (wanted == LEND_ALWAYS || !p.software);
 }
 
+static bool pins(const struct tp_net_links *nets)
+{
+	struct tp_net_properties p = { 0 };
+
+	return !nets->ops->any_memory && nets->ops->properties(nets->dev, &p) == ncclSuccess && !p.software;
+}
+
 ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle, struct tp_net_links **out)
 {
 	struct tp_net_links *nets = tp_alloc(1, sizeof(*nets), "network links");
@@ -136,6 +143,7 @@ ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links
 	result = choose_device(nets);
 	if (result != ncclSuccess) goto destroy;
 	nets->lends = lends(nets);
+	nets->pins = pins(nets);
 	snprintf(nets->via, sizeof(nets->via), "NET/%s/%d", nets->ops->name, nets->dev);
 	result = nets->ops->listen(nets->dev, handle, &nets->listeners[0]);
 	if (result != ncclSuccess) goto destroy;

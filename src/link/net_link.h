@@ -48,6 +48,7 @@ struct tp_link_net {
 	void *mhandle;
 	unsigned char *ring;        /* head's line, then the slots, or their flags */
 	size_t ring_bytes;
+	bool enlarged;              /* the ring lies in large pages, or is none of ours to change */
 	unsigned char *device_ring; /* GPU ranks: the same for kernels */
 	unsigned char *far_slots;   /* GPU ranks: in device memory, never touched by the host; NULL: they are in the ring */
 	size_t far_bytes;
@@ -110,6 +111,7 @@ struct tp_net_links {
 	uint64_t patience_ms;       /* at the end: what is left to wait for peers that take nothing */
 	int nexpected;              /* receiving ends whose sender hasn't come */
 	bool lends;                 /* chunks may be sent from where they lie */
+	bool pins;                  /* the transport pins what is registered */
 	struct tp_net_buffer *buffers;
 	bool told_slots, told_late, told_copied;    /* what is said once: see net_lend.c */
 	struct tp_net_guest *early; /* who came before this rank asked for the link */
@@ -132,6 +134,8 @@ void tp_net_grants_drop(struct tp_link_net *end);           /* its connection is
 void tp_net_tell_slots(struct tp_net_links *nets, uint64_t since_ns, const struct tp_link_net *end);
 /* net_ring.c: the memory of an end's ring, zeroed; fills link's slots, head and sizes. */
 ncclResult_t tp_net_ring_make(struct tp_link_net *end, struct tp_link *link);
+/* A large chunk passes through it, the first. */
+void tp_net_ring_enlarge(struct tp_link_net *end);
 /* To kernels that poll a window: a receiver's slot is full; a sender's slots below this are free. */
 void tp_net_ring_tell_full(const struct tp_link_net *end, uint32_t index, uint32_t bytes);
 void tp_net_ring_tell_head(const struct tp_link_net *end, uint32_t head);

@@ -7,6 +7,7 @@
 
 #define LOST_GRACE_MS 300
 #define BYE_MS 300
+#define LARGE_CHUNK ((size_t)64 << 10)    /* the first of so much brings its ring into large pages */
 
 static struct tp_slot *slot_at(const struct tp_link *link, uint32_t index)
 {
@@ -47,6 +48,7 @@ static ncclResult_t send_slot(struct tp_link_net *end, void **request)
 		return TP_FAIL(ncclInternalError, "a chunk of %u bytes for rank %d (channel %d, class %d); a network slot holds %zu", bytes, end->to, end->channel,
 			end->lane_class, end->link->capacity);
 	if (!end->nets->gpu && slot->kind == TP_SLOT_LENT) return send_lent(end, slot, request);
+	if (bytes >= LARGE_CHUNK && !end->enlarged) tp_net_ring_enlarge(end);
 	return ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk) + bytes, TP_NET_LINK_TAG, end->mhandle, request);
 }
 
@@ -107,6 +109,7 @@ static ncclResult_t take_chunk(struct tp_link_net *end, size_t bytes)
 	}
 	TP_TRY(check_chunk(end, end->far_slots ? NULL : slot, bytes));
 	end->sizes[end->landed % TP_NET_MAX_REQUESTS] = (uint32_t)(bytes - sizeof(struct tp_net_chunk));
+	if (bytes >= LARGE_CHUNK && !end->enlarged) tp_net_ring_enlarge(end);
 	*flush = NULL;
 	if (end->flushes) TP_TRY(end->nets->ops->iflush(end->comm, 1, &data, &bytes, &end->mhandle, flush));
 	end->landed++;

@@ -3,8 +3,8 @@
  * memory has the head and a flag for each slot, {seq, bytes} as in struct tp_slot: the host sees no device memory, and needs no more. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
+#include "base/pages.h"
 #include "link/net_link.h"
 
 #define PIECE_BYTES ((size_t)16 << 20)
@@ -14,12 +14,21 @@
 
 static ncclResult_t map_ring(struct tp_link_net *end)
 {
-	void *ring = mmap(NULL, end->ring_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (ring == MAP_FAILED)
+	void *ring = tp_pages_map(end->ring_bytes);
+	if (!ring)
 		return TP_FAIL(ncclSystemError, "no memory (%zu bytes) for the slots of network link (channel %d, class %d) %d -> %d", end->ring_bytes, end->channel,
 			end->lane_class, end->from, end->to);
 	end->ring = ring;
+	/* A card pins all of it; elsewhere only what is used takes memory, and that may be a line a slot. */
+	end->enlarged = end->nets->pins;
+	if (end->nets->pins) tp_pages_want_large(ring, end->ring_bytes);
 	return ncclSuccess;
+}
+
+void tp_net_ring_enlarge(struct tp_link_net *end)
+{
+	end->enlarged = true;
+	if (!end->nets->gpu) tp_pages_make_large(end->ring, end->ring_bytes);
 }
 
 static ncclResult_t grow_pool(struct tp_net_links *nets, size_t bytes)
@@ -128,7 +137,7 @@ void tp_net_ring_places(const struct tp_link *link, struct tp_device_link *out)
 void tp_net_ring_free(struct tp_link_net *end)
 {
 	if (end->nets->gpu) return;     /* with the pool */
-	munmap(end->ring, end->ring_bytes);
+	tp_pages_unmap(end->ring, end->ring_bytes);
 }
 
 void tp_net_rings_destroy(struct tp_net_links *nets)

@@ -150,12 +150,48 @@ static void a_sender_that_ends_in_front_of_a_full_ring_has_left(void **state)
 	tp_net_links_destroy(world.nets[1]);
 }
 
+/* Of every size between a line and a slot, while the rings are moved into large pages under what is on its way. */
+static void a_ring_keeps_what_it_holds_when_its_first_large_chunk_comes(void **state)
+{
+	enum { CHUNKS = 60, FIRST_LARGE = 12 };
+	static unsigned char expected[400000];
+
+	(void)state;
+	make_world(2);
+	while (!tp_net_link_is_ready(&world.sender) || !tp_net_link_is_ready(&world.receiver)) progress();
+	assert_true(world.sender.capacity >= sizeof(expected));
+	for (uint32_t sent = 0, got = 0; got < CHUNKS;) {
+		struct tp_slot *slot = sent < CHUNKS ? tp_link_claim(&world.sender) : NULL;
+		if (slot) {
+			slot->bytes = sent < FIRST_LARGE ? 64 + sent : sent % 3 ? 400000 - sent : 100;
+			slot->tag = sent;
+			slot->kind = TP_SLOT_INLINE;
+			memset(slot->data, (int)sent + 1, slot->bytes);
+			tp_link_publish(&world.sender, slot);
+			sent++;
+		}
+		progress();
+		if (!(slot = tp_link_peek(&world.receiver))) continue;
+		if (got + world.receiver.mask < FIRST_LARGE) assert_false(world.receiver.net->enlarged);
+		assert_int_equal(slot->tag, got);
+		assert_int_equal(slot->bytes, got < FIRST_LARGE ? 64 + got : got % 3 ? 400000 - got : 100);
+		memset(expected, (int)got + 1, slot->bytes);
+		assert_memory_equal(slot->data, expected, slot->bytes);
+		tp_link_release(&world.receiver);
+		got++;
+	}
+	assert_true(world.sender.net->enlarged && world.receiver.net->enlarged);
+	while (!tp_link_drained(&world.sender)) progress();
+	end_world();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(two_places_are_enough),
 		cmocka_unit_test(with_one_place_all_is_copied),
 		cmocka_unit_test(a_sender_that_ends_in_front_of_a_full_ring_has_left),
+		cmocka_unit_test(a_ring_keeps_what_it_holds_when_its_first_large_chunk_comes),
 	};
 
 	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
