@@ -12,7 +12,7 @@
 #define QUEUE_DEPTH 128
 #define CLOSE_MS 2000
 #define CONNECT_MS 10000                    /* for rdma_cm to connect a path */
-#define OTHERS_MS 3000                      /* the same, where there is one already */
+#define OTHERS_MS 5000                      /* the same, where there is one already */
 
 ncclResult_t tp_ib_comm_create(bool sending, const struct tp_net_hello *who, int nqps, struct tp_ib_comm **out)
 {
@@ -312,7 +312,8 @@ void tp_ib_comm_connecting(struct tp_ib_comm *comm, bool *over)
 	for (int p = 0; p < comm->npaths; p++) {
 		struct tp_ib_path *path = &comm->paths[p];
 		if (path->state != TP_IB_PATH_REVIVING) continue;
-		if (now - path->since_ms < (tp_ib_live_mask(comm) ? OTHERS_MS : CONNECT_MS)) *over = false;
+		/* The acceptor waits for what the connector says, which may ask late. */
+		if (!comm->sending || now - path->since_ms < (tp_ib_live_mask(comm) ? OTHERS_MS : CONNECT_MS)) *over = false;
 		else tp_ib_path_failed(comm, path, "%s", tp_ib_cm_waits_for(comm, path, text, sizeof(text)));
 	}
 }
