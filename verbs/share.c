@@ -123,11 +123,22 @@ static int connect_keeper(void)
 	return -1;
 }
 
+/* The keeper ends when nobody has needed it for a while, perhaps as we come: then another one is asked, without a word. */
+static bool has_gone(int s, int timeout_ms)
+{
+	struct pollfd p = { .fd = s, .events = POLLIN };
+	char byte;
+	while (poll(&p, 1, timeout_ms) < 0 && errno == EINTR)
+		;
+	ssize_t n = recv(s, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+	return n == 0 || (n < 0 && errno == ECONNRESET);
+}
+
 /* Sends a request with a descriptor, takes the answer with one (*fd, -1 where it is an error). 0 or an errno. */
 static int ask(int s, const struct tp_share_request *request, int with, struct tp_share_reply *reply, int *fd)
 {
 	*fd = -1;
-	if (tp_unix_send_fd(s, with, request, sizeof(*request)) != ncclSuccess ||
+	if (has_gone(s, 0) || tp_unix_send_fd(s, with, request, sizeof(*request)) != ncclSuccess || has_gone(s, ANSWER_MS) ||
 		tp_unix_recv_fd(s, fd, reply, sizeof(*reply), tp_clock_ms() + ANSWER_MS) != ncclSuccess)
 		return ECONNRESET;
 	if (reply->magic == TP_SHARE_MAGIC && reply->version == TP_SHARE_VERSION)
