@@ -49,6 +49,7 @@ struct tp_pace_round {
 struct tp_pace_found {                  /* the same on all ranks */
 	enum tp_pace_class kind;
 	int from, to;                       /* from -1: none */
+	int from_host, to_host;
 	float took_us, like_us;             /* of this pair the least; what is typical of the better ones of its like, 0: it has none */
 	float expected_us;                  /* by figures that were measured; 0: there are none */
 	float spread_us;                    /* the most of its class */

@@ -156,6 +156,8 @@ ncclResult_t tp_pace_go_on_summing(struct ncclComm *comm, const float *answer, b
 	case TP_PACE_NAME:
 		found->from = found->to < 0 ? -1 : index_of(answer[0], comm->nranks);
 		if (found->from >= 0) {
+			found->from_host = comm->boot->peers[found->from].host;
+			found->to_host = comm->boot->peers[found->to].host;
 			float unrest = TP_MAX(pace->found.unrest, found->unrest);
 			if (pace->found.from < 0 || behind(found) > behind(&pace->found)) pace->found = *found;
 			pace->found.unrest = unrest;

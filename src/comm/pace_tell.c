@@ -37,7 +37,10 @@ static bool is_same(const struct tp_comm_pace *pace, enum tp_pace_verdict verdic
 	const struct tp_pace_found *f = &pace->found, *was = &pace->was;
 	if (verdict != pace->was_verdict) return false;
 	if (verdict == TP_PACE_ALL_SLOW) return true;
-	return f->kind == was->kind && (f->from == was->from || f->to == was->to || f->from == was->to || f->to == was->from);
+	if (f->kind != was->kind) return false;
+	if (f->from == was->from || f->to == was->to || f->from == was->to || f->to == was->from) return true;
+	/* A host's ranks leave and enter it by the same wires. */
+	return (f->kind == TP_PACE_MACHINE || f->kind == TP_PACE_REMOTE) && (f->from_host == was->from_host || f->to_host == was->to_host);
 }
 
 enum tp_pace_end tp_pace_weigh(struct tp_comm_pace *pace, bool measured, enum tp_pace_verdict *verdict)

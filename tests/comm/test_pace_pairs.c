@@ -118,9 +118,10 @@ static void one_lucky_pair_is_not_what_others_are_held_against(void **s)
 	assert_true(like(us, 1, 10) == 0);
 }
 
+/* Two ranks a host. */
 static struct tp_comm_pace watch_of(enum tp_pace_class kind, int from, int to, float took_us, float like_us)
 {
-	return (struct tp_comm_pace){ .found = { .kind = kind, .from = from, .to = to, .took_us = took_us, .like_us = like_us, .unrest = 1 } };
+	return (struct tp_comm_pace){ .found = { .kind = kind, .from = from, .to = to, .from_host = from / 2, .to_host = to / 2, .took_us = took_us, .like_us = like_us, .unrest = 1 } };
 }
 
 /* A second look, after a first that found something. */
@@ -137,6 +138,17 @@ static void the_same_pair_twice_is_told(void **s)
 	(void)s;
 	struct tp_comm_pace was = watch_of(TP_PACE_REMOTE, 1, 2, 1000, 100), now = watch_of(TP_PACE_REMOTE, 1, 0, 2000, 100);
 	assert_int_equal(look_again(&was, &now, false), TP_PACE_WARNED);
+}
+
+/* Of two ranks behind a slow cable now one and now the other is the slowest. */
+static void another_pair_of_the_same_hosts_is_the_same(void **s)
+{
+	(void)s;
+	struct tp_comm_pace was = watch_of(TP_PACE_REMOTE, 2, 0, 1000, 100), now = watch_of(TP_PACE_REMOTE, 3, 1, 2000, 100);
+	assert_int_equal(look_again(&was, &now, false), TP_PACE_WARNED);
+	was = watch_of(TP_PACE_APART, 2, 0, 1000, 100);
+	now = watch_of(TP_PACE_APART, 3, 1, 2000, 100);
+	assert_int_equal(look_again(&was, &now, false), TP_PACE_CALM);
 }
 
 static void another_pair_or_class_is_not_the_same(void **s)
@@ -261,7 +273,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(both_ends_of_every_pair_know_of_it), cmocka_unit_test(far_hosts_meet_too),
-		cmocka_unit_test(one_lucky_pair_is_not_what_others_are_held_against), cmocka_unit_test(the_same_pair_twice_is_told),
+		cmocka_unit_test(one_lucky_pair_is_not_what_others_are_held_against), cmocka_unit_test(the_same_pair_twice_is_told), cmocka_unit_test(another_pair_of_the_same_hosts_is_the_same),
 		cmocka_unit_test(another_pair_or_class_is_not_the_same), cmocka_unit_test(slowness_of_all_does_not_confirm_a_pair),
 		cmocka_unit_test(what_turns_differ_by_is_no_slowness), cmocka_unit_test(all_are_slow_by_measured_figures_alone),
 		cmocka_unit_test(what_is_due_to_processors_that_others_had_accuses_nobody),
