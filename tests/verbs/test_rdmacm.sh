@@ -30,9 +30,10 @@ pair() { # port, server's arguments -- client's arguments; exchange by TCP: tcp:
 	ended_well $status "$work/server" || fail "$*: server ends with $status: $(cat "$work/server" "$work/client")"
 	server=
 }
-# rping closes its channel while its thread for events reads it: the thread sanitizer says so, on any card.
+# rping closes its channel while its thread for events reads it: the thread sanitizer says so, on any card. And that falls over a large block of udaddy's
+# that is freed while it looks for it.
 has() {
-	case $1/$card_preload in rping/*libtsan*) return 1 ;; esac
+	case $1/$card_preload in rping/*libtsan* | udaddy/*libtsan*) return 1 ;; esac
 	command -v "$1" >/dev/null
 }
 tested=0
@@ -64,7 +65,7 @@ if has rping; then
 fi
 if has ucmatose; then
 	pair $port ucmatose -p $port -c 20 -- ucmatose -p $port -c 20 -s "$address"
-	pair 7174 udaddy -- udaddy -s "$address"
+	! has udaddy || pair 7174 udaddy -- udaddy -s "$address"
 	pair $port rdma_server -p $port -- rdma_client -p $port -s "$address"
 	tested=1
 fi
