@@ -63,7 +63,6 @@ struct tp_gpu_rank {
 	/* With comm->launch_lock. */
 	CUevent done;                       /* the last operation, and all before it */
 	CUevent join;                       /* passing: what other streams of a group have done so far */
-	_Atomic(CUstream) aside;            /* waits for `done` as it is, for who ends a registration; NULL: nobody has */
 	struct tp_gpu_stream last;          /* where the last eager operation went; valid where `launched` */
 	bool launched;
 	struct tp_gpu_capture captures[TP_GPU_CAPTURES];
@@ -182,15 +181,14 @@ ncclResult_t tp_gpu_memory_free(void *memory);
 ncclResult_t tp_gpu_memory_register(struct ncclComm *comm, void *buffer, size_t bytes, void **handle);
 ncclResult_t tp_gpu_memory_deregister(struct ncclComm *comm, void *handle);
 void tp_gpu_memory_close(struct tp_gpu_rank *rank);
-/* What registered memory asks about kernels: an event on a stream of its own says when all is done that was launched so far. */
-void tp_gpu_memory_watch(struct tp_gpu_rank *rank, struct tp_mem_kernels *out);
 /* Registered buffers are offered to peers' kernels from now on. */
 void tp_gpu_memory_offer(struct tp_gpu_rank *rank, struct tp_cuda_exec *exec);
 /* What they were good for. */
 void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number);
 
 /* gpu_register.c: what a capture receives into is registered as long as its graph lives. Launch lock held, but for spend, which is called when
- * the graph is gone, from any thread, and calls nothing of CUDA's. drop_spent: deregisters: false where all of the rank's memory goes anyway. */
+ * the graph is gone, from any thread, and calls nothing of CUDA's. drop_spent: nothing of the rank may be outstanding but graphs that live;
+ * deregisters: false where all of the rank's memory goes anyway. */
 void tp_gpu_register_captured(struct ncclComm *comm, struct tp_gpu_held *held, const struct tp_exec_call *calls, int ncalls);
 void tp_gpu_register_spend(struct tp_gpu_held *held);
 void tp_gpu_register_drop_spent(struct tp_gpu_rank *rank, bool deregisters);
@@ -217,14 +215,11 @@ bool tp_gpu_watch_has(uint64_t comm_hash);      /* a rank of this process in tha
 void tp_gpu_rank_abort(struct tp_gpu_rank *rank);
 /* Until all that was launched is done; an error of the communicator ends it early. */
 ncclResult_t tp_gpu_rank_drain(struct ncclComm *comm);
-bool tp_gpu_rank_is_busy(struct tp_gpu_rank *rank);     /* something is outstanding */
+bool tp_gpu_rank_is_busy(struct ncclComm *comm);        /* something is outstanding */
 /* Takes executor, links and boot out of the communicator and frees them as soon as nobody needs them. */
 void tp_gpu_rank_close(struct ncclComm *comm);
 void tp_gpu_rank_bury(void);            /* frees what was closed and is no longer needed */
 void tp_gpu_rank_register(struct tp_gpu_rank *rank);    /* it can launch from now on */
-/* true: nothing of this process is outstanding, and nothing is launched until hush_end. Never waits. */
-bool tp_gpu_hush(void);
-void tp_gpu_hush_end(void);
 extern pthread_rwlock_t tp_gpu_quiet_lock;              /* for reading: by all ranks of the process, while they launch */
 
 #endif

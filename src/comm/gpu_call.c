@@ -66,7 +66,7 @@ static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, i
 	pthread_rwlock_rdlock(&tp_gpu_quiet_lock);
 	tp_gpu_rank_now = comm->rank;
 	ncclResult_t result = tp_gpu_order_before(comm, &place);
-	if (tp_unlikely(atomic_load_explicit(&rank->spent, memory_order_relaxed) != NULL)) tp_gpu_register_drop_spent(rank, true);
+	if (tp_unlikely(atomic_load_explicit(&rank->spent, memory_order_relaxed) != NULL) && !tp_gpu_rank_is_busy(comm)) tp_gpu_register_drop_spent(rank, true);
 	if (tp_unlikely(place.capture != NULL) && result == ncclSuccess) tp_gpu_register_captured(comm, place.capture->held, calls, ncalls);
 	bool announced = result == ncclSuccess;
 	for (int i = 0; i < ncalls && announced; i++) {

@@ -52,9 +52,9 @@ static CUresult query(struct tp_gpu_rank *rank)
 	return result;
 }
 
-bool tp_gpu_rank_is_busy(struct tp_gpu_rank *rank)
+bool tp_gpu_rank_is_busy(struct ncclComm *comm)
 {
-	return query(rank) == CUDA_ERROR_NOT_READY;
+	return query(comm->gpu) == CUDA_ERROR_NOT_READY;
 }
 
 /* All flights have landed. */
@@ -141,18 +141,6 @@ static void bury(struct grave *g)
 	tp_gpu_rank_free(g->rank);
 	free(g);
 }
-
-bool tp_gpu_hush(void)
-{
-	if (pthread_rwlock_trywrlock(&tp_gpu_quiet_lock)) return false;
-	pthread_mutex_lock(&lock);
-	bool idle = all_are_idle();
-	pthread_mutex_unlock(&lock);
-	if (!idle) pthread_rwlock_unlock(&tp_gpu_quiet_lock);
-	return idle;
-}
-
-void tp_gpu_hush_end(void) { pthread_rwlock_unlock(&tp_gpu_quiet_lock); }
 
 /* Frees what can be freed by now. */
 void tp_gpu_rank_bury(void)

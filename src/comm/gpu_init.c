@@ -108,8 +108,6 @@ void tp_gpu_rank_free(struct tp_gpu_rank *rank)
 	if ((rank->done || rank->join) && tp_gpu_enter(rank->gpu, &pushed) == ncclSuccess) {
 		if (rank->done) tp_cuda->EventDestroy(rank->done);
 		if (rank->join) tp_cuda->EventDestroy(rank->join);
-		CUstream aside = atomic_load_explicit(&rank->aside, memory_order_relaxed);
-		if (aside) tp_cuda->StreamDestroy(aside);
 		tp_gpu_pace_free(rank);
 		tp_gpu_leave(pushed);
 	}
@@ -175,7 +173,6 @@ static ncclResult_t open_memory(struct ncclComm *comm)
 	if (!reaches) return ncclSystemError;
 	for (int i = 0; i < boot->nlocal; i++) reaches[i] = tp_links_reaches(comm->links, comm->rank, boot->local_ranks[i]);
 	struct tp_mem_options options = { .gpu = comm->gpu->gpu, .reaches = reaches };
-	tp_gpu_memory_watch(comm->gpu, &options.kernels);
 	ncclResult_t result = tp_mem_create(comm->boot, &options, &comm->gpu->mem);
 	free(reaches);
 	return result;

@@ -3,16 +3,17 @@
  * it must not be freed before all peers have let go of it, which a program that didn't ask doesn't know.)
  *
  * Like any registration it is this rank's own affair: peers map the buffer in the background, and kernels are told of it only when all have.
- * So a capture waits for their answers, but never long, and goes on without. A graph's end is heard on a thread of the driver's, where nothing
+ * So a capture waits for them, but never long, and goes on without. A graph's end is heard on a thread of the driver's, where nothing
  * of CUDA's may be called: what it held is let go by a later call of the rank.
  *
- * Who looks for a registration finds these too, whoever made them: other graphs, which hold what they find, and calls that aren't captured, which may
- * be outstanding when no graph holds it any more: like any registration that ends it goes when these are done. */
+ * Who looks for a registration finds these too, whoever made them: other graphs, which hold what they find, and calls that aren't captured. So what
+ * no graph holds any more goes once nothing of this rank is outstanding. */
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "comm/gpu.h"
 
-#define WAIT_MS 100u                            /* for peers' answers, in all of a capture: who can't map says so at once */
+#define WAIT_MS 100u                            /* for peers, in all of a capture */
 
 struct tp_gpu_kept { struct tp_gpu_kept *next; uintptr_t begin, end; void *handle; int graphs; };
 struct tp_gpu_use { struct tp_gpu_use *next; struct tp_gpu_kept *kept; };
@@ -46,28 +47,28 @@ static bool hold(struct tp_gpu_held *held, struct tp_gpu_kept *k)
 	return true;
 }
 
-/* The whole of its allocation, for other buffers of the graph lie there too. NULL: no peer will map it. */
-static const struct tp_gpu_kept *keep(struct tp_gpu_rank *rank, struct tp_gpu_held *held, const void *buffer, size_t bytes)
+/* The whole of its allocation, for other buffers of the graph lie there too. False: no peer will map it. */
+static bool keep(struct tp_gpu_rank *rank, struct tp_gpu_held *held, const void *buffer, size_t bytes)
 {
 	struct tp_gpu_pointer p;
-	if (tp_gpu_pointer(buffer, &p) != ncclSuccess || !p.device || p.managed) return NULL;
+	if (tp_gpu_pointer(buffer, &p) != ncclSuccess || !p.device || p.managed) return false;
 	uintptr_t begin = (uintptr_t)p.base, end = begin + p.bytes;
-	if (!tp_param_int(&params[PARAM_LEGACY]) && !tp_mem_is_mapped(buffer)) return NULL;
-	if ((uintptr_t)buffer < begin || (uintptr_t)buffer + bytes > end) return NULL;
+	if (!tp_param_int(&params[PARAM_LEGACY]) && !tp_mem_is_mapped(buffer)) return false;
+	if ((uintptr_t)buffer < begin || (uintptr_t)buffer + bytes > end) return false;
 	struct tp_gpu_kept *k = tp_alloc(1, sizeof(*k), "a graph's registration");
-	if (!k) return NULL;
+	if (!k) return false;
 	*k = (struct tp_gpu_kept){ .next = rank->kept, .begin = begin, .end = end };
 	if (tp_mem_register(rank->mem, p.base, p.bytes, &k->handle) != ncclSuccess) {
 		free(k);
-		return NULL;
+		return false;
 	}
 	if (!hold(held, k)) {
-		tp_mem_drop(rank->mem, k->handle);
+		tp_mem_deregister(rank->mem, k->handle);
 		free(k);
-		return NULL;
+		return false;
 	}
 	rank->kept = k;
-	return tp_mem_has_effect(k->handle) ? k : NULL;
+	return tp_mem_has_effect(k->handle);
 }
 
 static void register_buffer(struct tp_gpu_rank *rank, struct tp_gpu_held *held, const void *buffer, size_t bytes)
@@ -77,9 +78,13 @@ static void register_buffer(struct tp_gpu_rank *rank, struct tp_gpu_held *held, 
 	if (!buffer || is_held(held, begin, begin + bytes)) return;
 	for (struct tp_gpu_kept *k = rank->kept; k; k = k->next)
 		if (covers(k, begin, begin + bytes) && !hold(held, k)) return;
-	if (tp_mem_find(rank->mem, buffer, bytes, &place)) return;
-	const struct tp_gpu_kept *kept = keep(rank, held, buffer, bytes);
-	if (kept && held->waited_ms < WAIT_MS) held->waited_ms += (uint32_t)tp_mem_await_peers(rank->mem, kept->handle, WAIT_MS - held->waited_ms);
+	if (tp_mem_find(rank->mem, buffer, bytes, &place) || !keep(rank, held, buffer, bytes)) return;
+	uint64_t start = tp_clock_ms(), waited = 0;
+	while (held->waited_ms + waited < WAIT_MS && !tp_mem_find(rank->mem, buffer, bytes, &place)) {
+		usleep(100);
+		waited = tp_clock_ms() - start;
+	}
+	held->waited_ms += (uint32_t)waited;
 }
 
 /* Only what kernels will offer. Ranks that aren't the root of a gather get nothing. */
@@ -117,7 +122,7 @@ static void drop(struct tp_gpu_rank *rank, struct tp_gpu_kept *k, bool deregiste
 	struct tp_gpu_kept **at = &rank->kept;
 	while (*at != k) at = &(*at)->next;
 	*at = k->next;
-	if (deregisters) tp_mem_drop(rank->mem, k->handle);
+	if (deregisters) tp_mem_deregister(rank->mem, k->handle);
 	free(k);
 }
 

@@ -165,7 +165,7 @@ static ncclResult_t check_state(struct ncclComm *parent, int flags)
 	uint32_t gate = atomic_load_explicit(&parent->gate, memory_order_acquire);
 	if (gate & (TP_GATE_INIT | TP_GATE_FINALIZED)) return tp_comm_may_call(parent, "ncclCommShrink");
 	if (flags == NCCL_SHRINK_ABORT) return tp_comm_stop(parent, "shrinks the communicator");
-	bool busy = parent->gpu ? tp_gpu_rank_is_busy(parent->gpu) : atomic_load_explicit(&parent->queued, memory_order_acquire) != 0;
+	bool busy = parent->gpu ? tp_gpu_rank_is_busy(parent) : atomic_load_explicit(&parent->queued, memory_order_acquire) != 0;
 	if (busy && !(gate & TP_GATE_ERROR))
 		return TP_FAIL(ncclInvalidUsage, "ncclCommShrink: operations are outstanding on communicator %p; wait for them, or use "
 			"NCCL_SHRINK_ABORT", (void *)parent);

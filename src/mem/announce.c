@@ -15,13 +15,12 @@
 
 #define TALK_MS 1000
 #define RETRY_NS 2000000
-#define POLL_MOST_NS 64000000L          /* between two looks at what kernels keep */
 
 /* One word. A descriptor, where there is one, follows with one byte of its own. */
 struct word {
 	uint32_t word;                      /* enum tp_mem_word */
 	uint32_t index, generation;
-	uint8_t reply, has_fd, pad[2];      /* reply: enum tp_mem_reply */
+	uint8_t retired, mapped, has_fd, pad;
 	int32_t from, to;                   /* ranks */
 	struct tp_mem_record record;
 	uint8_t mac[TP_SECRET_BYTES];       /* over what comes before, with the receiver's name */
@@ -50,26 +49,17 @@ static int deliver(const struct tp_mem *mem, int local, const struct word *word,
 	return error;
 }
 
-static void lose(struct tp_mem *mem, int local, const struct word *word, int error)
+static void lose(const struct tp_mem *mem, int local, int error)
 {
 	/* A rank that has left its communicator, most likely. */
-	if (!error) return;
-	TP_INFO(TP_REG, "rank %d can't tell rank %d of registered memory: %s", mem->boot->rank, mem->boot->local_ranks[local], strerror(error));
-	if (word->word != TP_MEM_ANSWER) tp_mem_peer_answered(mem, local, word->index, word->generation, TP_MEM_GONE);
+	if (error)
+		TP_INFO(TP_REG, "rank %d can't tell rank %d of registered memory: %s", mem->boot->rank, mem->boot->local_ranks[local], strerror(error));
 }
 
-static void wake_in(struct tp_mem *mem, long ns)
+static void wake_later(struct tp_mem *mem)
 {
-	struct itimerspec soon = { .it_value = { 0, ns } };
+	struct itimerspec soon = { .it_value = { 0, RETRY_NS } };
 	timerfd_settime(mem->timer, 0, &soon, NULL);
-}
-
-static void wake_later(struct tp_mem *mem) { wake_in(mem, RETRY_NS); }
-
-void tp_mem_poll_soon(struct tp_mem *mem)
-{
-	atomic_store_explicit(&mem->poll_ns, RETRY_NS, memory_order_relaxed);
-	wake_later(mem);
 }
 
 /* say_lock is held. */
@@ -95,7 +85,7 @@ static void say(struct tp_mem *mem, int local, struct word *word, int fd)
 	while (p && p->local != local) p = p->next;
 	int error = p ? EAGAIN : deliver(mem, local, word, fd);
 	if (error == EAGAIN) keep(mem, local, word, fd);
-	else lose(mem, local, word, error);
+	else lose(mem, local, error);
 	pthread_mutex_unlock(&mem->say_lock);
 }
 
@@ -111,7 +101,7 @@ static void retry(struct tp_mem *mem)
 			at = &p->next;
 			continue;
 		}
-		lose(mem, p->local, &p->word, error);
+		lose(mem, p->local, error);
 		*at = p->next;
 		if (p->fd >= 0) close(p->fd);
 		free(p);
@@ -134,14 +124,15 @@ void tp_mem_announce(struct tp_mem *mem, enum tp_mem_word what, const struct tp_
 	}
 }
 
-void tp_mem_answer(struct tp_mem *mem, int to, uint32_t index, uint32_t generation, enum tp_mem_reply reply)
+void tp_mem_answer(struct tp_mem *mem, int to, uint32_t index, uint32_t generation, bool retired, bool mapped)
 {
 	struct word word;
 	memset(&word, 0, sizeof(word));
 	word.word = TP_MEM_ANSWER;
 	word.index = index;
 	word.generation = generation;
-	word.reply = (uint8_t)reply;
+	word.retired = retired;
+	word.mapped = mapped;
 	say(mem, to, &word, -1);
 }
 
@@ -153,7 +144,7 @@ static void obey(struct tp_mem *mem, const struct word *word, int fd)
 	switch (word->word) {
 	case TP_MEM_ANNOUNCE: tp_mem_peer_announced(mem, from, word->index, word->generation, &word->record, fd); break;
 	case TP_MEM_RETIRE: tp_mem_peer_retired(mem, from, word->index, word->generation); break;
-	default: tp_mem_peer_answered(mem, from, word->index, word->generation, (enum tp_mem_reply)word->reply); break;
+	default: tp_mem_peer_answered(mem, from, word->index, word->generation, word->retired != 0, word->mapped != 0); break;
 	}
 }
 
@@ -164,8 +155,7 @@ static bool is_ours(const struct tp_mem *mem, const struct word *word)
 	if (word->from < 0 || word->from >= boot->nranks || word->from == boot->rank || word->to != boot->rank || boot->peers[word->from].host != boot->host)
 		return false;
 	sign(boot, word, mem->names[boot->local], mac);
-	return tp_secret_equal(mac, word->mac) && word->index < TP_MEM_BUFFERS && word->word >= TP_MEM_ANNOUNCE && word->word <= TP_MEM_ANSWER &&
-		word->reply < TP_MEM_GONE;
+	return tp_secret_equal(mac, word->mac) && word->index < TP_MEM_BUFFERS && word->word >= TP_MEM_ANNOUNCE && word->word <= TP_MEM_ANSWER;
 }
 
 static void hear(struct tp_mem *mem, int sock)
@@ -235,20 +225,13 @@ static void come(void *arg, uint32_t events)
 	attend(mem);
 }
 
-/* On the service thread: what kernels keep, words that wait for room at their receivers, guests that have not spoken. */
+/* On the service thread: words that wait for room at their receivers, guests that have not spoken. */
 static void tick(void *arg, uint32_t events)
 {
 	struct tp_mem *mem = arg;
 	uint64_t expired;
 	(void)events;
 	if (read(mem->timer, &expired, sizeof(expired)) < 0) return;
-	if (tp_mem_settle(mem)) {
-		long ns = atomic_load_explicit(&mem->poll_ns, memory_order_relaxed) * 2;
-		ns = TP_MIN(ns, POLL_MOST_NS);
-		atomic_store_explicit(&mem->poll_ns, ns, memory_order_relaxed);
-		wake_in(mem, ns);
-	}
-	/* Sooner, where these have something to do. */
 	retry(mem);
 	attend(mem);
 }

@@ -86,15 +86,6 @@ void tp_mem_import_drop(struct tp_mem_import *import)
 	free(import);
 }
 
-bool tp_mem_import_waits(const struct tp_mem_import *import)
-{
-	if (!import) return false;
-	pthread_mutex_lock(&lock);
-	bool waits = import->users == 1 && import->memory.ptr && import->memory.kind == TP_GPU_IMPORTED_IPC;
-	pthread_mutex_unlock(&lock);
-	return waits;
-}
-
 int tp_mem_imports(void)
 {
 	int count = 0;

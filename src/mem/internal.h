@@ -5,8 +5,6 @@
  *   record.c    what somebody's allocation is, as others need to know it
  *   import.c    what was mapped of other processes and ranks, once a process
  *   registry.c  a communicator's registrations and the tables that kernels read
- *   retire.c    their end
- *   peers.c     what peers say of theirs and of ours
  *   announce.c  tells peers of them in the background
  *   window.c    registrations that all ranks make together */
 #ifndef TP_MEM_INTERNAL_H
@@ -53,7 +51,6 @@ struct tp_mem_import;
 ncclResult_t tp_mem_import_take(const struct tp_gpu *gpu, uint64_t own_process, const struct tp_mem_record *record, int fd, uint64_t *address,
 	struct tp_mem_import **out);
 void tp_mem_import_drop(struct tp_mem_import *import);
-bool tp_mem_import_waits(const struct tp_mem_import *import);       /* would CUDA, to drop it, wait for kernels? */
 int tp_mem_imports(void);               /* how many are kept (tests) */
 
 /* ---- registry.c ---- */
@@ -62,11 +59,8 @@ struct tp_mem_range {
 	uintptr_t begin, end, highest;      /* highest: the largest end of this and all ranges before it, in order */
 	uint64_t buffer_id;
 	uint32_t index;                     /* TP_MEM_BUFFERS: peers can't have it */
-	uint64_t acks;                      /* bit l: local rank l has it mapped; retiring: has let it go */
-	uint64_t answers;                   /* bit l: local rank l has answered, whatever */
-	bool ended;                         /* no longer registered */
-	void *mark;                         /* ended: what is to be done first; NULL: nothing */
-	bool retiring;                      /* peers know that; the index is free once all have let it go */
+	uint64_t acks;                      /* bit l: local rank l has answered */
+	bool retiring;                      /* no longer registered; the index is free once all have answered */
 	uint32_t generation;                /* of the index: answers to an earlier user of it count for nothing */
 	bool plain;                         /* by IPC: the owner may free it only when all have closed it */
 	struct tp_mem_record record;
@@ -78,7 +72,6 @@ struct tp_mem {
 	struct tp_boot *boot;
 	const struct tp_gpu *gpu;
 	uint64_t process;
-	struct tp_mem_kernels kernels;
 	bool useful;                        /* there are others on the host, and all reach all */
 	uint64_t everybody;                 /* bits of the other local ranks */
 	struct tp_gpu_memory memory;        /* the table, then the windows' */
@@ -95,8 +88,6 @@ struct tp_mem {
 	/* announce.c */
 	int listener;
 	int timer;
-	_Atomic long poll_ns;               /* until the service thread next looks at what kernels keep */
-	struct tp_mem_late *late;           /* peers' buffers that kernels keep; the service thread's */
 	struct tp_service_watch *watch, *timer_watch;
 	pthread_mutex_t say_lock;           /* what is said, and in which order */
 	struct tp_mem_pending *pending;
@@ -107,10 +98,6 @@ struct tp_mem {
 	uint64_t windows_used[TP_MEM_WINDOWS / 64];
 	uint32_t next_window;
 };
-/* With the lock. Its own kernels see the range where the program does, while all peers have it mapped: so they know whether it can be offered. */
-ncclResult_t tp_mem_write_own(struct tp_mem *mem, uint32_t index, uint64_t address);
-void tp_mem_sort_out(struct tp_mem *mem, const struct tp_mem_range *range);     /* no longer found */
-void tp_mem_forget_range(struct tp_mem *mem, struct tp_mem_range *range);
 /* The device's copy of table or windows' words follows the host's. */
 ncclResult_t tp_mem_write_words(struct tp_mem *mem, size_t first, const uint64_t *words, size_t count);
 
@@ -120,24 +107,11 @@ ncclResult_t tp_mem_announce_open(struct tp_mem *mem);
 void tp_mem_announce_close(struct tp_mem *mem);
 /* To all other ranks of the host; without the lock. fd: of the range's record, or -1. */
 void tp_mem_announce(struct tp_mem *mem, enum tp_mem_word word, const struct tp_mem_range *range, int fd);
-/* To an announcement: it is mapped here, or can't be; to a retirement: it no longer is, or will be let go later. GONE: there is nobody, whatever was said. */
-enum tp_mem_reply { TP_MEM_MAPPED, TP_MEM_NOT_MAPPED, TP_MEM_LET_GO, TP_MEM_LATER, TP_MEM_GONE };
-void tp_mem_answer(struct tp_mem *mem, int to, uint32_t index, uint32_t generation, enum tp_mem_reply reply);
-/* The service thread looks at what kernels keep (tp_mem_settle): soon, and less and less often. */
-void tp_mem_poll_soon(struct tp_mem *mem);
-
-/* ---- peers.c, on the service thread ---- */
-/* Record and fd (may be taken) of local rank `from`. */
+/* On the service thread, what came: record and fd (may be taken) of local rank `from`. */
 void tp_mem_peer_announced(struct tp_mem *mem, int from, uint32_t index, uint32_t generation, const struct tp_mem_record *record, int fd);
 void tp_mem_peer_retired(struct tp_mem *mem, int from, uint32_t index, uint32_t generation);
-/* From any thread. */
-void tp_mem_peer_answered(struct tp_mem *mem, int from, uint32_t index, uint32_t generation, enum tp_mem_reply reply);
-bool tp_mem_settle(struct tp_mem *mem);         /* false: nothing is kept any more */
-void tp_mem_peers_close(struct tp_mem *mem);    /* nobody speaks any more */
-
-/* ---- retire.c ---- */
-bool tp_mem_retire_passed(struct tp_mem *mem);  /* what nothing that was launched keeps any more; true: there is more */
-void tp_mem_retire_close(struct tp_mem *mem);
+void tp_mem_peer_answered(struct tp_mem *mem, int from, uint32_t index, uint32_t generation, bool retired, bool mapped);
+void tp_mem_answer(struct tp_mem *mem, int to, uint32_t index, uint32_t generation, bool retired, bool mapped);
 
 /* ---- window.c ---- */
 void tp_mem_windows_close(struct tp_mem *mem);

@@ -6,8 +6,6 @@
  *            when all of them have it does tp_mem_find tell the caller, who then may offer {index, offset} to its peers in band. A peer's
  *            kernel finds the address in its own table [local rank][index]. A rank's entry for its own buffer is there while all peers have it
  *            mapped: a captured graph may outlive a registration, so its kernels look before they offer what was found at capture.
- *            A registration ends in steps: once tp_mem_deregister returns no kernel offers it any more; what was launched before may still be
- *            stored to, so peers are told only when that is done; each lets go of it at once, or says that it will when its own kernels let it.
  *   windows  collective: when the call returns every rank of a host whose GPUs all reach each other has all buffers mapped.
  * cudaFree tells nobody: each look-up compares the allocation's buffer id with that of its registration. Imports are kept once a
  * process and context, by (process, buffer id), counted.
@@ -29,21 +27,9 @@ ncclResult_t tp_mem_free(void *ptr);
 #define TP_MEM_BUFFERS 1024             /* local registrations of a rank in a communicator that peers can have mapped */
 
 struct tp_mem;
-/* What the owner knows of kernels. All of it may be called from any thread, with any locks of this folder's; none waits. NULL: there are none. */
-struct tp_mem_kernels {
-	/* What this rank has launched so far, to be asked whether it is done; NULL: it is. Freed by forget. */
-	void *(*mark)(void *rank);
-	bool (*passed)(void *rank, void *mark);
-	void (*forget)(void *rank, void *mark);
-	/* true: no kernel of this process waits for a peer, nor is one launched until hush_end: CUDA may be asked what waits for all kernels. */
-	bool (*hush)(void *rank);
-	void (*hush_end)(void *rank);
-	void *rank;
-};
 struct tp_mem_options {
 	const struct tp_gpu *gpu;
 	const bool *reaches;                /* [nlocal] by place: this rank's GPU and that one's reach each other; agreed (tp_links_reaches) */
-	struct tp_mem_kernels kernels;
 };
 /* Collective over the communicator; any number of hosts. */
 ncclResult_t tp_mem_create(struct tp_boot *boot, const struct tp_mem_options *options, struct tp_mem **out);
@@ -59,16 +45,8 @@ bool tp_mem_registers(void);
 bool tp_mem_is_mapped(const void *ptr);
 /* Can peers have it? What can't be shared, or is one too many, registers without effect. */
 bool tp_mem_has_effect(const void *handle);
-/* Until all peers have answered that they map it, or that they can't, or are gone; at most so long. The time that it took. */
-uint64_t tp_mem_await_peers(struct tp_mem *mem, const void *handle, uint64_t most_ms);
-/* ncclCommDeregister. Operations launched before may be outstanding: they end as they would have, and kernels that begin later don't use
- * the range. Never waits for a kernel. A handle that isn't one is ncclInvalidArgument.
- * Memory that CUDA IPC shows (cudaMalloc) should be freed only once peers have closed it: where nothing is outstanding this waits until each has
- * answered that it has, or that its own kernels keep it from that for now. What is kept so goes when these are done, at the latest with the
- * communicator: at most TP_MEM_BUFFERS of a rank. Memory of ncclMemAlloc and its like lives on while peers have it mapped: nobody waits. */
+/* ncclCommDeregister: nothing that uses the range may be outstanding. A handle that isn't one is ncclInvalidArgument. */
 ncclResult_t tp_mem_deregister(struct tp_mem *mem, void *handle);
-/* The same without waiting for answers. */
-ncclResult_t tp_mem_drop(struct tp_mem *mem, void *handle);
 
 struct tp_mem_place { uint32_t index; uint64_t offset; };
 /* True where [ptr, ptr + bytes) lies in a registered range, still the same allocation, that all ranks of this host have mapped. Cheap: a few

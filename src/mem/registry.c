@@ -1,12 +1,15 @@
 /* A communicator's registrations. Of each range that can be shared, peers are told under an index; once all of them have answered that
  * they have it mapped, tp_mem_find finds it. Kernels read a peer's table entry only for an index that was offered to them, so
- * entries may change while kernels run. */
+ * entries may change while kernels run. An index is used again when all have answered that they let it go. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "mem/internal.h"
+
+#define LET_GO_MS 200
 
 static struct tp_param params[] = {
 	{ .name = "NCCL_LOCAL_REGISTER", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
@@ -72,7 +75,6 @@ ncclResult_t tp_mem_create(struct tp_boot *boot, const struct tp_mem_options *op
 	mem->boot = boot;
 	mem->gpu = options->gpu;
 	mem->process = boot->peers[boot->rank].process_hash;
-	mem->kernels = options->kernels;
 	mem->listener = mem->timer = -1;
 	init_lock(mem);
 	judge_use(mem, options->reaches);
@@ -95,9 +97,9 @@ void tp_mem_destroy(struct tp_mem *mem)
 {
 	if (!mem) return;
 	tp_mem_announce_close(mem);
-	tp_mem_retire_close(mem);
-	tp_mem_peers_close(mem);
 	tp_mem_windows_close(mem);
+	for (int l = 0; mem->remotes && l < mem->boot->nlocal; l++)
+		for (int i = 0; i < TP_MEM_BUFFERS; i++) tp_mem_import_drop(mem->remotes[l][i].import);
 	while (mem->ranges) {
 		struct tp_mem_range *range = mem->ranges;
 		mem->ranges = range->next;
@@ -157,7 +159,7 @@ static ncclResult_t sort_in(struct tp_mem *mem, struct tp_mem_range *range)
 	return ncclSuccess;
 }
 
-void tp_mem_sort_out(struct tp_mem *mem, const struct tp_mem_range *range)
+static void sort_out(struct tp_mem *mem, const struct tp_mem_range *range)
 {
 	for (int i = 0; i < mem->nranges; i++) {
 		if (mem->sorted[i] != range) continue;
@@ -180,7 +182,8 @@ static uint32_t free_index(struct tp_mem *mem)
 	return TP_MEM_BUFFERS;
 }
 
-ncclResult_t tp_mem_write_own(struct tp_mem *mem, uint32_t index, uint64_t address)
+/* Its own kernels see the range where the program does, while all peers have it mapped: so they know whether it can be offered. */
+static ncclResult_t write_own(struct tp_mem *mem, uint32_t index, uint64_t address)
 {
 	return tp_mem_write_words(mem, (size_t)mem->boot->local * TP_MEM_BUFFERS + index, &address, 1);
 }
@@ -207,7 +210,7 @@ static ncclResult_t register_range(struct tp_mem *mem, struct tp_mem_range *rang
 	bool tell = result == ncclSuccess && range->index < TP_MEM_BUFFERS;
 	if (result != ncclSuccess) {
 		mem->ranges = range->next;
-		tp_mem_sort_out(mem, range);
+		sort_out(mem, range);
 		if (range->index < TP_MEM_BUFFERS) mem->by_index[range->index] = NULL;
 	}
 	pthread_mutex_unlock(&mem->lock);
@@ -244,13 +247,53 @@ ncclResult_t tp_mem_register(struct tp_mem *mem, void *ptr, size_t bytes, void *
 bool tp_mem_has_effect(const void *handle) { return ((const struct tp_mem_range *)handle)->index < TP_MEM_BUFFERS; }
 
 /* The lock is held. */
-void tp_mem_forget_range(struct tp_mem *mem, struct tp_mem_range *range)
+static void forget(struct tp_mem *mem, struct tp_mem_range *range)
 {
 	struct tp_mem_range **at = &mem->ranges;
 	while (*at != range) at = &(*at)->next;
 	*at = range->next;
 	if (range->index < TP_MEM_BUFFERS) mem->by_index[range->index] = NULL;
 	free(range);
+}
+
+/* CUDA wants an exported allocation to be freed only when importers have closed it, and the program may free it next. */
+static void wait_let_go(struct tp_mem *mem, uint32_t index, const struct tp_mem_range *range, uint32_t generation)
+{
+	struct timespec until;
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_nsec += (long)LET_GO_MS * 1000000;
+	until.tv_sec += until.tv_nsec / 1000000000;
+	until.tv_nsec %= 1000000000;
+	while (mem->by_index[index] == range && mem->generations[index] == generation)
+		if (pthread_cond_timedwait(&mem->answered, &mem->lock, &until)) break;
+}
+
+ncclResult_t tp_mem_deregister(struct tp_mem *mem, void *handle)
+{
+	struct tp_mem_range *range, told;
+	pthread_mutex_lock(&mem->lock);
+	for (range = mem->ranges; range && (range != handle || range->retiring); range = range->next) { }
+	if (!range) {
+		pthread_mutex_unlock(&mem->lock);
+		return TP_FAIL(ncclInvalidArgument, "ncclCommDeregister: %p is not a registration of this communicator (rank %d)", handle, mem->boot->rank);
+	}
+	if (range->record.bytes) sort_out(mem, range);
+	if (range->index == TP_MEM_BUFFERS) {
+		forget(mem, range);
+		pthread_mutex_unlock(&mem->lock);
+		return ncclSuccess;
+	}
+	range->retiring = true;
+	range->acks = 0;
+	told = *range;
+	ncclResult_t result = write_own(mem, range->index, 0);
+	pthread_mutex_unlock(&mem->lock);
+	tp_mem_announce(mem, TP_MEM_RETIRE, &told, -1);
+	if (!told.plain) return result;
+	pthread_mutex_lock(&mem->lock);
+	wait_let_go(mem, told.index, range, told.generation);
+	pthread_mutex_unlock(&mem->lock);
+	return result;
 }
 
 /* ---- finding */
@@ -278,4 +321,54 @@ bool tp_mem_find(struct tp_mem *mem, const void *ptr, size_t bytes, struct tp_me
 	pthread_mutex_unlock(&mem->lock);
 	/* It may have been freed, and the address may be somebody else's by now. */
 	return found && tp_gpu_buffer_id(ptr, &now) == ncclSuccess && now == id;
+}
+
+/* ---- what peers say; on the service thread */
+
+void tp_mem_peer_announced(struct tp_mem *mem, int from, uint32_t index, uint32_t generation, const struct tp_mem_record *record, int fd)
+{
+	struct tp_mem_import *import = NULL, *old;
+	uint64_t address = 0;
+	bool mapped = tp_mem_import_take(mem->gpu, mem->process, record, fd, &address, &import) == ncclSuccess;
+	pthread_mutex_lock(&mem->lock);
+	struct tp_mem_remote *remote = &mem->remotes[from][index];
+	old = remote->import;
+	*remote = (struct tp_mem_remote){ import, generation };
+	if (tp_mem_write_words(mem, (size_t)from * TP_MEM_BUFFERS + index, &address, 1) != ncclSuccess) mapped = false;
+	pthread_mutex_unlock(&mem->lock);
+	tp_mem_import_drop(old);
+	tp_mem_answer(mem, from, index, generation, false, mapped);
+}
+
+void tp_mem_peer_retired(struct tp_mem *mem, int from, uint32_t index, uint32_t generation)
+{
+	struct tp_mem_import *import = NULL;
+	uint64_t nothing = 0;
+	pthread_mutex_lock(&mem->lock);
+	struct tp_mem_remote *remote = &mem->remotes[from][index];
+	if (remote->generation == generation) {
+		import = remote->import;
+		remote->import = NULL;
+		(void)tp_mem_write_words(mem, (size_t)from * TP_MEM_BUFFERS + index, &nothing, 1);
+	}
+	pthread_mutex_unlock(&mem->lock);
+	tp_mem_import_drop(import);
+	tp_mem_answer(mem, from, index, generation, true, false);
+}
+
+void tp_mem_peer_answered(struct tp_mem *mem, int from, uint32_t index, uint32_t generation, bool retired, bool mapped)
+{
+	pthread_mutex_lock(&mem->lock);
+	struct tp_mem_range *range = mem->by_index[index];
+	if (range && range->generation == generation && range->retiring == retired) {
+		if (retired || mapped) range->acks |= 1ull << from;
+		else TP_INFO(TP_REG, "rank %d can't map a buffer that rank %d registered: it is used without", mem->boot->local_ranks[from], mem->boot->rank);
+		if (!retired && range->acks == mem->everybody && write_own(mem, index, range->begin) == ncclSuccess)
+			TP_INFO(TP_REG, "rank %d: what it registered at %p is mapped by all ranks of the host", mem->boot->rank, (void *)range->begin);
+		if (retired && range->acks == mem->everybody) {
+			forget(mem, range);
+			pthread_cond_broadcast(&mem->answered);
+		}
+	}
+	pthread_mutex_unlock(&mem->lock);
 }

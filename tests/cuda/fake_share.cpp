@@ -383,10 +383,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr ptr)
 	FAKE_ENTER(cuIpcCloseMemHandle);
 	memory *m = find_memory(ptr);
 	if (!m || m->kind != IPC || m->base != ptr) return CUDA_ERROR_INVALID_VALUE;
-	CUcontext context;
-	FAKE_TRY(current(&context));
 	if (--m->references > 0) return CUDA_SUCCESS;
-	wait_context(held, context);
 	if (m->shadow) munmap((void *)(m->shadow - (m->base - (uintptr_t)m->map)), m->map_bytes);
 	munmap(m->map, m->map_bytes);
 	remove_memory(ptr);

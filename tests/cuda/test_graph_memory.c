@@ -87,64 +87,6 @@ static void a_graph_registers_what_it_receives_into(void **state)
 	assert_true(gpu_run(&o, while_a_graph_lives, &plain));
 }
 
-/* From the graph's end on rank 0 always has an operation outstanding when it makes the next. */
-static void never_idle(struct gpu_rank *g)
-{
-	struct ranks *r = g->r;
-	struct gpu_op large = { .kind = ALL_GATHER, .count = COUNT, .type = ncclInt32, .rank = r->rank, .nranks = r->nranks }, small = large;
-	CUgraph graph;
-	CUdeviceptr pool = g->pool;
-	void *mapped = NULL;
-	REQUIRE_OK(ncclMemAlloc(&mapped, g->pool_bytes));
-	g->pool = (CUdeviceptr)(uintptr_t)mapped;
-	small.count = 100;
-	op_prepare(g, &large);
-	op_prepare(g, &small);
-	REQUIRE_OK(op_issue(&small, g->comm, g->streams[1]));
-	gpu_sync(g, 1);
-	ranks_barrier(r);
-	long long before = mappings();
-	ranks_barrier(r);
-	CUDA_OK(StreamBeginCapture(g->streams[1], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-	REQUIRE_OK(op_issue(&large, g->comm, g->streams[1]));
-	CUDA_OK(StreamEndCapture(g->streams[1], &graph));
-	settle_at(g, before + r->nranks - 1);
-	if (!r->rank) {
-		REQUIRE_OK(op_issue(&small, g->comm, g->streams[1]));
-		CUDA_OK(GraphDestroy(graph));
-	}
-	uint64_t end = ranks_now_ms() + (uint64_t)ranks_patience_ms(20000);
-	for (int gone = 0; !gone;) {
-		if (!r->rank) REQUIRE_OK(op_issue(&small, g->comm, g->streams[1]));
-		ranks_barrier(r);
-		if (r->rank) {
-			REQUIRE_OK(op_issue(&small, g->comm, g->streams[1]));
-			gpu_sync(g, 1);
-			usleep(2000);
-			r->shared->word[2] = mappings() == before;
-			REQUIRE(ranks_now_ms() < end);
-		}
-		ranks_barrier(r);
-		gone = r->shared->word[2] != 0;
-		if (!r->rank) CUDA_IS(StreamQuery(g->streams[1]), CUDA_ERROR_NOT_READY);
-		ranks_barrier(r);
-	}
-	if (r->rank) REQUIRE_OK(op_issue(&small, g->comm, g->streams[1]));
-	gpu_sync(g, 1);
-	if (r->rank) CUDA_OK(GraphDestroy(graph));
-	ranks_barrier(r);
-	g->pool = pool;
-	REQUIRE_OK(ncclMemFree(mapped));
-}
-
-static void what_a_graph_registered_goes_though_the_gpu_is_never_idle(void **state)
-{
-	(void)state;
-	if (!gpu_fake_here()) skip();
-	struct gpu_options o = { .nranks = 2, .ndevices = 2, .pool_bytes = (size_t)4 << 20 };
-	assert_true(gpu_run(&o, never_idle, NULL));
-}
-
 /* The communicator ends first, or the graph is never launched. */
 static void ends_in_any_order(struct gpu_rank *g)
 {
@@ -182,7 +124,6 @@ int main(void)
 	gpu_need();
 	setenv("TELPHER_CUDA_TABLE", "offer=256K,gather=0:0:0,pipes=2", 1);
 	setenv("TELPHER_LL128", "on", 1);
-	const struct CMUnitTest tests[] = { cmocka_unit_test(a_graph_registers_what_it_receives_into),
-		cmocka_unit_test(what_a_graph_registered_goes_though_the_gpu_is_never_idle), cmocka_unit_test(graph_and_communicator_end_in_any_order) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(a_graph_registers_what_it_receives_into), cmocka_unit_test(graph_and_communicator_end_in_any_order) };
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

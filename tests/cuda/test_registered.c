@@ -335,52 +335,6 @@ static void what_a_graph_registered_stays_while_something_receives_into_it(void 
 	}
 }
 
-/* The receiver ends its registration while its kernel waits for what is to come there. */
-static void ended_early(struct gpu_rank *g)
-{
-	struct ranks *r = g->r;
-	unsigned char got[LARGE];
-	ncclResult_t error;
-	open_comm(g);
-	CUdeviceptr large = gpu_take(g, LARGE, 0);
-	gpu_fill(g, large, r->rank ? 0 : 77, LARGE);
-	for (int turn = 0; turn < 3; turn++) {
-		void *handle = register_pool(g, 2);
-		if (r->rank) {
-			transfer(g, large, LARGE);
-			if (turn) usleep(20000);        /* it has offered the buffer; if not, all the better */
-			REQUIRE_OK(ncclCommDeregister(g->comm, handle));
-			REQUIRE_IS(ncclCommDeregister(g->comm, handle), ncclInvalidArgument);
-		}
-		ranks_barrier(r);
-		if (!r->rank) transfer(g, large, LARGE);
-		gpu_sync(g, 1);
-		REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
-		REQUIRE_OK(error);
-		gpu_get(g, got, large, LARGE);
-		for (size_t i = 0; i < LARGE; i++) REQUIRE(got[i] == 77);
-		if (r->rank) gpu_fill(g, large, 0, LARGE);
-		ranks_barrier(r);
-	}
-	REQUIRE_OK(ncclCommDestroy(g->comm));
-	g->comm = NULL;
-}
-
-static void a_registration_may_end_while_something_receives_into_it(void **state)
-{
-	(void)state;
-	for (int w = 0; w < 2; w++) {
-		char file[96], command[160];
-		snprintf(log_name, sizeof(log_name), "/tmp/test_registered.%d.l%d", (int)getpid(), w);
-		snprintf(file, sizeof(file), "NCCL_DEBUG_FILE=%s.%%p", log_name);
-		struct gpu_options o = { .nranks = 2, .ndevices = 2, .no_comm = true, .env = { STREAMS, file, w ? "FAKE_CUDA_VMM=0" : NULL } };
-		bool right = gpu_run(&o, ended_early, NULL);
-		snprintf(command, sizeof(command), "rm -f %s.*", log_name);
-		assert_int_equal(system(command), 0);
-		assert_true(right);
-	}
-}
-
 int main(int argc, char **argv)
 {
 	gpu_need();
@@ -396,7 +350,6 @@ int main(int argc, char **argv)
 		cmocka_unit_test(memory_that_is_shared_by_ipc_is_stored_to_as_well),
 		cmocka_unit_test(captured_graphs_outlive_registrations), cmocka_unit_test(captures_register_what_they_receive_into),
 		cmocka_unit_test(what_a_graph_registered_stays_while_something_receives_into_it),
-		cmocka_unit_test(a_registration_may_end_while_something_receives_into_it),
 		cmocka_unit_test(local_registration_can_be_switched_off),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -43,7 +43,7 @@ static struct tp_mem *open_mem(struct tp_boot *boot, const struct tp_gpu *gpu)
 	struct tp_mem *mem;
 	bool reaches[TP_MEM_LOCAL_MAX];
 	for (int l = 0; l < boot->nlocal; l++) reaches[l] = world.reach;
-	struct tp_mem_options options = { .gpu = gpu, .reaches = reaches };
+	struct tp_mem_options options = { gpu, reaches };
 	must(tp_mem_create(boot, &options, &mem) == ncclSuccess);
 	return mem;
 }
@@ -258,7 +258,7 @@ static void without_a_peer(struct tp_boot *boot, void *arg)
 	if (boot->rank == 1) return;
 	char *buffer = plain_memory(gpu);
 	must(tp_mem_register(mem, buffer, BYTES, &handle) == ncclSuccess);
-	tp_mem_await_peers(mem, handle, 600000);
+	usleep(20000);
 	must(!tp_mem_find(mem, buffer, 4, &place));
 	must(tp_mem_deregister(mem, handle) == ncclSuccess);
 	free_plain(gpu, buffer);

@@ -23,7 +23,7 @@ static struct tp_mem *open_mem(struct tp_boot *boot, const struct tp_gpu *gpu)
 	struct tp_mem *mem;
 	bool reaches[TP_MEM_LOCAL_MAX];
 	for (int l = 0; l < boot->nlocal; l++) reaches[l] = world.reach;
-	struct tp_mem_options options = { .gpu = gpu, .reaches = reaches };
+	struct tp_mem_options options = { gpu, reaches };
 	must(tp_mem_create(boot, &options, &mem) == ncclSuccess);
 	return mem;
 }

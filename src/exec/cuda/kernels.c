@@ -12,8 +12,8 @@ static struct tp_param params[] = {
 	[PARAM_FILE] = { .name = "TELPHER_CUDA_KERNELS", .kind = TP_PARAM_STRING,
 		.doc = "A file with GPU kernels (a fatbin) to use instead of those in the library, for trying others" },
 	[PARAM_CARVEOUT] = { .name = "NCCL_L1_SHARED_MEMORY_CARVEOUT", .kind = TP_PARAM_INT, .fallback = "0", .max = 100,
-		.doc = "GPUs: percent of a multiprocessor's memory that our kernels ask for as shared memory, the rest being L1 cache; 0: as little as lets all of them that a "
-			"multiprocessor can have run side by side" },
+		.doc = "GPUs: percent of a multiprocessor's memory that our kernels ask for as shared memory, the rest being L1 cache; at least as much as lets all "
+			"of them that a multiprocessor can have run side by side, which 0 asks for" },
 };
 TP_PARAM_TABLE("exec", params)
 
@@ -46,7 +46,7 @@ struct loading {
 	CUfunction functions[MOST_FUNCTIONS];
 	int nfunctions;
 	int block_bytes;                /* of shared memory, of the largest block */
-	enum tp_cuda_pipes wanted;
+	enum tp_cuda_pipes wanted, level;   /* level: what needs the kernels that are loaded */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -72,11 +72,12 @@ static ncclResult_t load_function(struct loading *l, CUfunction function)
 	if (tp_cuda->FuncLoad) TP_CUDA_TRY(gpu, FuncLoad(function));
 	else TP_CUDA_TRY(gpu, FuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, function));
 	if (l->shared) {
-		/* Where two blocks of them don't fit a multiprocessor, nobody uses these, and so they don't count. */
+		/* Where no block of them fits a multiprocessor, nobody uses these, and so they don't count. */
 		CUresult result = tp_cuda->FuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, l->shared);
 		if (result == CUDA_SUCCESS) result = tp_cuda->OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, TP_DEV_THREADS, (size_t)l->shared);
-		if (result != CUDA_SUCCESS || blocks < 2) {
-			l->wanted = TP_CUDA_PIPES_NONE;
+		if (result != CUDA_SUCCESS || blocks < 1) {
+			if (l->wanted >= l->level) TP_INFO(TP_INIT, "device %d: a multiprocessor has no room for a block of pipes that %s", gpu->ordinal, l->level == TP_CUDA_PIPES_ALL ? "reduce" : "move");
+			l->wanted = TP_MIN(l->wanted, l->level - 1);
 			return ncclSuccess;
 		}
 	} else {
@@ -112,8 +113,8 @@ static ncclResult_t set_carveouts(struct loading *l)
 	int percent = (int)tp_param_int(&params[PARAM_CARVEOUT]), reserved = 0;
 	/* Of each block, by the driver. */
 	if (tp_cuda->DeviceGetAttribute(&reserved, CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, gpu->device) != CUDA_SUCCESS || reserved <= 0) reserved = 1024;
-	int bytes = l->resident * ((int)tp_align_up((size_t)l->block_bytes, 128) + reserved);
-	if (!percent) percent = least_carveout(gpu, bytes);
+	const int least = least_carveout(gpu, l->resident * ((int)tp_align_up((size_t)l->block_bytes, 128) + reserved));
+	percent = TP_MAX(percent, least);
 	TP_INFO(TP_INIT, "device %d: %d blocks on a multiprocessor, of up to %d bytes of shared memory each: %d %% of it asked for", gpu->ordinal, l->resident, l->block_bytes,
 		percent);
 	for (int i = 0; i < l->nfunctions; i++)
@@ -228,8 +229,10 @@ static ncclResult_t load_all(struct loading *l)
 		[TP_CUDA_FUSED + TP_FUSED_PIPE] = TP_CUDA_PIPES_ALL };
 	TP_TRY(find_wanted(l->kernels->gpu, &l->wanted));
 	TP_TRY(load_images(l));
-	for (enum tp_cuda_kind kind = 0; kind < TP_CUDA_NKINDS; kind++)
-		if (l->wanted >= least[kind]) TP_TRY(find_kind(l, kind));
+	for (enum tp_cuda_kind kind = 0; kind < TP_CUDA_NKINDS; kind++) {
+		l->level = least[kind];
+		if (l->wanted >= l->level) TP_TRY(find_kind(l, kind));
+	}
 	l->kernels->pipes = l->wanted;
 	l->shared = 0;
 	TP_TRY(find_function(l, "transfers", "tp_transfers", &l->kernels->transfers));
