@@ -106,6 +106,13 @@ int topo_export(const struct topo_machine *machine, FILE *out)
 	return values.count ? 0 : 1;
 }
 
+static bool is_of(const char *line, const char *from, const char *to)
+{
+	char begin[2 * TP_TOPO_NAME_BYTES + 24];
+	snprintf(begin, sizeof(begin), "measured from %s to %s:", from, to);
+	return strncmp(line, begin, strlen(begin)) == 0;
+}
+
 /* What was measured between two places, for `explain`. */
 void topo_print_measured(const struct topo_machine *machine, int32_t a, int32_t b, FILE *out)
 {
@@ -128,7 +135,8 @@ void topo_print_measured(const struct topo_machine *machine, int32_t a, int32_t 
 	}
 	/* The refusals that concern these two. */
 	for (rest = notes; (line = strsep(&rest, "\n"));)
-		if (strstr(line, machine->topo->nodes[a].name) && strstr(line, machine->topo->nodes[b].name)) fprintf(out, "Not taken: %s\n", line);
+		if (is_of(line, machine->topo->nodes[a].name, machine->topo->nodes[b].name) || is_of(line, machine->topo->nodes[b].name, machine->topo->nodes[a].name))
+			fprintf(out, "Not taken: %s\n", line);
 	if (result == ncclSuccess) free(values.list);
 	free(notes);
 }

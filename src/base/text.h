@@ -13,6 +13,8 @@ static inline size_t tp_text_char(const char *text)
 	if (n == 1) return *c >= ' ' && *c != 0x7f;
 	for (size_t i = 1; i < n; i++)
 		if (c[i] < 0x80 || c[i] > 0xbf) return 0;
+	/* Longer than it need be, half of a pair of UTF-16, or beyond the last. */
+	if ((c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] > 0x9f) || (c[0] == 0xf0 && c[1] < 0x90) || (c[0] == 0xf4 && c[1] > 0x8f)) return 0;
 	return n == 2 && c[0] == 0xc2 && c[1] < 0xa0 ? 0 : n;
 }
 

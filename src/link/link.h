@@ -174,9 +174,9 @@ const struct tp_net_ops *tp_links_net(const struct tp_links *links, int *dev);
 
 enum tp_cross_nic { TP_CROSS_NEVER, TP_CROSS_ALWAYS, TP_CROSS_TRY_NOT };        /* NCCL_CROSS_NIC's values */
 #define TP_LINK_SEATS_MAX 16
-/* Devices of this rank, by the transport's numbers, nearest first: channel c sends by devs[c % near]. Those behind are for peers' rails
- * (NCCL_CROSS_NIC=0). rails: alike on all hosts; -1: none. */
 #define TP_LINK_RINGS_MAX 32
+/* Devices of this rank, by the transport's numbers, nearest first: channel c sends by devs[c % near], unless a ring says otherwise. Those behind are for peers' rails
+ * (NCCL_CROSS_NIC=0). rails: alike on all hosts; -1: none. */
 struct tp_link_seats {
 	int near, count, devs[TP_LINK_SEATS_MAX], rails[TP_LINK_SEATS_MAX];
 	/* Of each channel, which take turns with these: the place in devs, counted from 1, of the device by which this rank's host sends to the next, or receives

@@ -117,6 +117,16 @@ static double settle(const struct sample *samples, int count, int first, bool bw
 	return 0;
 }
 
+/* By its bus id where there is one, on the host that the name begins with ("h1/") where there are several. */
+static int32_t find_end(const struct tp_topo *topo, const char *name, const char *bus)
+{
+	char text[96];
+	const char *slash = topo->nhosts > 1 ? strchr(name, '/') : NULL;
+	if (!bus[0]) return tp_topo_find_name(topo, name);
+	snprintf(text, sizeof(text), "%.*s%s", slash ? (int)(slash + 1 - name) : 0, name, bus);
+	return tp_topo_find_name(topo, text);
+}
+
 static ncclResult_t read_samples(const struct tp_topo_doc *doc, const struct tp_topo *topo, FILE *notes, struct sample *samples, int *count, int most)
 {
 	int kept = 0;
@@ -125,8 +135,8 @@ static ncclResult_t read_samples(const struct tp_topo_doc *doc, const struct tp_
 		bool is;
 		*s = (struct sample){ .used = false };
 		TP_TRY(tp_topo_doc_measured(doc, i, &s->m, &is));
-		s->from = tp_topo_find_name(topo, s->m.from_bus[0] ? s->m.from_bus : s->m.from);
-		s->to = tp_topo_find_name(topo, s->m.to_bus[0] ? s->m.to_bus : s->m.to);
+		s->from = find_end(topo, s->m.from, s->m.from_bus);
+		s->to = find_end(topo, s->m.to, s->m.to_bus);
 		kept += holds(topo, &s->m, s->from, s->to, notes);
 	}
 	*count = kept;

@@ -25,7 +25,7 @@ static bool read_delay(unsigned long long *delay)
 {
 	char text[128];
 	unsigned long long ran;
-	return read_text("/proc/thread-self/schedstat", text, sizeof(text)) && sscanf(text, "%llu %llu", &ran, delay) == 2;
+	return read_text("/proc/thread-self/schedstat", text, sizeof(text)) && sscanf(text, "%llu %llu", &ran, delay) == 2 && ran;      /* some print zeros */
 }
 
 void tp_delay_begin(struct tp_delay *since)

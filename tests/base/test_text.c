@@ -37,6 +37,11 @@ static void what_is_no_utf_8_does_not(void **state)
 	(void)state;
 	becomes("\xff\xfe", "??");
 	becomes("a\xc3", "a?");
+	/* Longer than it need be, half of a pair of UTF-16, beyond the last. */
+	becomes("\xe0\x82\x9b", "???");
+	becomes("\xf0\x80\x82\x9b", "????");
+	becomes("\xed\xa0\x80", "???");
+	becomes("\xf4\x90\x80\x80", "????");
 	becomes("\xe2\x80z", "??z");
 	becomes("\xc0\xafz", "??z");
 }

@@ -9,12 +9,15 @@ cleanup() { for s in "${spaces[@]}"; do ip netns del "$s" 2>/dev/null; done; rm 
 trap cleanup EXIT
 fail() { echo "FAILED: $*"; grep -n "NCCL WARN" "$work/out" | head -5; tail -30 "$work/out"; exit 1; }
 export NCCL_IB_HCA=telpher TELPHER_VERBS_HIDE_REAL=1 NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET TELPHER_IB_CONNECT=rdma_cm
+export TELPHER_IB_PATH_TIMEOUT=60000       # a busy machine is no reason to take a path for dead
+# A process that gets no processor for a second is none that has been stopped, but how should the card know?
+warned() { grep 'NCCL WARN' "$work/out" | grep -qv 'has served nothing for .*has it been stopped'; }
 all="all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv"
 good() { # WHAT
 	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$1: wrong results"
 	grep -q 'connected by rdma_cm' "$work/out" || fail "$1: not by rdma_cm"
 	grep 'NET/IB' "$work/out" | grep -q 'MTU [0-9]* connected$' && fail "$1: not all by rdma_cm"
-	grep -q 'NCCL WARN' "$work/out" && fail "$1: a warning"
+	warned && fail "$1: a warning"
 	true
 }
 job() { # RANKS HOSTS COLLECTIVE
@@ -51,7 +54,7 @@ for i in 0 1; do
 	done
 done
 for side in $a $b; do
-	for _ in $(seq 100); do
+	for _ in $(seq 1000); do
 		[ "$(ip -n $side link show | grep -c 'v[01]@.*state UP')" = 2 ] && break
 		sleep 0.05
 	done

@@ -91,6 +91,10 @@ says "the other way too" "^Measured the other way: alpha 3 us 46 GB/s" "$(topo e
 sed 's/planned_gbps="240"/planned_gbps="480"/' "$where/p4d.xml" >"$where/stale.xml"
 says "what was measured over other wires is refused" "^Not taken: measured from GPU 0 to GPU 1: that was over NVL of 480 GB/s, and now it is NVL of 240: measure anew; left out$" \
 	"$(topo explain gpu0 gpu1 "$where/stale.xml")"
+"$telpher" topo model gb200-nvl72 >"$where/rack.xml"
+topo record "$where/rack.xml" h1/gpu0 h1/gpu1 bw=300
+says "of several hosts it is that host's" "^Measured: 300 GB/s" "$(topo explain h1/gpu0 h1/gpu1 "$where/rack.xml")"
+expect "and no other's" "" "$(topo explain h0/gpu0 h0/gpu1 "$where/rack.xml" | grep -i measured)"
 expect "what can't be recorded" 2 "$(topo record "$where/p4d.xml" gpu0 gpu1 speed=3 >/dev/null; echo $?)"
 
 "$telpher" topo show dgx-h100 --json >"$where/json"

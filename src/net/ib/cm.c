@@ -12,10 +12,10 @@
  * same as without rdma_cm, and so are the queue pairs that flush, which are joined to themselves. */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "base/socket.h"
 #include "net/ib/ib.h"
 #include "net/rdmacm_dl.h"
@@ -79,7 +79,7 @@ static void call_failed(struct tp_ib_comm *comm, struct tp_ib_path *path, const 
 	tp_ib_path_failed(comm, path, "Call to %s failed with %d %s, %s", call, error, strerror(error), way);
 }
 
-/* What an event means that is a failure; said: what the peer says of it. */
+/* What an event means that is a failure. */
 static void event_text(const struct tp_ib_comm *comm, const struct tp_ib_path *path, const struct news *news, char *text, size_t bytes)
 {
 	struct tp_ib_wire_refusal refusal = { .text = "" };
@@ -203,6 +203,7 @@ void tp_ib_cm_destroy(struct tp_ib_comm *comm)
 
 void tp_ib_cm_abandon(struct tp_ib_comm *comm)
 {
+	if (comm->cm && comm->cm->channel) close(comm->cm->channel->fd);
 	free(comm->cm);
 	comm->cm = NULL;
 }

@@ -181,7 +181,16 @@ static ncclResult_t post(struct tp_ib_comm *comm, const struct tp_ib_path *path,
 	return ncclSuccess;
 }
 
-/* What waits for a loop. Where its path has been left meanwhile, what that had brought landed long before. */
+/* A path that is no more, or whose loop can't be made anew: what it had brought landed long before that was known. */
+static bool is_over(const struct tp_ib_path *path, const struct loop *loop)
+{
+	const struct tp_ib_port *port = path->port;
+
+	return path->at < 0 || (loop->broken && (path->state != TP_IB_PATH_LIVE || atomic_load_explicit(&port->context->fatal, memory_order_relaxed) ||
+		atomic_load_explicit(&port->state, memory_order_relaxed) != IBV_PORT_ACTIVE));
+}
+
+/* What waits for a loop. */
 static ncclResult_t post_todo(struct tp_ib_comm *comm, uint32_t number)
 {
 	struct todo *todo = &comm->flush->todo[number];
@@ -189,7 +198,7 @@ static ncclResult_t post_todo(struct tp_ib_comm *comm, uint32_t number)
 	for (int p = 0; p < comm->npaths; p++) {
 		struct loop *loop = &comm->flush->loops[p];
 		if (!(todo->paths >> p & 1)) continue;
-		if (comm->paths[p].at >= 0) {
+		if (!is_over(&comm->paths[p], loop)) {
 			TP_TRY(ready_loop(comm, &comm->paths[p], loop));
 			if (loop->broken) continue;
 			TP_TRY(post(comm, &comm->paths[p], number, todo->data, todo->memory));
@@ -209,7 +218,7 @@ ncclResult_t tp_ib_iflush(void *handle, int n, void *const *data, const size_t *
 	*out = NULL;
 	if (!comm->flush) TP_TRY(create_flush(comm));
 	for (int p = 0; p < comm->npaths; p++)
-		if (comm->paths[p].port && (n == 0 || comm->paths[p].at >= 0)) TP_TRY(ready_loop(comm, &comm->paths[p], &comm->flush->loops[p]));
+		if (comm->paths[p].port && (n == 0 || !is_over(&comm->paths[p], &comm->flush->loops[p]))) TP_TRY(ready_loop(comm, &comm->paths[p], &comm->flush->loops[p]));
 	/* One answer stands for all that came before. */
 	while (last >= 0 && bytes[last] == 0) last--;
 	if (last < 0) return ncclSuccess;
