@@ -67,8 +67,9 @@ struct answer {
 	double host_us;                     /* a call in the caller's thread, likewise */
 	int blocks;                         /* of the kernels of a call, where a graph shows them */
 	int kernels;
+	unsigned shared;                    /* bytes that a launch gives to a block: pipes alone take any */
 };
-struct rank_times { double device_us[MOST_REPEATS], host_us[MOST_REPEATS]; int blocks, kernels; bool wrong; };
+struct rank_times { double device_us[MOST_REPEATS], host_us[MOST_REPEATS]; int blocks, kernels; unsigned shared; bool wrong; };
 /* Seen by the parent and all ranks of a group. */
 struct group {
 	struct library library;

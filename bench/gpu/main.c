@@ -223,6 +223,7 @@ struct answer measure_cell(int i, const struct cell *cell)
 		if (g->times[r].device_us[0] < 0) a.done = false;
 		if (g->times[r].blocks > a.blocks) a.blocks = g->times[r].blocks;
 		if (g->times[r].kernels > a.kernels) a.kernels = g->times[r].kernels;
+		if (g->times[r].shared > a.shared) a.shared = g->times[r].shared;
 	}
 	a.device_us = median_of_slowest(g, false);
 	a.host_us = median_of_slowest(g, true);

@@ -210,6 +210,7 @@ static void count_blocks(CUgraph graph, int calls, struct rank_times *times)
 		if (type != CU_GRAPH_NODE_TYPE_KERNEL || cuda_kernel_node(nodes[i], &parameters) != CUDA_SUCCESS) continue;
 		int grid = (int)(parameters.gridDimX * parameters.gridDimY * parameters.gridDimZ);
 		if (grid > blocks) blocks = grid;
+		if (parameters.sharedMemBytes > times->shared) times->shared = parameters.sharedMemBytes;
 		kernels++;
 	}
 	free(nodes);
