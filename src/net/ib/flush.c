@@ -19,13 +19,13 @@ struct loop {
 	bool broken;                            /* made anew once they are over */
 };
 
-struct todo { uint32_t paths; const void *data; const struct tp_ib_memory *memory; };   /* paths, by bit, whose READ waits for a loop that is made anew */
+struct held { uint32_t paths; const void *data; const struct tp_ib_memory *memory; };   /* paths, by bit, whose READ waits for a loop that is made anew */
 
 struct tp_ib_flush {
 	struct loop loops[TP_IB_MAX_PATHS];     /* by path */
 	struct tp_ib_request requests[TP_NET_MAX_REQUESTS];
 	uint32_t left[TP_NET_MAX_REQUESTS];     /* READs of each that are under way */
-	struct todo todo[TP_NET_MAX_REQUESTS];
+	struct held held[TP_NET_MAX_REQUESTS];
 	ncclResult_t error;                     /* of a flush; it stays */
 	uint32_t next, under_way;
 	uint64_t *words;                        /* a page of them: a READ's data ends at one that nobody looks at */
@@ -191,19 +191,19 @@ static bool is_over(const struct tp_ib_path *path, const struct loop *loop)
 }
 
 /* What waits for a loop. */
-static ncclResult_t post_todo(struct tp_ib_comm *comm, uint32_t number)
+static ncclResult_t post_held(struct tp_ib_comm *comm, uint32_t number)
 {
-	struct todo *todo = &comm->flush->todo[number];
+	struct held *held = &comm->flush->held[number];
 
 	for (int p = 0; p < comm->npaths; p++) {
 		struct loop *loop = &comm->flush->loops[p];
-		if (!(todo->paths >> p & 1)) continue;
+		if (!(held->paths >> p & 1)) continue;
 		if (!is_over(&comm->paths[p], loop)) {
 			TP_TRY(ready_loop(comm, &comm->paths[p], loop));
 			if (loop->broken) continue;
-			TP_TRY(post(comm, &comm->paths[p], number, todo->data, todo->memory));
+			TP_TRY(post(comm, &comm->paths[p], number, held->data, held->memory));
 		}
-		todo->paths &= ~(1u << p);
+		held->paths &= ~(1u << p);
 	}
 	return ncclSuccess;
 }
@@ -224,11 +224,11 @@ ncclResult_t tp_ib_iflush(void *handle, int n, void *const *data, const size_t *
 	if (last < 0) return ncclSuccess;
 	request = new_request(comm, &number);
 	if (!request) return TP_FAIL(ncclInternalError, "NET/IB : a flush while %d are under way", TP_NET_MAX_REQUESTS);
-	comm->flush->todo[number] = (struct todo){ .data = data[last], .memory = mhandles[last] };
-	for (int i = 0; i < comm->nused; i++) comm->flush->todo[number].paths |= 1u << (comm->used[i] - comm->paths);
+	comm->flush->held[number] = (struct held){ .data = data[last], .memory = mhandles[last] };
+	for (int i = 0; i < comm->nused; i++) comm->flush->held[number].paths |= 1u << (comm->used[i] - comm->paths);
 	comm->flush->under_way++;
 	*out = request;
-	return post_todo(comm, number);
+	return post_held(comm, number);
 }
 
 /* Of a card that has failed nothing may come any more. */
@@ -246,8 +246,8 @@ ncclResult_t tp_ib_test_flush(struct tp_ib_request *request, bool *done)
 	uint32_t number = (uint32_t)(request - flush->requests);
 
 	for (int p = 0; p < comm->npaths && flush->left[number]; p++) TP_TRY(poll_loop(comm, &comm->paths[p], &flush->loops[p]));
-	if (flush->todo[number].paths) TP_TRY(post_todo(comm, number));
-	*done = flush->left[number] == 0 && !flush->todo[number].paths;
+	if (flush->held[number].paths) TP_TRY(post_held(comm, number));
+	*done = flush->left[number] == 0 && !flush->held[number].paths;
 	if (!*done) return flush->error != ncclSuccess || !waits_in_vain(comm) ? flush->error : comm->error;
 	request->busy = false;
 	flush->under_way--;
