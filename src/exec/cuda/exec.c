@@ -29,7 +29,7 @@ static ncclResult_t init_pipes(struct tp_cuda_exec *exec, enum tp_cuda_pipes lev
 	if (!f->usable || !f->table.pipes || n > TP_PIPE_RANKS) return ncclSuccess;
 	TP_TRY(tp_cuda_take_memory(exec, tp_pipes_counter_bytes(exec->nchannels), "counters of pipes", &counters));
 	for (int r = 0; r < n; r++) rings[r] = f->region[r] + pipes_at(n, exec->nchannels);
-	tp_pipes_init(level, n, exec->nchannels, counters, rings, &f->pipes);
+	tp_pipes_init(level, n, exec->nchannels, exec->kernels->shared_most, counters, rings, &f->pipes);
 	return ncclSuccess;
 }
 

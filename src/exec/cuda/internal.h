@@ -36,6 +36,7 @@ struct tp_cuda_kernels {
 	CUfunction copies;
 	int resident;
 	enum tp_cuda_pipes pipes;           /* that are loaded and can be used */
+	int shared_most;                    /* bytes of shared memory that a block may have */
 };
 /* reduces: of this type and operation; else the copying one. */
 static inline CUfunction tp_cuda_kernel(const struct tp_cuda_kernels *k, enum tp_cuda_kind kind, bool reduces, const struct tp_reduce *r)

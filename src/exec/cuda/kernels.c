@@ -29,8 +29,6 @@ static const char *const kind_copies[TP_CUDA_NKINDS] = { [TP_CUDA_STEPS] = "step
 static const char *const type_files[ncclNumTypes] = { [ncclInt8] = "integers", [ncclUint8] = "integers", [ncclInt32] = "integers",
 	[ncclUint32] = "integers", [ncclInt64] = "integers", [ncclUint64] = "integers", [ncclFloat16] = "halves", [ncclFloat32] = "floats",
 	[ncclFloat64] = "floats", [ncclBfloat16] = "halves", [ncclFloat8e4m3] = "quarters", [ncclFloat8e5m2] = "quarters" };
-/* Of a block's memory that its launch gives it. */
-static const int kind_shared[TP_CUDA_NKINDS] = { [TP_CUDA_FUSED + TP_FUSED_PIPE] = TP_PIPE_SHARED, [TP_CUDA_FUSED + TP_FUSED_PUSH] = TP_PIPE_SHARED };
 static const char *const op_names[TP_CUDA_NOPS] = { [ncclSum] = "sum", [ncclProd] = "prod", [ncclMax] = "max", [ncclMin] = "min" };
 static const char *const type_names[ncclNumTypes] = { [ncclInt8] = "i8", [ncclUint8] = "u8", [ncclInt32] = "i32", [ncclUint32] = "u32",
 	[ncclInt64] = "i64", [ncclUint64] = "u64", [ncclFloat16] = "f16", [ncclFloat32] = "f32", [ncclFloat64] = "f64",
@@ -144,7 +142,8 @@ static ncclResult_t find_kind(struct loading *l, enum tp_cuda_kind kind)
 {
 	struct tp_cuda_kernels *k = l->kernels;
 	char name[64], file[64];
-	l->shared = kind_shared[kind];
+	const bool pipe = kind == TP_CUDA_FUSED + TP_FUSED_PIPE;
+	l->shared = pipe || kind == TP_CUDA_FUSED + TP_FUSED_PUSH ? (int)tp_pipes_shared(pipe, k->shared_most) : 0;
 	for (int type = 0; type < ncclNumTypes && kind != TP_CUDA_FUSED + TP_FUSED_PUSH; type++) {
 		for (int op = 0; op < TP_CUDA_NOPS; op++) {
 			if ((int)plain_type(type, op) != type) continue;
@@ -253,6 +252,8 @@ static ncclResult_t load_new(const struct tp_gpu *gpu, struct tp_cuda_kernels **
 	int mode;
 	if (!l.kernels) return ncclSystemError;
 	l.kernels->gpu = gpu;
+	if (tp_cuda->DeviceGetAttribute(&l.kernels->shared_most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, gpu->device) != CUDA_SUCCESS)
+		l.kernels->shared_most = 0;
 	ncclResult_t result = tp_gpu_enter(gpu, &pushed);
 	if (result == ncclSuccess) {
 		tp_gpu_relax(&mode);

@@ -120,7 +120,7 @@ static ncclResult_t launch_pipes(struct tp_cuda_exec *exec, CUstream stream, con
 {
 	CUfunction function = tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + pipes->kind, pipes->reduces, &call->reduce);
 	tp_cuda_pipe_offers(exec, call, pipes);
-	return tp_cuda_exec_run_shared(exec, stream, function, pipes->blocks, TP_DEV_THREADS, TP_PIPE_SHARED, &pipes->args);
+	return tp_cuda_exec_run_shared(exec, stream, function, pipes->blocks, TP_DEV_THREADS, pipes->shared, &pipes->args);
 }
 
 bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes, bool windows, enum tp_algo *out)

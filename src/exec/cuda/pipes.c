@@ -23,10 +23,17 @@ size_t tp_pipes_region_bytes(enum tp_cuda_pipes level, int nlocal, int nchannels
 
 size_t tp_pipes_counter_bytes(int nchannels) { return (size_t)nchannels * 2 * TP_PIPE_RANKS * 2 * sizeof(uint32_t); }
 
-void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, uint64_t counters, const uint64_t *rings, struct tp_pipes *out)
+/* What a kernel has of its own, and what the driver keeps of each block, are left out. */
+uint32_t tp_pipes_shared(bool reduces, int most)
+{
+	const int rest = most - (4 << 10);
+	return !reduces || rest < TP_PIPE_SHARED ? TP_PIPE_SHARED : (uint32_t)TP_MIN(rest, TP_PIPE_SHARED_MOST);
+}
+
+void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, int shared_most, uint64_t counters, const uint64_t *rings, struct tp_pipes *out)
 {
 	*out = (struct tp_pipes){ .level = level, .nchannels = nchannels, .chunk = chunk_of(nranks), .pipe_bytes = pipe_bytes(level, nranks),
-		.counters = counters };
+		.shared = tp_pipes_shared(true, shared_most), .counters = counters };
 	memcpy(out->rings, rings, (size_t)nranks * sizeof(*rings));
 }
 
@@ -66,18 +73,32 @@ static void fill_roles(int n, int rank, int root, const struct tp_fused_shape *s
 	a->stores = !(s->owners && s->reduces);     /* then only the root has an OUTPUT */
 }
 
-/* Warps and shared memory. */
-static void share_out(int n, bool moves, bool sends, struct tp_pipe_args *a)
+/* Warps, and chunks of shared memory. What isn't aligned is collected by threads. */
+static void share_out_moves(int n, uint32_t chunks, struct tp_pipe_args *a)
 {
-	const uint32_t peers = (uint32_t)n - 1, warps = TP_DEV_THREADS / 32, chunks = TP_PIPE_SHARED / a->chunk;
-	a->tiles = sends ? TP_PIPE_TILES : 0;
-	a->pushers = (uint8_t)TP_MIN((chunks - a->tiles) / (a->fans ? 1 : peers), TP_PIPE_PUSHERS);
-	if (moves) {
-		a->collect_warps = (uint8_t)((warps - a->pushers) / (uint32_t)n);
-		return;
+	const uint32_t peers = (uint32_t)n - 1, warps = TP_DEV_THREADS / 32;
+	a->collectors = !a->aligned ? 0 : n <= 4 ? TP_PIPE_DEPTH : 1;
+	a->pushers = (uint8_t)TP_MIN((chunks - peers * a->collectors) / (a->fans ? 1 : peers), TP_PIPE_PUSHERS);
+	if (!a->collectors) a->collect_warps = (uint8_t)((warps - a->pushers) / (uint32_t)n);
+}
+
+static void share_out_reductions(int n, uint32_t chunks, struct tp_pipe_args *a)
+{
+	enum { REDUCERS_LEAST = 2 };
+	const uint32_t peers = (uint32_t)n - 1, warps = TP_DEV_THREADS / 32;
+	for (int small = 0;; small++) {
+		a->feeders = small ? 1 : TP_PIPE_DEPTH;
+		a->tiles = small ? TP_PIPE_TILES - 1 : TP_PIPE_TILES;
+		a->collectors = !a->collect_from || !a->aligned ? 0 : n <= 4 && !small ? TP_PIPE_DEPTH : 1;
+		const uint32_t used = (uint32_t)n * a->feeders + a->tiles + peers * a->collectors;
+		if (!small && used + 2 * peers > chunks) continue;
+		a->pushers = (uint8_t)TP_MIN((chunks - used) / peers, TP_PIPE_PUSHERS);
+		break;
 	}
-	a->collect_warps = !sends ? 0 : peers == 1 ? 4 : peers == 2 ? 2 : 1;
-	a->reduce_warps = (uint8_t)(warps - a->pushers - a->tiles - peers * a->collect_warps);
+	if (a->collect_from && !a->collectors) a->collect_warps = peers == 1 ? 4 : peers == 2 ? 2 : 1;
+	const uint32_t rest = warps - a->feeders - a->tiles - peers * (uint32_t)(a->collectors + a->collect_warps);
+	a->pushers = (uint8_t)TP_MIN(a->pushers, rest - REDUCERS_LEAST);
+	a->reduce_warps = (uint8_t)(rest - a->pushers);
 }
 
 void tp_pipes_fit(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_shape *shape, struct tp_pipe_launch *out)
@@ -96,7 +117,9 @@ void tp_pipes_fit(const struct tp_fused *f, const struct tp_exec_call *call, con
 	memcpy(out->args.rings, pipes->rings, sizeof(out->args.rings));
 	out->args.aligned = (out->args.input | out->args.output | s.in_stride | s.out_stride) % 16 == 0;
 	fill_roles(n, f->rank, call->plan->spec.root, &s, &out->args);
-	share_out(n, out->kind == TP_FUSED_PUSH, s.gathers, &out->args);
+	out->shared = out->kind == TP_FUSED_PUSH ? TP_PIPE_SHARED : pipes->shared;
+	if (out->kind == TP_FUSED_PUSH) share_out_moves(n, out->shared / pipes->chunk, &out->args);
+	else share_out_reductions(n, out->shared / pipes->chunk, &out->args);
 	/* Less than a quarter of a chunk isn't worth another block. */
 	const size_t lines = tp_div_up(s.slice, LINE);
 	out->blocks = (unsigned)TP_MIN(tp_div_up(s.slice, pipes->chunk / 4), (size_t)f->table.max_blocks);

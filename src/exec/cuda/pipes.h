@@ -8,7 +8,10 @@ enum {
 	TP_PIPE_RANKS = 8, TP_PIPE_PEERS = TP_PIPE_RANKS - 1,
 	TP_PIPE_SLOTS = 4,                          /* chunks of a pipe: a power of two */
 	TP_PIPE_PUSHERS = 4, TP_PIPE_TILES = 3,     /* warps that push, at most; tiles, and warps that send them */
-	TP_PIPE_SHARED = 96 << 10                   /* a block's stages and tiles */
+	TP_PIPE_DEPTH = 2,                          /* warps that collect from a peer, or feed what is reduced, at most: each has every other chunk */
+	TP_PIPE_COLLECTORS = 8,                     /* of a block, at most */
+	TP_PIPE_SHARED = 96 << 10,                  /* a block's memory where it only moves: two fit a multiprocessor */
+	TP_PIPE_SHARED_MOST = 208 << 10             /* where it reduces, if the GPU has it */
 };
 
 /* Kernels: tp_pipe_<type>_<op> (all-reduce, reduce-scatter, reduce), tp_pipe_copy (broadcast in two steps), tp_push_copy (all that only
@@ -23,7 +26,8 @@ struct tp_pipe_args {
 	uint32_t tag;
 	int16_t rank, nranks;
 	uint16_t nchannels;
-	uint8_t pushers, tiles;                     /* tiles: 0 where nothing is sent */
+	uint8_t pushers, feeders, tiles;            /* feeders, tiles: 0 where nothing is reduced */
+	uint8_t collectors;                         /* warps for each peer that collect in bulk; 0: collect_warps do it together */
 	uint8_t push_to, sources, send_to, collect_from;
 	int8_t slice_of[TP_PIPE_RANKS];             /* which slice is a rank's */
 	int8_t keep_slice, keep_place;
@@ -46,22 +50,24 @@ struct tp_pipe_args {
 struct tp_pipes {
 	enum tp_cuda_pipes level;
 	int nchannels;
-	uint32_t chunk, pipe_bytes;
+	uint32_t chunk, pipe_bytes, shared;         /* shared: tp_pipes_shared(…) of what reduces */
 	uint64_t counters;                          /* in this rank's memory: [channel][phase][rank]{sent, received} */
 	uint64_t rings[TP_PIPE_RANKS];
 };
 struct tp_pipe_launch {
 	int kind;                                   /* enum tp_fused_kind: TP_FUSED_PIPE or TP_FUSED_PUSH */
 	bool reduces;                               /* the kernel is of call->reduce's type and operation; else the kind's copying one */
-	unsigned blocks;                            /* of TP_DEV_THREADS threads and TP_PIPE_SHARED bytes */
+	unsigned blocks, shared;                    /* of TP_DEV_THREADS threads and so many bytes of shared memory */
 	const char *name;
 	struct tp_pipe_args args;
 };
+/* Of a block's memory, where a block may have `most` bytes. */
+uint32_t tp_pipes_shared(bool reduces, int most);
 /* Of a rank's region; of its counters. */
 size_t tp_pipes_region_bytes(enum tp_cuda_pipes level, int nlocal, int nchannels);
 size_t tp_pipes_counter_bytes(int nchannels);
-/* rings: of each rank, zeroed, as the counters are. */
-void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, uint64_t counters, const uint64_t *rings, struct tp_pipes *out);
+/* rings: of each rank, zeroed, as the counters are. shared_most: of a block. */
+void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, int shared_most, uint64_t counters, const uint64_t *rings, struct tp_pipes *out);
 /* A call whose protocol is TP_FUSED_BY_PIPES. */
 struct tp_fused;
 struct tp_exec_call;

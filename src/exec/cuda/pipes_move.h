@@ -4,15 +4,19 @@
  *
  * A block's warps have parts of their own, and none waits for another but for its data:
  *   push     INPUT's slices, through shared memory, to those they belong to (phase 0)
- *   reduce   what has come in phase 0, and one's own, to a tile in shared memory and to OUTPUT
- *   send     tiles to those who want the result (phase 1)
- *   collect  what has come (phase 1; phase 0 where nothing is reduced) to OUTPUT, a group of warps for each peer
- * Several warps push and send, each chunks of its own, one at a time from its load to its flag: while one waits for its stores to arrive, which
- * takes as long as the link is busy, others' are under way, and no flag waits for a later chunk. The threads of such a warp have a peer each.
+ *   feed     what has come in phase 0, and one's own, to shared memory
+ *   reduce   that to a tile there
+ *   send     tiles to OUTPUT and to those who want the result (phase 1)
+ *   collect  what has come (phase 1; phase 0 where nothing is reduced), through shared memory, to OUTPUT
+ * All but reduce is done by bulk copies, which have more under way than threads could and leave them nothing to do. Each part has several warps, each
+ * with chunks of its own, one at a time from its load to its flag: while one waits for its stores to arrive, which takes as long as the link is busy,
+ * others' are under way, and no flag waits for a later chunk. The threads of a warp that pushes, feeds or sends have a peer each; a warp that
+ * collects has one peer.
  *
  * A chunk's number counts on for ever, kernel after kernel, so that no kernel has to meet another; it is the chunk's flag, beside the
  * call's tag. A flag is stored once the chunk's bulk copy has arrived. 31 bits are enough, as each flag is compared with the one number that
- * is due, and the reader is never a ring ahead.
+ * is due, and the reader is never a ring ahead. How far chunks have been read is said by two heads, of even and of odd numbers: two warps that read
+ * every other chunk don't wait for each other.
  *
  * Where nothing is reduced, receivers offer their buffers (offers.h), in the line of the heads. A chunk that is pushed in bulk to a buffer that was
  * offered goes there, and its flag says so in its lowest bit; the rest of the protocol is the same.
@@ -28,12 +32,13 @@
 #include "exec/cuda/pipes.h"
 
 struct tp_pipes_shared {
-	uint64_t loaded[TP_PIPE_PEERS][TP_PIPE_PUSHERS];    /* barriers of bulk loads */
-	uint64_t source[TP_PIPE_RANKS];             /* of the chunk that is reduced: where each rank's is */
+	uint64_t loaded[TP_PIPE_PEERS][TP_PIPE_PUSHERS];    /* barriers of bulk loads: that are pushed, */
+	uint64_t fed[TP_PIPE_DEPTH][TP_PIPE_RANKS], collected[TP_PIPE_COLLECTORS];          /* fed, collected */
 	uint32_t sent[2][TP_PIPE_PEERS], received[2][TP_PIPE_PEERS];
-	uint32_t seen[2][TP_PIPE_PUSHERS][TP_PIPE_PEERS];   /* of heads: each pushing or sending warp's view */
-	uint32_t go[1 + TP_PIPE_RANKS];             /* of each group: its first thread's word to the others */
+	uint32_t seen[2][TP_PIPE_PUSHERS][TP_PIPE_PEERS][TP_PIPE_DEPTH];    /* of heads: each pushing or sending warp's view */
+	uint32_t go[1 + TP_PIPE_COLLECTORS];        /* of each group: its first thread's word to the others */
 	uint64_t straight[TP_PIPE_PUSHERS][TP_PIPE_PEERS];  /* where each peer's buffer takes this block's part, as each pushing warp knows it; 0: ring */
+	uint32_t ready[TP_PIPE_DEPTH];              /* by each feeder: the chunk that it has fed last, and 1 */
 	uint32_t made, freed[TP_PIPE_TILES];        /* chunks reduced to tiles; of each tile, chunks that have been sent from it */
 	uint32_t stopped;
 };
@@ -47,10 +52,11 @@ TP_DEVICE int tp_pipe_lane() { return tp_thread() % TP_WARP; }
 TP_DEVICE int tp_pipe_peer(const tp_pipe_args &a, int q) { int p = a.rank + 1 + q; return p < a.nranks ? p : p - a.nranks; }
 TP_DEVICE bool tp_pipe_has(uint32_t mask, int rank) { return mask >> rank & 1; }
 TP_DEVICE tp_dev_comm *tp_pipe_comm(const tp_pipe_args &a) { return (tp_dev_comm *)a.comm; }
-/* Two pipes: heads (one a phase), then flags of each phase, each in a line, then chunks of each. */
+/* Two pipes: heads (two a phase), then flags of each phase, each in a line, then chunks of each. */
 TP_DEVICE char *tp_pipe_place(const tp_pipe_args &a, int at, int from)
 { return (char *)a.rings[at] + ((uint64_t)(uint32_t)(from - (from > at)) * a.nchannels + (uint32_t)tp_block()) * a.pipe_bytes; }
-TP_DEVICE uint32_t *tp_pipe_head(const tp_pipe_args &a, int sender, int receiver, int phase) { return (uint32_t *)tp_pipe_place(a, sender, receiver) + phase; }
+TP_DEVICE uint32_t *tp_pipe_head(const tp_pipe_args &a, int sender, int receiver, int phase, uint32_t number)
+{ return (uint32_t *)tp_pipe_place(a, sender, receiver) + phase * TP_PIPE_DEPTH + number % TP_PIPE_DEPTH; }
 TP_DEVICE char *tp_pipe_offer(const tp_pipe_args &a, int sender, int receiver) { return tp_pipe_place(a, sender, receiver) + 16; }
 TP_DEVICE uint64_t *tp_pipe_flag(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
 { return (uint64_t *)(tp_pipe_place(a, receiver, sender) + 128 + phase * 128) + number % TP_PIPE_SLOTS; }
@@ -116,10 +122,11 @@ TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, in
 		TP_NO_UNROLL
 		for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
 			const int p = tp_pipe_peer(a, q);
-			uint32_t *seen = &sh.seen[phase][number][q];
-			if (!tp_pipe_has(to, p) || (int32_t)(sh.sent[phase][q] + c + 1 - *seen) <= TP_PIPE_SLOTS) continue;
-			*seen = tp_load_read(tp_pipe_head(a, a.rank, p, phase));             /* stored by tp_pipe_consumed */
-			ok &= (int32_t)(sh.sent[phase][q] + c + 1 - *seen) <= TP_PIPE_SLOTS;
+			const uint32_t due = sh.sent[phase][q] + c + 1;
+			uint32_t *seen = &sh.seen[phase][number][q][due % TP_PIPE_DEPTH];
+			if (!tp_pipe_has(to, p) || (int32_t)(due - *seen) <= TP_PIPE_SLOTS) continue;
+			*seen = tp_load_read(tp_pipe_head(a, a.rank, p, phase, due));        /* stored by tp_pipe_consumed */
+			ok &= (int32_t)(due - *seen) <= TP_PIPE_SLOTS;
 		}
 		if (tp_warp_all(ok)) return true;
 		if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return false;
@@ -145,9 +152,12 @@ TP_DEVICE uint32_t tp_pipe_await(tp_pipes_shared &sh, const tp_pipe_args &a, int
 		if (!tp_pipe_wait(sh, a, turn)) return TP_PIPE_STOP;
 	}
 }
-/* Chunk c of a peer has been read. What was read is in registers: no order is needed but that of the barrier before this. */
+/* Chunk c of a peer has been read. What was read is in registers or in shared memory: no order is needed but that of the barrier before this. */
 TP_DEVICE void tp_pipe_consumed(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, uint32_t c)
-{ tp_store_read(tp_pipe_head(a, tp_pipe_peer(a, q), a.rank, phase), sh.received[phase][q] + c + 1); }
+{
+	const uint32_t number = sh.received[phase][q] + c + 1;
+	tp_store_read(tp_pipe_head(a, tp_pipe_peer(a, q), a.rank, phase, number), number);
+}
 
 /* ---- push ---- */
 
@@ -275,25 +285,28 @@ TP_FAR void tp_pipe_send(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pi
 {
 	const int slice = a.slice_of[a.rank];
 	const char *tile = tiles + (uint32_t)number * a.chunk;
-	if (!a.send_to) return;
+	char *out = (char *)a.output + (uint64_t)(uint32_t)(a.gathers ? slice : 0) * a.out_stride + k.begin;
 	TP_NO_UNROLL
-	for (uint32_t c = (uint32_t)number; c < k.chunks; c += a.tiles) {
+	for (uint32_t c = (uint32_t)number; a.sources && c < k.chunks; c += a.tiles) {
 		for (unsigned turn = 0; tp_warp_any(tp_block_load(&sh.made) <= c); turn++)
 			if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return;
 		if (!tp_pipe_await_room(sh, a, 1, number, a.send_to, c)) return;
-		const uint32_t bytes = (tp_pipe_bytes(a, k, slice, c) + 15) & ~15u;
+		const uint32_t bytes = tp_pipe_bytes(a, k, slice, c), whole = (bytes + 15) & ~15u;
 		TP_NO_UNROLL
 		for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
 			const int p = tp_pipe_peer(a, q);
-			if (bytes && tp_pipe_has(a.send_to, p)) tp_bulk_store(tp_pipe_slot(a, p, a.rank, 1, sh.sent[1][q] + c + 1), tile, bytes);
+			if (bytes && tp_pipe_has(a.send_to, p)) tp_bulk_store(tp_pipe_slot(a, p, a.rank, 1, sh.sent[1][q] + c + 1), tile, whole);
 		}
+		if (tp_pipe_lane() == 0 && a.stores && tp_pipe_is_bulk(a, bytes)) tp_bulk_store(out + (uint64_t)c * a.chunk, tile, bytes);
 		tp_bulk_commit();
 		tp_bulk_read<0>();
 		tp_warp_sync();
 		if (tp_pipe_lane() == 0) tp_block_set(&sh.freed[number], c / a.tiles + 1);     /* seen by tp_pipe_reduce */
+		if (!a.send_to) continue;
 		tp_bulk_stored<0>();
 		tp_pipe_publish(sh, a, k, 1, number, a.send_to, c);
 	}
+	tp_bulk_stored<0>();
 }
 
 /* ---- collect ---- */
@@ -366,6 +379,46 @@ TP_FAR void tp_pipe_collect(tp_pipes_shared &sh, const tp_pipe_args &a, const tp
 	if (straight && g.thread == 0) tp_offer_count(tp_pipe_comm(a));
 }
 
+/* The same by warp `number` of a.collectors, in bulk: every a.collectors'th chunk. The chunk is free as soon as it is in `stage`. */
+TP_FAR void tp_pipe_collect_bulk(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int phase, int q, int place, int slice, char *stage, int number)
+{
+	const int p = tp_pipe_peer(a, q), index = q * a.collectors + number;
+	const bool first = tp_pipe_lane() == 0;
+	char *to = (char *)a.output + (uint64_t)(uint32_t)place * a.out_stride + k.begin;
+	const tp_pipe_group g = { 1 + index, tp_pipe_lane(), 1 };
+	uint32_t parity = 0;
+	bool straight = false;
+	if (a.offers && first && number == 0)
+		tp_offer_make(tp_pipe_offer(a, p, a.rank), tp_offer_stands(a.table, a.rank, a.offer, a.output), a.offer, (uint64_t)to - a.output,
+			sh.received[phase][q] + 1);
+	TP_NO_UNROLL
+	for (uint32_t c = (uint32_t)number; c < k.chunks; c += a.collectors) {
+		if (first) sh.go[g.number] = tp_pipe_await(sh, a, phase, q, c);
+		tp_pipe_meet(g);
+		const uint32_t came = sh.go[g.number], bytes = tp_pipe_bytes(a, k, slice, c);
+		const char *from = tp_pipe_slot(a, a.rank, p, phase, sh.received[phase][q] + c + 1);
+		const bool bulk = came == TP_PIPE_CAME && tp_pipe_is_bulk(a, bytes);
+		if (came == TP_PIPE_STOP) break;
+		straight |= came == TP_PIPE_CAME_STRAIGHT;
+		if (bulk && first) {
+			tp_bulk_acquired();
+			tp_bulk_load(stage, from, bytes, &sh.collected[index]);
+			tp_bulk_loaded(&sh.collected[index], parity);
+		}
+		parity ^= bulk;
+		if (came == TP_PIPE_CAME && !bulk) tp_pipe_copy_some(from, to + (uint64_t)c * a.chunk, bytes, true, tp_pipe_lane(), TP_WARP);
+		tp_pipe_meet(g);
+		if (!first) continue;
+		tp_pipe_consumed(sh, a, phase, q, c);
+		if (!bulk) continue;
+		tp_bulk_store(to + (uint64_t)c * a.chunk, stage, bytes);
+		tp_bulk_commit();
+		tp_bulk_read<0>();
+	}
+	tp_bulk_stored<0>();
+	if (straight && first && number == 0) tp_offer_count(tp_pipe_comm(a));
+}
+
 /* What a rank gives to itself: `slices` of them, from INPUT to OUTPUT. */
 TP_FAR void tp_pipe_keep(const tp_pipe_args &a, const tp_pipe &k, int slices, int thread, int threads)
 {
@@ -400,14 +453,23 @@ TP_DEVICE tp_pipe tp_pipe_begin(tp_pipes_shared &sh, const tp_pipe_args &a)
 		const uint32_t *counter = tp_pipe_counter(a, phase, q);
 		sh.sent[phase][q] = counter[0];
 		sh.received[phase][q] = counter[1];
-		const uint32_t seen = tp_load_read(tp_pipe_head(a, a.rank, tp_pipe_peer(a, q), phase));
 		TP_NO_UNROLL
-		for (int w = 0; w < TP_PIPE_PUSHERS; w++) sh.seen[phase][w][q] = seen;
+		for (uint32_t head = 0; head < TP_PIPE_DEPTH; head++) {
+			const uint32_t seen = tp_load_read(tp_pipe_head(a, a.rank, tp_pipe_peer(a, q), phase, head));
+			TP_NO_UNROLL
+			for (int w = 0; w < TP_PIPE_PUSHERS; w++) sh.seen[phase][w][q][head] = seen;
+		}
 	}
 	TP_NO_UNROLL
 	for (int i = tp_thread(); i < TP_PIPE_PEERS * TP_PIPE_PUSHERS; i += tp_threads()) tp_bulk_init(&sh.loaded[i / TP_PIPE_PUSHERS][i % TP_PIPE_PUSHERS]);
+	TP_NO_UNROLL
+	for (int i = tp_thread(); i < TP_PIPE_DEPTH * TP_PIPE_RANKS; i += tp_threads()) tp_bulk_init(&sh.fed[i / TP_PIPE_RANKS][i % TP_PIPE_RANKS]);
+	TP_NO_UNROLL
+	for (int i = tp_thread(); i < TP_PIPE_COLLECTORS; i += tp_threads()) tp_bulk_init(&sh.collected[i]);
 	if (tp_thread() == 0) {
 		sh.made = 0;
+		TP_UNROLL
+		for (int d = 0; d < TP_PIPE_DEPTH; d++) sh.ready[d] = 0;
 		TP_UNROLL
 		for (int t = 0; t < TP_PIPE_TILES; t++) sh.freed[t] = 0;
 		sh.stopped = tp_load_relaxed(&tp_pipe_comm(a)->stop);
@@ -430,49 +492,58 @@ TP_DEVICE void tp_pipe_end(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_
 	if (a.counts) tp_kernel_end(tp_pipe_comm(a));
 }
 
-/* Warps: a.pushers, a.tiles that send, a.reduce_warps, a.collect_warps for each peer. */
+/* What comes from a peer, as tp_pipe_collect says: warp `warp` of those that serve it, in bulk or together. */
+TP_DEVICE void tp_pipe_run_collectors(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int phase, int q, int place, int slice, char *stages, int warp)
+{
+	if (q >= a.nranks - 1 || !tp_pipe_has(a.collect_from, tp_pipe_peer(a, q))) return;
+	if (a.collectors) {
+		tp_pipe_collect_bulk(sh, a, k, phase, q, place, slice, stages + (uint32_t)(q * a.collectors + warp) * a.chunk, warp);
+	} else {
+		const tp_pipe_group g = { 1 + q, warp * TP_WARP + tp_pipe_lane(), a.collect_warps };
+		tp_pipe_collect(sh, a, k, phase, q, place, slice, g);
+	}
+}
+
+/* Warps: a.pushers, a.feeders, a.tiles that send, a.reduce_warps, then those that collect, for each peer. Shared memory: stages of pushers and
+ * feeders, tiles, stages of collectors. */
 template <class R>
 TP_DEVICE void tp_pipes_run(tp_pipes_shared &sh, char *memory, const tp_pipe_args &a)
 {
 	const R reduction(a.reduce);
 	const tp_pipe k = tp_pipe_begin(sh, a);
-	const int warp = tp_thread() / TP_WARP, reducers = a.pushers + a.tiles, collectors = reducers + a.reduce_warps;
-	char *tiles = memory + (uint32_t)(a.fans ? 1 : a.nranks - 1) * a.pushers * a.chunk;
+	const int warp = tp_thread() / TP_WARP, senders = a.pushers + a.feeders, reducers = senders + a.tiles, collectors = reducers + a.reduce_warps;
+	char *feeds = memory + (uint32_t)(a.nranks - 1) * a.pushers * a.chunk, *tiles = feeds + (uint32_t)a.nranks * a.feeders * a.chunk;
 	if (warp < a.pushers) {
 		tp_pipe_push(sh, a, k, reduction, memory, warp);
+	} else if (warp < senders) {
+		tp_pipe_feed(sh, a, k, feeds, warp - a.pushers);
 	} else if (warp < reducers) {
-		tp_pipe_send(sh, a, k, tiles, warp - a.pushers);
+		tp_pipe_send(sh, a, k, tiles, warp - senders);
 	} else if (warp < collectors) {
 		const tp_pipe_group g = { 0, tp_thread() - reducers * TP_WARP, a.reduce_warps };
-		enum { D = R::DEPTH };
-		if (a.sources && a.nranks == 2) tp_pipe_reduce<D, 2>(sh, a, k, reduction, tiles, g);
-		else if (a.sources && a.nranks <= 4) tp_pipe_reduce<D / 2 ? D / 2 : 1, 4>(sh, a, k, reduction, tiles, g);
-		else if (a.sources) tp_pipe_reduce<1, TP_PIPE_RANKS>(sh, a, k, reduction, tiles, g);
+		if (a.sources) tp_pipe_reduce(sh, a, k, reduction, feeds, tiles, g);
 		else if (a.keeps) tp_pipe_keep(a, k, a.keeps, g.thread, g.warps * TP_WARP);
 	} else {
-		const int q = (warp - collectors) / a.collect_warps;
-		if (q < a.nranks - 1 && tp_pipe_has(a.collect_from, tp_pipe_peer(a, q))) {
-			const int slice = a.slice_of[tp_pipe_peer(a, q)];
-			const tp_pipe_group g = { 1 + q, tp_thread() - (collectors + q * a.collect_warps) * TP_WARP, a.collect_warps };
-			tp_pipe_collect(sh, a, k, 1, q, slice, slice, g);
-		}
+		const int each = a.collectors ? a.collectors : a.collect_warps, i = warp - collectors, q = each ? i / each : TP_PIPE_PEERS;
+		const int slice = q < a.nranks - 1 ? a.slice_of[tp_pipe_peer(a, q)] : 0;
+		tp_pipe_run_collectors(sh, a, k, 1, q, slice, slice, tiles + a.tiles * a.chunk, each ? i % each : 0);
 	}
 	const uint32_t sent[2] = { a.push_to, a.send_to }, received[2] = { a.sources, a.collect_from };
 	tp_pipe_end(sh, a, k, sent, received);
 }
 
-/* Warps: a.pushers, a.collect_warps for each peer and for what a rank keeps. */
+/* Warps: a.pushers, those that collect, for each peer, and the rest for what a rank keeps. Shared memory: stages of pushers, of collectors. */
 TP_DEVICE void tp_pipes_run_move(tp_pipes_shared &sh, char *memory, const tp_pipe_args &a)
 {
 	const tp_pipe k = tp_pipe_begin(sh, a);
-	const int warp = tp_thread() / TP_WARP;
+	const int warp = tp_thread() / TP_WARP, each = a.collectors ? a.collectors : a.collect_warps, i = warp - a.pushers, keepers = each * (a.nranks - 1);
 	if (warp < a.pushers) {
 		tp_pipe_push(sh, a, k, tp_raw(), memory, warp);
-	} else {
-		const int i = (warp - a.pushers) / a.collect_warps, thread = tp_thread() - (a.pushers + i * a.collect_warps) * TP_WARP;
-		const tp_pipe_group g = { i, thread, a.collect_warps };
-		if (i == a.nranks - 1 && a.keeps) tp_pipe_keep(a, k, 1, thread, a.collect_warps * TP_WARP);
-		else if (i < a.nranks - 1 && tp_pipe_has(a.collect_from, tp_pipe_peer(a, i))) tp_pipe_collect(sh, a, k, 0, i, tp_pipe_peer(a, i), 0, g);
+	} else if (i < keepers) {
+		const int q = i / each;
+		tp_pipe_run_collectors(sh, a, k, 0, q, tp_pipe_peer(a, q), 0, memory + (uint32_t)(a.fans ? 1 : a.nranks - 1) * a.pushers * a.chunk, i % each);
+	} else if (a.keeps) {
+		tp_pipe_keep(a, k, 1, (i - keepers) * TP_WARP + tp_pipe_lane(), tp_threads() - (a.pushers + keepers) * TP_WARP);
 	}
 	const uint32_t sent[2] = { a.push_to, 0 }, received[2] = { a.collect_from, 0 };
 	tp_pipe_end(sh, a, k, sent, received);

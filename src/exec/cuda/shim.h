@@ -34,6 +34,7 @@ TP_DEVICE void tp_bulk_commit() { }
 template <int PENDING> TP_DEVICE void tp_bulk_read() { }
 template <int PENDING> TP_DEVICE void tp_bulk_stored() { }
 TP_DEVICE void tp_bulk_fence() { }
+TP_DEVICE void tp_bulk_acquired() { }
 #else
 
 #define TP_WARP 32
@@ -70,7 +71,8 @@ TP_DEVICE void tp_block_add(uint32_t *p, uint32_t v) { asm volatile("fence.acq_r
 TP_DEVICE uint32_t tp_block_load(const uint32_t *p)
 { uint32_t v = *(const volatile uint32_t *)p; asm volatile("fence.acq_rel.cta;" ::: "memory"); return v; }
 TP_DEVICE uint32_t tp_block_take(uint32_t *p, uint32_t v) { return atomicAdd(p, v); }
-TP_DEVICE void tp_block_set(uint32_t *p, uint32_t v) { *(volatile uint32_t *)p = v; }   /* several may, all the same value */
+/* Several may, all the same value. */
+TP_DEVICE void tp_block_set(uint32_t *p, uint32_t v) { asm volatile("fence.acq_rel.cta;" ::: "memory"); *(volatile uint32_t *)p = v; }
 
 /* Order, over all of the machine (other GPUs, the host). */
 TP_DEVICE uint32_t tp_load_acquire(const uint32_t *p)
@@ -117,7 +119,8 @@ TP_DEVICE void tp_store16(void *p, tp_four v)
 
 /* Bulk copies between global and shared memory, by one thread, which goes on meanwhile: multiples of 16 bytes, aligned to 16. A load tells a
  * barrier in shared memory, which counts its loads by parity; a thread's stores are committed in groups. A fence comes between
- * ordinary stores to shared memory and bulk stores from there. Before sm_90 the thread copies. */
+ * ordinary stores to shared memory and bulk stores from there, tp_bulk_acquired between an acquire and bulk loads of what it acquired. Before sm_90
+ * the thread copies. */
 #if __CUDA_ARCH__ >= 900
 TP_DEVICE uint32_t tp_shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 TP_DEVICE void tp_bulk_init(uint64_t *bar)
@@ -144,6 +147,7 @@ TP_DEVICE void tp_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" :::
 template <int PENDING> TP_DEVICE void tp_bulk_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory"); }
 template <int PENDING> TP_DEVICE void tp_bulk_stored() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(PENDING) : "memory"); }
 TP_DEVICE void tp_bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+TP_DEVICE void tp_bulk_acquired() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 #else
 TP_DEVICE void tp_bulk_init(uint64_t *) { }
 TP_DEVICE void tp_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *)
@@ -161,6 +165,7 @@ TP_DEVICE void tp_bulk_commit() { }
 template <int PENDING> TP_DEVICE void tp_bulk_read() { }
 template <int PENDING> TP_DEVICE void tp_bulk_stored() { tp_fence(); }
 TP_DEVICE void tp_bulk_fence() { }
+TP_DEVICE void tp_bulk_acquired() { }
 #endif
 
 #endif

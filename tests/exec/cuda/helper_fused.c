@@ -269,11 +269,11 @@ static void open_pipes(struct fused_rank *k, uint32_t count)
 	struct tp_pipes *pipes = &k->fused.pipes;
 	uint64_t rings[FUSED_MOST_RANKS];
 	for (int p = 0; p < w->n; p++) rings[p] = (uint64_t)(uintptr_t)w->ranks[p].pipes;
-	tp_pipes_init(TP_CUDA_PIPES_ALL, w->n, w->nchannels, (uint64_t)(uintptr_t)k->counters, rings, pipes);
+	tp_pipes_init(TP_CUDA_PIPES_ALL, w->n, w->nchannels, k->rank % 2 ? 99 << 10 : 227 << 10, (uint64_t)(uintptr_t)k->counters, rings, pipes);
 	for (size_t i = 0; i < tp_pipes_counter_bytes(w->nchannels) / sizeof(uint32_t); i++) ((uint32_t *)k->counters)[i] = count;
 	memset(k->pipes, 0, tp_pipes_region_bytes(TP_CUDA_PIPES_ALL, w->n, w->nchannels));
 	for (int i = 0; i < (w->n - 1) * w->nchannels; i++)
-		for (int phase = 0; phase < 2; phase++) ((uint32_t *)((char *)k->pipes + (size_t)i * pipes->pipe_bytes))[phase] = count;
+		for (int head = 0; head < 2 * TP_PIPE_DEPTH; head++) ((uint32_t *)((char *)k->pipes + (size_t)i * pipes->pipe_bytes))[head] = count;
 }
 
 /* layout_channels: whose slots are used. */
