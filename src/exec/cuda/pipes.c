@@ -9,10 +9,12 @@ enum { LINE = 128, HEADS = 3 * LINE };
 /* All pipes of a block together hold about as much, whatever the number of peers: what a block moves while a chunk goes and its news
  * comes back. */
 static uint32_t chunk_of(int nlocal) { return nlocal == 2 ? 16 << 10 : nlocal <= 4 ? 8 << 10 : 4 << 10; }
+/* Rings together have 6 to 8 MB a phase: below that, links carried 3 % less, whatever the chunk. */
+static uint32_t slots_of(int nlocal) { return nlocal == 2 ? 8 : 4; }
 /* What only moves has one phase. */
 static uint32_t pipe_bytes(enum tp_cuda_pipes level, int nlocal)
 {
-	return HEADS + (level == TP_CUDA_PIPES_MOVE ? 1u : 2u) * TP_PIPE_SLOTS * chunk_of(nlocal);
+	return HEADS + (level == TP_CUDA_PIPES_MOVE ? 1u : 2u) * slots_of(nlocal) * chunk_of(nlocal);
 }
 
 size_t tp_pipes_region_bytes(enum tp_cuda_pipes level, int nlocal, int nchannels)
@@ -32,7 +34,7 @@ uint32_t tp_pipes_shared(bool reduces, int most)
 
 void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, int shared_most, uint64_t counters, const uint64_t *rings, struct tp_pipes *out)
 {
-	*out = (struct tp_pipes){ .level = level, .nchannels = nchannels, .chunk = chunk_of(nranks), .pipe_bytes = pipe_bytes(level, nranks),
+	*out = (struct tp_pipes){ .level = level, .nchannels = nchannels, .slots = slots_of(nranks), .chunk = chunk_of(nranks), .pipe_bytes = pipe_bytes(level, nranks),
 		.shared = tp_pipes_shared(true, shared_most), .counters = counters };
 	memcpy(out->rings, rings, (size_t)nranks * sizeof(*rings));
 }
@@ -112,7 +114,7 @@ void tp_pipes_fit(const struct tp_fused *f, const struct tp_exec_call *call, con
 	out->name = s.name[TP_FUSED_BY_PIPES];
 	out->args = (struct tp_pipe_args){ .comm = f->comm, .counters = pipes->counters, .input = (uint64_t)(uintptr_t)call->input,
 		.output = (uint64_t)(uintptr_t)call->output, .slice_bytes = s.slice, .total_bytes = s.total, .in_stride = s.in_stride, .out_stride = s.out_stride,
-		.chunk = pipes->chunk, .pipe_bytes = pipes->pipe_bytes, .tag = call->tag, .rank = (int16_t)f->rank, .nranks = (int16_t)n,
+		.slots = (uint8_t)pipes->slots, .chunk = pipes->chunk, .pipe_bytes = pipes->pipe_bytes, .tag = call->tag, .rank = (int16_t)f->rank, .nranks = (int16_t)n,
 		.nchannels = (uint16_t)pipes->nchannels, .gives_way = f->shared_gpu, .counts = f->counts };
 	memcpy(out->args.rings, pipes->rings, sizeof(out->args.rings));
 	out->args.aligned = (out->args.input | out->args.output | s.in_stride | s.out_stride) % 16 == 0;

@@ -6,7 +6,6 @@
 
 enum {
 	TP_PIPE_RANKS = 8, TP_PIPE_PEERS = TP_PIPE_RANKS - 1,
-	TP_PIPE_SLOTS = 4,                          /* chunks of a pipe: a power of two */
 	TP_PIPE_PUSHERS = 4, TP_PIPE_TILES = 3,     /* warps that push, at most; tiles, and warps that send them */
 	TP_PIPE_DEPTH = 2,                          /* warps that collect from a peer, or feed what is reduced, at most: each has every other chunk */
 	TP_PIPE_COLLECTORS = 8,                     /* of a block, at most */
@@ -26,6 +25,7 @@ struct tp_pipe_args {
 	uint32_t tag;
 	int16_t rank, nranks;
 	uint16_t nchannels;
+	uint8_t slots;                              /* chunks of a pipe: a power of two, at most 16 */
 	uint8_t pushers, feeders, tiles;            /* feeders, tiles: 0 where nothing is reduced */
 	uint8_t collectors;                         /* warps for each peer that collect in bulk; 0: collect_warps do it together */
 	uint8_t push_to, sources, send_to, collect_from;
@@ -50,7 +50,7 @@ struct tp_pipe_args {
 struct tp_pipes {
 	enum tp_cuda_pipes level;
 	int nchannels;
-	uint32_t chunk, pipe_bytes, shared;         /* shared: tp_pipes_shared(…) of what reduces */
+	uint32_t slots, chunk, pipe_bytes, shared;  /* shared: tp_pipes_shared(…) of what reduces */
 	uint64_t counters;                          /* in this rank's memory: [channel][phase][rank]{sent, received} */
 	uint64_t rings[TP_PIPE_RANKS];
 };

@@ -59,9 +59,9 @@ TP_DEVICE uint32_t *tp_pipe_head(const tp_pipe_args &a, int sender, int receiver
 { return (uint32_t *)tp_pipe_place(a, sender, receiver) + phase * TP_PIPE_DEPTH + number % TP_PIPE_DEPTH; }
 TP_DEVICE char *tp_pipe_offer(const tp_pipe_args &a, int sender, int receiver) { return tp_pipe_place(a, sender, receiver) + 16; }
 TP_DEVICE uint64_t *tp_pipe_flag(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
-{ return (uint64_t *)(tp_pipe_place(a, receiver, sender) + 128 + phase * 128) + number % TP_PIPE_SLOTS; }
+{ return (uint64_t *)(tp_pipe_place(a, receiver, sender) + 128 + phase * 128) + (number & (a.slots - 1u)); }
 TP_DEVICE char *tp_pipe_slot(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
-{ return tp_pipe_place(a, receiver, sender) + 384 + ((uint32_t)phase * TP_PIPE_SLOTS + number % TP_PIPE_SLOTS) * a.chunk; }
+{ return tp_pipe_place(a, receiver, sender) + 384 + ((uint32_t)phase * a.slots + (number & (a.slots - 1u))) * a.chunk; }
 
 /* Bytes of a chunk of a slice; slices end at total_bytes. */
 TP_DEVICE uint32_t tp_pipe_bytes(const tp_pipe_args &a, const tp_pipe &k, int slice, uint32_t c)
@@ -110,7 +110,7 @@ TP_DEVICE void tp_pipe_publish(const tp_pipes_shared &sh, const tp_pipe_args &a,
 		const uint32_t number = sh.sent[phase][q] + c + 1;
 		if (!tp_pipe_has(to, p)) continue;
 		const uint32_t straight = phase == 0 && tp_pipe_straight(sh, a, k, warp, q, c);
-		tp_store_release64(tp_pipe_flag(a, p, a.rank, phase, number), (number << 1 | straight) | (uint64_t)a.tag << 32);        /* pairs with tp_pipe_await */
+		tp_bulk_publish(tp_pipe_flag(a, p, a.rank, phase, number), (number << 1 | straight) | (uint64_t)a.tag << 32);           /* pairs with tp_pipe_await */
 	}
 }
 
@@ -124,9 +124,9 @@ TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, in
 			const int p = tp_pipe_peer(a, q);
 			const uint32_t due = sh.sent[phase][q] + c + 1;
 			uint32_t *seen = &sh.seen[phase][number][q][due % TP_PIPE_DEPTH];
-			if (!tp_pipe_has(to, p) || (int32_t)(due - *seen) <= TP_PIPE_SLOTS) continue;
+			if (!tp_pipe_has(to, p) || (int32_t)(due - *seen) <= a.slots) continue;
 			*seen = tp_load_read(tp_pipe_head(a, a.rank, p, phase, due));        /* stored by tp_pipe_consumed */
-			ok &= (int32_t)(due - *seen) <= TP_PIPE_SLOTS;
+			ok &= (int32_t)(due - *seen) <= a.slots;
 		}
 		if (tp_warp_all(ok)) return true;
 		if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return false;
