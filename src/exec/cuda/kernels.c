@@ -142,8 +142,7 @@ static ncclResult_t find_kind(struct loading *l, enum tp_cuda_kind kind)
 {
 	struct tp_cuda_kernels *k = l->kernels;
 	char name[64], file[64];
-	const bool pipe = kind == TP_CUDA_FUSED + TP_FUSED_PIPE;
-	l->shared = pipe || kind == TP_CUDA_FUSED + TP_FUSED_PUSH ? (int)tp_pipes_shared(pipe, k->shared_most) : 0;
+	l->shared = kind == TP_CUDA_FUSED + TP_FUSED_PIPE || kind == TP_CUDA_FUSED + TP_FUSED_PUSH ? (int)tp_pipes_shared(k->shared_most) : 0;
 	for (int type = 0; type < ncclNumTypes && kind != TP_CUDA_FUSED + TP_FUSED_PUSH; type++) {
 		for (int op = 0; op < TP_CUDA_NOPS; op++) {
 			if ((int)plain_type(type, op) != type) continue;
@@ -230,7 +229,9 @@ static ncclResult_t load_all(struct loading *l)
 	TP_TRY(load_images(l));
 	for (enum tp_cuda_kind kind = 0; kind < TP_CUDA_NKINDS; kind++) {
 		l->level = least[kind];
-		if (l->wanted >= l->level) TP_TRY(find_kind(l, kind));
+		if (l->wanted < l->level) continue;
+		TP_TRY(find_kind(l, kind));
+		if (kind == TP_CUDA_FUSED + TP_FUSED_PUSH) TP_TRY(find_function(l, "pipes_copy", "tp_push_transfers", &l->kernels->push_transfers));
 	}
 	l->kernels->pipes = l->wanted;
 	l->shared = 0;

@@ -6,11 +6,10 @@
 
 enum {
 	TP_PIPE_RANKS = 8, TP_PIPE_PEERS = TP_PIPE_RANKS - 1,
-	TP_PIPE_PUSHERS = 4, TP_PIPE_TILES = 3,     /* warps that push, at most; tiles, and warps that send them */
+	TP_PIPE_PUSHERS = 6, TP_PIPE_TILES = 3,     /* warps that push, at most; tiles, and warps that send them */
 	TP_PIPE_DEPTH = 2,                          /* warps that collect from a peer, or feed what is reduced, at most: each has every other chunk */
 	TP_PIPE_COLLECTORS = 8,                     /* of a block, at most */
-	TP_PIPE_SHARED = 96 << 10,                  /* a block's memory where it only moves: two fit a multiprocessor */
-	TP_PIPE_SHARED_MOST = 208 << 10             /* where it reduces, if the GPU has it */
+	TP_PIPE_SHARED = 96 << 10, TP_PIPE_SHARED_MOST = 208 << 10          /* a block's memory: at least, and where the GPU has it */
 };
 
 /* Kernels: tp_pipe_<type>_<op> (all-reduce, reduce-scatter, reduce), tp_pipe_copy (broadcast in two steps), tp_push_copy (all that only
@@ -21,7 +20,7 @@ struct tp_pipe_args {
 	uint64_t input, output;
 	uint64_t slice_bytes, total_bytes, in_stride, out_stride;   /* as in struct tp_fused_args */
 	uint64_t lines_each, lines_more;            /* of a slice, in lines of 128 bytes: each block has lines_each, the first lines_more one more */
-	uint32_t chunk, pipe_bytes;                 /* of a chunk; of a (peer, channel): both phases, heads and flags */
+	uint32_t chunk, slot, pipe_bytes;           /* of a chunk; of its place; of a (peer, channel): both phases, heads and flags */
 	uint32_t tag;
 	int16_t rank, nranks;
 	uint16_t nchannels;
@@ -38,10 +37,16 @@ struct tp_pipe_args {
 	uint8_t reduce_warps, collect_warps;
 	uint8_t gives_way, counts;
 	uint8_t offers;                             /* what only moves: receivers offer their buffers */
+	uint8_t transfers;                          /* tags are of sizes */
 	uint64_t table;                             /* registered buffers, and OUTPUT among them */
 	struct tp_dev_offer offer;
 	struct tp_dev_reduce reduce;
 };
+
+/* A group's sends and receives, one of each to and from a rank; pipe: what of it isn't a collective's. tag: of the size that the ends of a
+ * transfer must agree on. Kernel: tp_push_transfers. */
+struct tp_pipe_transfer { uint64_t address, bytes; struct tp_dev_offer offer; uint32_t tag, pad; };
+struct tp_pipe_transfers { struct tp_pipe_args pipe; struct tp_pipe_transfer send[TP_PIPE_RANKS], receive[TP_PIPE_RANKS]; };
 
 #ifndef __cplusplus
 #include "exec/cuda.h"
@@ -50,7 +55,8 @@ struct tp_pipe_args {
 struct tp_pipes {
 	enum tp_cuda_pipes level;
 	int nchannels;
-	uint32_t slots, chunk, pipe_bytes, shared;  /* shared: tp_pipes_shared(…) of what reduces */
+	uint32_t slots, slot, pipe_bytes, shared;
+	uint32_t chunk[2];                          /* of what only moves, of what reduces */
 	uint64_t counters;                          /* in this rank's memory: [channel][phase][rank]{sent, received} */
 	uint64_t rings[TP_PIPE_RANKS];
 };
@@ -62,7 +68,7 @@ struct tp_pipe_launch {
 	struct tp_pipe_args args;
 };
 /* Of a block's memory, where a block may have `most` bytes. */
-uint32_t tp_pipes_shared(bool reduces, int most);
+uint32_t tp_pipes_shared(int most);
 /* Of a rank's region; of its counters. */
 size_t tp_pipes_region_bytes(enum tp_cuda_pipes level, int nlocal, int nchannels);
 size_t tp_pipes_counter_bytes(int nchannels);
@@ -73,5 +79,10 @@ struct tp_fused;
 struct tp_exec_call;
 struct tp_fused_shape;
 void tp_pipes_fit(const struct tp_fused *fused, const struct tp_exec_call *call, const struct tp_fused_shape *shape, struct tp_pipe_launch *out);
+/* Of transfers: tp_pipes_add for each, one a peer and direction. */
+void tp_pipes_begin_transfers(const struct tp_fused *fused, struct tp_pipe_transfers *out);
+void tp_pipes_add(struct tp_pipe_transfers *transfers, bool is_send, int peer, const void *buffer, size_t bytes, uint32_t tag, struct tp_dev_offer offer);
+/* Blocks, each with fused->pipes.shared bytes; 0: nothing was added. */
+unsigned tp_pipes_end_transfers(const struct tp_fused *fused, struct tp_pipe_transfers *transfers);
 #endif
 #endif

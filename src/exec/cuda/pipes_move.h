@@ -31,7 +31,11 @@
 #include "exec/cuda/offers.h"
 #include "exec/cuda/pipes.h"
 
+/* What a block moves to or from a peer: from where or to where, bytes, chunks (empty ones too), the call's tag, what is offered for it. */
+struct tp_pipe_part { uint64_t at, bytes; uint32_t chunks, tag; tp_dev_offer offer; };
+
 struct tp_pipes_shared {
+	tp_pipe_part push[TP_PIPE_PEERS], collect[TP_PIPE_PEERS], own;      /* own: INPUT's part that is reduced here */
 	uint64_t loaded[TP_PIPE_PEERS][TP_PIPE_PUSHERS];    /* barriers of bulk loads: that are pushed, */
 	uint64_t fed[TP_PIPE_DEPTH][TP_PIPE_RANKS], collected[TP_PIPE_COLLECTORS];          /* fed, collected */
 	uint32_t sent[2][TP_PIPE_PEERS], received[2][TP_PIPE_PEERS];
@@ -61,18 +65,16 @@ TP_DEVICE char *tp_pipe_offer(const tp_pipe_args &a, int sender, int receiver) {
 TP_DEVICE uint64_t *tp_pipe_flag(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
 { return (uint64_t *)(tp_pipe_place(a, receiver, sender) + 128 + phase * 128) + (number & (a.slots - 1u)); }
 TP_DEVICE char *tp_pipe_slot(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
-{ return tp_pipe_place(a, receiver, sender) + 384 + ((uint32_t)phase * a.slots + (number & (a.slots - 1u))) * a.chunk; }
+{ return tp_pipe_place(a, receiver, sender) + 384 + ((uint32_t)phase * a.slots + (number & (a.slots - 1u))) * a.slot; }
 
-/* Bytes of a chunk of a slice; slices end at total_bytes. */
-TP_DEVICE uint32_t tp_pipe_bytes(const tp_pipe_args &a, const tp_pipe &k, int slice, uint32_t c)
+/* Bytes of a chunk. */
+TP_DEVICE uint32_t tp_pipe_bytes(const tp_pipe_args &a, const tp_pipe_part &part, uint32_t c)
 {
-	const uint64_t in = (uint64_t)c * a.chunk, at = k.begin + in, first = (uint64_t)(uint32_t)slice * a.in_stride;
-	uint64_t end = first >= a.total_bytes ? 0 : a.total_bytes - first;
-	if (end > a.slice_bytes) end = a.slice_bytes;
-	uint64_t n = end > at ? end - at : 0;
-	if (n > k.bytes - in) n = k.bytes - in;
-	return n < a.chunk ? (uint32_t)n : a.chunk;
+	const uint64_t in = (uint64_t)c * a.chunk, left = part.bytes > in ? part.bytes - in : 0;
+	return left < a.chunk ? (uint32_t)left : a.chunk;
 }
+/* What goes to a peer. */
+TP_DEVICE const tp_pipe_part &tp_pipe_sent(const tp_pipes_shared &sh, int phase, int q) { return phase ? sh.own : sh.push[q]; }
 
 /* A turn in vain. False: stop. */
 TP_DEVICE bool tp_pipe_wait(tp_pipes_shared &sh, const tp_pipe_args &a, unsigned turn)
@@ -94,23 +96,25 @@ TP_DEVICE void tp_pipe_meet(const tp_pipe_group &g)
 }
 
 /* Where chunk c goes in a peer's own buffer, or NULL: to the ring. */
-TP_DEVICE char *tp_pipe_straight(const tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int number, int q, uint32_t c)
+TP_DEVICE char *tp_pipe_straight(const tp_pipes_shared &sh, const tp_pipe_args &a, int number, int q, uint32_t c)
 {
 	if (!a.offers || !sh.straight[number][q]) return nullptr;
-	const uint32_t bytes = tp_pipe_bytes(a, k, a.fans ? 0 : a.slice_of[tp_pipe_peer(a, q)], c);
+	const uint32_t bytes = tp_pipe_bytes(a, sh.push[q], c);
 	return bytes && bytes % 16 == 0 ? (char *)sh.straight[number][q] + (uint64_t)c * a.chunk : nullptr;
 }
 
 /* Chunk c has arrived, as this warp's threads know, each of its peer. */
-TP_DEVICE void tp_pipe_publish(const tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int phase, int warp, uint32_t to, uint32_t c)
+TP_DEVICE void tp_pipe_publish(const tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int warp, uint32_t to, uint32_t c)
 {
 	TP_NO_UNROLL
 	for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
 		const int p = tp_pipe_peer(a, q);
 		const uint32_t number = sh.sent[phase][q] + c + 1;
-		if (!tp_pipe_has(to, p)) continue;
-		const uint32_t straight = phase == 0 && tp_pipe_straight(sh, a, k, warp, q, c);
-		tp_bulk_publish(tp_pipe_flag(a, p, a.rank, phase, number), (number << 1 | straight) | (uint64_t)a.tag << 32);           /* pairs with tp_pipe_await */
+		const tp_pipe_part &part = tp_pipe_sent(sh, phase, q);
+		if (!tp_pipe_has(to, p) || c >= part.chunks) continue;
+		const uint32_t straight = phase == 0 && tp_pipe_straight(sh, a, warp, q, c);
+		/* A release, though the bulk copy has been waited for: flags were seen to come before the last bytes of their chunks. Pairs with tp_pipe_await. */
+		tp_store_release64(tp_pipe_flag(a, p, a.rank, phase, number), (number << 1 | straight) | (uint64_t)part.tag << 32);
 	}
 }
 
@@ -124,7 +128,7 @@ TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, in
 			const int p = tp_pipe_peer(a, q);
 			const uint32_t due = sh.sent[phase][q] + c + 1;
 			uint32_t *seen = &sh.seen[phase][number][q][due % TP_PIPE_DEPTH];
-			if (!tp_pipe_has(to, p) || (int32_t)(due - *seen) <= a.slots) continue;
+			if (!tp_pipe_has(to, p) || c >= tp_pipe_sent(sh, phase, q).chunks || (int32_t)(due - *seen) <= a.slots) continue;
 			*seen = tp_load_read(tp_pipe_head(a, a.rank, p, phase, due));        /* stored by tp_pipe_consumed */
 			ok &= (int32_t)(due - *seen) <= a.slots;
 		}
@@ -135,7 +139,7 @@ TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, in
 
 /* A thread's, until chunk c has come from a peer, to the ring or straight to OUTPUT. TP_PIPE_STOP: it won't. */
 enum { TP_PIPE_STOP, TP_PIPE_CAME, TP_PIPE_CAME_STRAIGHT };
-TP_DEVICE uint32_t tp_pipe_await(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, uint32_t c)
+TP_DEVICE uint32_t tp_pipe_await(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, uint32_t c, uint32_t tag)
 {
 	const int p = tp_pipe_peer(a, q);
 	const uint32_t number = sh.received[phase][q] + c + 1;
@@ -144,8 +148,8 @@ TP_DEVICE uint32_t tp_pipe_await(tp_pipes_shared &sh, const tp_pipe_args &a, int
 	for (unsigned turn = 0;; turn++) {
 		const uint64_t found = tp_load_acquire64(flag);
 		if ((uint32_t)found >> 1 == (number & 0x7fffffffu)) {
-			if (found >> 32 == a.tag) return found & 1 ? TP_PIPE_CAME_STRAIGHT : TP_PIPE_CAME;
-			tp_block_fault(tp_pipe_comm(a), TP_BLOCK_TAG, p, tp_block(), (uint32_t)(found >> 32), a.tag);
+			if (found >> 32 == tag) return found & 1 ? TP_PIPE_CAME_STRAIGHT : TP_PIPE_CAME;
+			tp_block_fault(tp_pipe_comm(a), a.transfers ? TP_BLOCK_SIZE : TP_BLOCK_TAG, p, tp_block(), (uint32_t)(found >> 32), tag);
 			tp_block_set(&sh.stopped, 1);
 			return TP_PIPE_STOP;
 		}
@@ -161,8 +165,7 @@ TP_DEVICE void tp_pipe_consumed(tp_pipes_shared &sh, const tp_pipe_args &a, int 
 
 /* ---- push ---- */
 
-TP_DEVICE const char *tp_pipe_input(const tp_pipe_args &a, const tp_pipe &k, int slice, uint32_t c)
-{ return (const char *)a.input + (uint64_t)(uint32_t)slice * a.in_stride + k.begin + (uint64_t)c * a.chunk; }
+TP_DEVICE const char *tp_pipe_at(const tp_pipe_args &a, const tp_pipe_part &part, uint32_t c) { return (const char *)part.at + (uint64_t)c * a.chunk; }
 TP_DEVICE char *tp_pipe_stage(const tp_pipe_args &a, char *stages, int q, int number)
 { return stages + ((a.fans ? 0u : (uint32_t)q * a.pushers) + (uint32_t)number) * a.chunk; }
 
@@ -171,45 +174,42 @@ TP_DEVICE bool tp_pipe_is_bulk(const tp_pipe_args &a, uint32_t bytes) { return a
 
 /* One load serves all peers (a.fans) or each has its own. */
 TP_DEVICE bool tp_pipe_loads(const tp_pipe_args &a, int q) { return a.fans ? q == 0 : tp_pipe_has(a.push_to, tp_pipe_peer(a, q)); }
-TP_DEVICE int tp_pipe_push_slice(const tp_pipe_args &a, int q) { return a.fans ? 0 : a.slice_of[tp_pipe_peer(a, q)]; }
 
-TP_DEVICE void tp_pipe_fetch(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, char *stages, int number, uint32_t c)
+TP_DEVICE void tp_pipe_fetch(tp_pipes_shared &sh, const tp_pipe_args &a, char *stages, int number, uint32_t c)
 {
-	if (c >= k.chunks) return;
 	TP_NO_UNROLL
 	for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
 		if (!tp_pipe_loads(a, q)) continue;
-		const int slice = tp_pipe_push_slice(a, q);
-		const uint32_t bytes = tp_pipe_bytes(a, k, slice, c);
-		if (tp_pipe_is_bulk(a, bytes)) tp_bulk_load(tp_pipe_stage(a, stages, q, number), tp_pipe_input(a, k, slice, c), bytes, &sh.loaded[q][number]);
+		const uint32_t bytes = tp_pipe_bytes(a, sh.push[q], c);
+		if (tp_pipe_is_bulk(a, bytes)) tp_bulk_load(tp_pipe_stage(a, stages, q, number), tp_pipe_at(a, sh.push[q], c), bytes, &sh.loaded[q][number]);
 	}
 }
 
 /* Until a chunk's bulk loads have come. False: some of it isn't loaded in bulk. */
-TP_DEVICE bool tp_pipe_loaded(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int number, uint32_t c, uint32_t parity)
+TP_DEVICE bool tp_pipe_loaded(tp_pipes_shared &sh, const tp_pipe_args &a, int number, uint32_t c, uint32_t parity)
 {
 	bool all = true;
 	TP_NO_UNROLL
 	for (int q = a.fans ? 0 : tp_pipe_lane(); q < (a.fans ? 1 : a.nranks - 1); q += TP_WARP) {
 		if (!tp_pipe_loads(a, q)) continue;
-		const bool bulk = tp_pipe_is_bulk(a, tp_pipe_bytes(a, k, tp_pipe_push_slice(a, q), c));
+		const uint32_t bytes = tp_pipe_bytes(a, sh.push[q], c);
+		const bool bulk = tp_pipe_is_bulk(a, bytes);
 		if (bulk) tp_bulk_loaded(&sh.loaded[q][number], parity);
-		all &= bulk;
+		all &= bulk || !bytes;
 	}
 	return all;
 }
 
 /* What can't be loaded in bulk is loaded by the warp, what is to be scaled is scaled by it. */
 template <class R>
-TP_FAR void tp_pipe_finish(const tp_pipe_args &a, const tp_pipe &k, const R &reduction, char *stages, int number, uint32_t c)
+TP_FAR void tp_pipe_finish(tp_pipes_shared &sh, const tp_pipe_args &a, const R &reduction, char *stages, int number, uint32_t c)
 {
 	TP_NO_UNROLL
 	for (int q = 0; q < a.nranks - 1; q++) {
 		if (!tp_pipe_loads(a, q)) continue;
-		const int slice = tp_pipe_push_slice(a, q);
-		const uint32_t bytes = tp_pipe_bytes(a, k, slice, c);
+		const uint32_t bytes = tp_pipe_bytes(a, sh.push[q], c);
 		const bool bulk = tp_pipe_is_bulk(a, bytes);
-		const char *from = tp_pipe_input(a, k, slice, c);
+		const char *from = tp_pipe_at(a, sh.push[q], c);
 		char *stage = tp_pipe_stage(a, stages, q, number);
 		if (bulk && !reduction.scales()) continue;
 		TP_NO_UNROLL
@@ -240,41 +240,45 @@ TP_FAR bool tp_pipe_take_offers(tp_pipes_shared &sh, const tp_pipe_args &a, int 
 	return tp_warp_all(ok);
 }
 
-/* Pushing warp `number`: every chunk of a.pushers from there on. */
+/* Pushing warp `number`: every chunk of a.pushers from there on. chunks: of the peer with most. */
 template <class R>
-TP_DEVICE void tp_pipe_push(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, const R &reduction, char *stages, int number)
+TP_DEVICE void tp_pipe_push(tp_pipes_shared &sh, const tp_pipe_args &a, const R &reduction, char *stages, int number, uint32_t chunks)
 {
 	uint32_t parity = 0;
-	if (!a.push_to || (uint32_t)number >= k.chunks) return;
-	tp_pipe_fetch(sh, a, k, stages, number, (uint32_t)number);
+	if (!a.push_to || (uint32_t)number >= chunks) return;
+	tp_pipe_fetch(sh, a, stages, number, (uint32_t)number);
 	if (a.offers && !tp_pipe_take_offers(sh, a, number)) {
 		/* The block mustn't end while its memory is loaded to. */
-		tp_pipe_loaded(sh, a, k, number, (uint32_t)number, 0);
+		tp_pipe_loaded(sh, a, number, (uint32_t)number, 0);
 		return;
 	}
 	TP_NO_UNROLL
-	for (uint32_t c = (uint32_t)number; c < k.chunks; c += a.pushers, parity ^= 1) {
-		const bool all_bulk = tp_pipe_loaded(sh, a, k, number, c, parity);
+	for (uint32_t c = (uint32_t)number; c < chunks; c += a.pushers, parity ^= 1) {
+		const bool all_bulk = tp_pipe_loaded(sh, a, number, c, parity);
 		tp_warp_sync();
-		if (tp_warp_any(!all_bulk) || reduction.scales()) tp_pipe_finish(a, k, reduction, stages, number, c);
+		if (tp_warp_any(!all_bulk) || reduction.scales()) tp_pipe_finish(sh, a, reduction, stages, number, c);
 		tp_warp_sync();
 		if (!tp_pipe_await_room(sh, a, 0, number, a.push_to, c)) return;
 		TP_NO_UNROLL
 		for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
 			const int p = tp_pipe_peer(a, q);
 			if (!tp_pipe_has(a.push_to, p)) continue;
-			const uint32_t bytes = (tp_pipe_bytes(a, k, tp_pipe_push_slice(a, q), c) + 15) & ~15u;
-			char *straight = tp_pipe_straight(sh, a, k, number, q, c);
+			const uint32_t bytes = (tp_pipe_bytes(a, sh.push[q], c) + 15) & ~15u;
+			char *straight = tp_pipe_straight(sh, a, number, q, c);
 			if (bytes) tp_bulk_store(straight ? straight : tp_pipe_slot(a, p, a.rank, 0, sh.sent[0][q] + c + 1), tp_pipe_stage(a, stages, q, number), bytes);
 		}
 		tp_bulk_commit();
 		tp_bulk_read<0>();
 		tp_warp_sync();
-		tp_pipe_fetch(sh, a, k, stages, number, c + a.pushers);
+		tp_pipe_fetch(sh, a, stages, number, c + a.pushers);
 		tp_bulk_stored<0>();
-		tp_pipe_publish(sh, a, k, 0, number, a.push_to, c);
+		tp_pipe_publish(sh, a, 0, number, a.push_to, c);
 	}
 }
+
+/* Where what is reduced here goes. */
+TP_DEVICE char *tp_pipe_result(const tp_pipe_args &a, const tp_pipe &k)
+{ return (char *)a.output + (uint64_t)(uint32_t)(a.gathers ? a.slice_of[a.rank] : 0) * a.out_stride + k.begin; }
 
 #include "exec/cuda/pipes_reduce.h"
 
@@ -283,15 +287,14 @@ TP_DEVICE void tp_pipe_push(tp_pipes_shared &sh, const tp_pipe_args &a, const tp
 /* Sending warp `number`: what is reduced to the tile of that number. */
 TP_FAR void tp_pipe_send(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, char *tiles, int number)
 {
-	const int slice = a.slice_of[a.rank];
 	const char *tile = tiles + (uint32_t)number * a.chunk;
-	char *out = (char *)a.output + (uint64_t)(uint32_t)(a.gathers ? slice : 0) * a.out_stride + k.begin;
+	char *out = tp_pipe_result(a, k);
 	TP_NO_UNROLL
 	for (uint32_t c = (uint32_t)number; a.sources && c < k.chunks; c += a.tiles) {
 		for (unsigned turn = 0; tp_warp_any(tp_block_load(&sh.made) <= c); turn++)
 			if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return;
 		if (!tp_pipe_await_room(sh, a, 1, number, a.send_to, c)) return;
-		const uint32_t bytes = tp_pipe_bytes(a, k, slice, c), whole = (bytes + 15) & ~15u;
+		const uint32_t bytes = tp_pipe_bytes(a, sh.own, c), whole = (bytes + 15) & ~15u;
 		TP_NO_UNROLL
 		for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
 			const int p = tp_pipe_peer(a, q);
@@ -304,7 +307,7 @@ TP_FAR void tp_pipe_send(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pi
 		if (tp_pipe_lane() == 0) tp_block_set(&sh.freed[number], c / a.tiles + 1);     /* seen by tp_pipe_reduce */
 		if (!a.send_to) continue;
 		tp_bulk_stored<0>();
-		tp_pipe_publish(sh, a, k, 1, number, a.send_to, c);
+		tp_pipe_publish(sh, a, 1, number, a.send_to, c);
 	}
 	tp_bulk_stored<0>();
 }
@@ -355,48 +358,52 @@ TP_DEVICE void tp_pipe_copy(const char *from, char *to, uint64_t bytes, bool ali
 	else tp_pipe_copy_some(from, to, bytes, NEAR, thread, threads);
 }
 
-/* place: of the peer's slice in OUTPUT; slice: whose length it has. */
-TP_FAR void tp_pipe_collect(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int phase, int q, int place, int slice, const tp_pipe_group &g)
+/* What is offered to a peer: this part's place. */
+TP_DEVICE void tp_pipe_make_offer(const tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q)
 {
-	const int p = tp_pipe_peer(a, q);
-	char *to = (char *)a.output + (uint64_t)(uint32_t)place * a.out_stride + k.begin;
+	const tp_pipe_part &part = sh.collect[q];
+	tp_offer_make(tp_pipe_offer(a, tp_pipe_peer(a, q), a.rank), tp_offer_stands(a.table, a.rank, part.offer, part.at), part.offer, 0, sh.received[phase][q] + 1);
+}
+
+/* By a group of warps, chunk by chunk: what isn't aligned. */
+TP_FAR void tp_pipe_collect(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, const tp_pipe_group &g)
+{
+	const tp_pipe_part &part = sh.collect[q];
 	bool straight = false;
-	if (a.offers && g.thread == 0)
-		tp_offer_make(tp_pipe_offer(a, p, a.rank), tp_offer_stands(a.table, a.rank, a.offer, a.output), a.offer, (uint64_t)to - a.output,
-			sh.received[phase][q] + 1);
+	if (a.offers && g.thread == 0) tp_pipe_make_offer(sh, a, phase, q);
 	TP_NO_UNROLL
-	for (uint32_t c = 0; c < k.chunks; c++) {
-		if (g.thread == 0) sh.go[g.number] = tp_pipe_await(sh, a, phase, q, c);
+	for (uint32_t c = 0; c < part.chunks; c++) {
+		if (g.thread == 0) sh.go[g.number] = tp_pipe_await(sh, a, phase, q, c, part.tag);
 		tp_pipe_meet(g);
 		const uint32_t came = sh.go[g.number];
 		if (came == TP_PIPE_STOP) return;
 		straight |= came == TP_PIPE_CAME_STRAIGHT;
-		if (came == TP_PIPE_CAME) tp_pipe_copy<6, true>(tp_pipe_slot(a, a.rank, p, phase, sh.received[phase][q] + c + 1), to + (uint64_t)c * a.chunk, tp_pipe_bytes(a, k, slice, c),
-			a.aligned, g.thread, g.warps * TP_WARP);
+		if (came == TP_PIPE_CAME)
+			tp_pipe_copy<6, true>(tp_pipe_slot(a, a.rank, tp_pipe_peer(a, q), phase, sh.received[phase][q] + c + 1), (char *)tp_pipe_at(a, part, c),
+				tp_pipe_bytes(a, part, c), a.aligned, g.thread, g.warps * TP_WARP);
 		tp_pipe_meet(g);
 		if (g.thread == 0) tp_pipe_consumed(sh, a, phase, q, c);
 	}
 	if (straight && g.thread == 0) tp_offer_count(tp_pipe_comm(a));
 }
 
-/* The same by warp `number` of a.collectors, in bulk: every a.collectors'th chunk. The chunk is free as soon as it is in `stage`. */
-TP_FAR void tp_pipe_collect_bulk(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int phase, int q, int place, int slice, char *stage, int number)
+/* By warp `number` of a.collectors, in bulk: every a.collectors'th chunk. The chunk is free as soon as it is in `stage`. */
+TP_FAR void tp_pipe_collect_bulk(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, char *stage, int number)
 {
-	const int p = tp_pipe_peer(a, q), index = q * a.collectors + number;
+	const tp_pipe_part &part = sh.collect[q];
+	const int index = q * a.collectors + number;
 	const bool first = tp_pipe_lane() == 0;
-	char *to = (char *)a.output + (uint64_t)(uint32_t)place * a.out_stride + k.begin;
 	const tp_pipe_group g = { 1 + index, tp_pipe_lane(), 1 };
 	uint32_t parity = 0;
 	bool straight = false;
-	if (a.offers && first && number == 0)
-		tp_offer_make(tp_pipe_offer(a, p, a.rank), tp_offer_stands(a.table, a.rank, a.offer, a.output), a.offer, (uint64_t)to - a.output,
-			sh.received[phase][q] + 1);
+	if (a.offers && first && number == 0) tp_pipe_make_offer(sh, a, phase, q);
 	TP_NO_UNROLL
-	for (uint32_t c = (uint32_t)number; c < k.chunks; c += a.collectors) {
-		if (first) sh.go[g.number] = tp_pipe_await(sh, a, phase, q, c);
+	for (uint32_t c = (uint32_t)number; c < part.chunks; c += a.collectors) {
+		if (first) sh.go[g.number] = tp_pipe_await(sh, a, phase, q, c, part.tag);
 		tp_pipe_meet(g);
-		const uint32_t came = sh.go[g.number], bytes = tp_pipe_bytes(a, k, slice, c);
-		const char *from = tp_pipe_slot(a, a.rank, p, phase, sh.received[phase][q] + c + 1);
+		const uint32_t came = sh.go[g.number], bytes = tp_pipe_bytes(a, part, c);
+		const char *from = tp_pipe_slot(a, a.rank, tp_pipe_peer(a, q), phase, sh.received[phase][q] + c + 1);
+		char *to = (char *)tp_pipe_at(a, part, c);
 		const bool bulk = came == TP_PIPE_CAME && tp_pipe_is_bulk(a, bytes);
 		if (came == TP_PIPE_STOP) break;
 		straight |= came == TP_PIPE_CAME_STRAIGHT;
@@ -406,12 +413,12 @@ TP_FAR void tp_pipe_collect_bulk(tp_pipes_shared &sh, const tp_pipe_args &a, con
 			tp_bulk_loaded(&sh.collected[index], parity);
 		}
 		parity ^= bulk;
-		if (came == TP_PIPE_CAME && !bulk) tp_pipe_copy_some(from, to + (uint64_t)c * a.chunk, bytes, true, tp_pipe_lane(), TP_WARP);
+		if (came == TP_PIPE_CAME && !bulk) tp_pipe_copy_some(from, to, bytes, true, tp_pipe_lane(), TP_WARP);
 		tp_pipe_meet(g);
 		if (!first) continue;
 		tp_pipe_consumed(sh, a, phase, q, c);
 		if (!bulk) continue;
-		tp_bulk_store(to + (uint64_t)c * a.chunk, stage, bytes);
+		tp_bulk_store(to, stage, bytes);
 		tp_bulk_commit();
 		tp_bulk_read<0>();
 	}
@@ -440,13 +447,29 @@ TP_FAR void tp_pipe_keep(const tp_pipe_args &a, const tp_pipe &k, int slices, in
 TP_DEVICE uint32_t *tp_pipe_counter(const tp_pipe_args &a, int phase, int q)
 { return (uint32_t *)a.counters + ((uint32_t)tp_block() * 2 + (uint32_t)phase) * 2 * TP_PIPE_RANKS + (uint32_t)tp_pipe_peer(a, q) * 2; }
 
-TP_DEVICE tp_pipe tp_pipe_begin(tp_pipes_shared &sh, const tp_pipe_args &a)
+/* This block's share: of so many lines, each block has `each`, the first `more` one more. */
+TP_DEVICE tp_pipe tp_pipe_share(uint64_t each, uint64_t more, uint32_t chunk)
 {
-	const uint64_t b = (uint64_t)(uint32_t)tp_block(), more = b < a.lines_more;
+	const uint64_t b = (uint64_t)(uint32_t)tp_block();
 	tp_pipe k;
-	k.begin = (a.lines_each * b + (more ? b : a.lines_more)) * 128;
-	k.bytes = (a.lines_each + more) * 128;
-	k.chunks = (uint32_t)((k.bytes + a.chunk - 1) / a.chunk);
+	k.begin = (each * b + (b < more ? b : more)) * 128;
+	k.bytes = (each + (b < more)) * 128;
+	k.chunks = (uint32_t)((k.bytes + chunk - 1) / chunk);
+	return k;
+}
+/* Of a slice; slices end at total_bytes. */
+TP_DEVICE tp_pipe_part tp_pipe_slice(const tp_pipe_args &a, const tp_pipe &k, uint64_t base, int slice, int place, uint64_t stride)
+{
+	const uint64_t first = (uint64_t)(uint32_t)slice * a.in_stride, offset = (uint64_t)(uint32_t)place * stride + k.begin;
+	uint64_t end = first >= a.total_bytes ? 0 : a.total_bytes - first;
+	if (end > a.slice_bytes) end = a.slice_bytes;
+	const uint64_t left = end > k.begin ? end - k.begin : 0;
+	return { base + offset, left < k.bytes ? left : k.bytes, k.chunks, a.tag, { a.offer.offset + offset, a.offer.index, 0 } };
+}
+
+/* Counters, heads, barriers. The block meets after it. */
+TP_DEVICE void tp_pipe_open(tp_pipes_shared &sh, const tp_pipe_args &a)
+{
 	TP_NO_UNROLL
 	for (int i = tp_thread(); i < 2 * (a.nranks - 1); i += tp_threads()) {
 		const int phase = i % 2, q = i / 2;
@@ -474,33 +497,46 @@ TP_DEVICE tp_pipe tp_pipe_begin(tp_pipes_shared &sh, const tp_pipe_args &a)
 		for (int t = 0; t < TP_PIPE_TILES; t++) sh.freed[t] = 0;
 		sh.stopped = tp_load_relaxed(&tp_pipe_comm(a)->stop);
 	}
+}
+/* A collective's. moves: nothing is reduced, and what comes from a peer goes to its place. */
+TP_DEVICE tp_pipe tp_pipe_begin(tp_pipes_shared &sh, const tp_pipe_args &a, bool moves)
+{
+	const tp_pipe k = tp_pipe_share(a.lines_each, a.lines_more, a.chunk);
+	tp_pipe_open(sh, a);
+	TP_NO_UNROLL
+	for (int q = tp_thread(); q < a.nranks - 1; q += tp_threads()) {
+		const int p = tp_pipe_peer(a, q), slice = a.slice_of[p], from = a.fans ? 0 : slice;
+		sh.push[q] = tp_pipe_slice(a, k, a.input, from, from, a.in_stride);
+		sh.collect[q] = tp_pipe_slice(a, k, a.output, moves ? 0 : slice, moves ? p : slice, a.out_stride);
+	}
+	if (tp_thread() == 0) sh.own = tp_pipe_slice(a, k, a.input, a.slice_of[a.rank], a.slice_of[a.rank], a.in_stride);
 	tp_block_sync();
 	return k;
 }
 
 /* sent, received: ranks that this one pushed or sent to, and heard from, in a phase. */
-TP_DEVICE void tp_pipe_end(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, const uint32_t *sent, const uint32_t *received)
+TP_DEVICE void tp_pipe_end(tp_pipes_shared &sh, const tp_pipe_args &a, const uint32_t *sent, const uint32_t *received)
 {
 	tp_block_sync();
 	TP_NO_UNROLL
 	for (int i = tp_thread(); i < 2 * (a.nranks - 1); i += tp_threads()) {
 		const int phase = i % 2, q = i / 2, p = tp_pipe_peer(a, q);
 		uint32_t *counter = tp_pipe_counter(a, phase, q);
-		if (tp_pipe_has(sent[phase], p)) counter[0] = sh.sent[phase][q] + k.chunks;
-		if (tp_pipe_has(received[phase], p)) counter[1] = sh.received[phase][q] + k.chunks;
+		if (tp_pipe_has(sent[phase], p)) counter[0] = sh.sent[phase][q] + tp_pipe_sent(sh, phase, q).chunks;
+		if (tp_pipe_has(received[phase], p)) counter[1] = sh.received[phase][q] + (a.sources && phase == 0 ? sh.own : sh.collect[q]).chunks;
 	}
 	if (a.counts) tp_kernel_end(tp_pipe_comm(a));
 }
 
-/* What comes from a peer, as tp_pipe_collect says: warp `warp` of those that serve it, in bulk or together. */
-TP_DEVICE void tp_pipe_run_collectors(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, int phase, int q, int place, int slice, char *stages, int warp)
+/* Warp `warp` of those that serve a peer, in bulk or together. */
+TP_DEVICE void tp_pipe_run_collectors(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, char *stages, int warp)
 {
 	if (q >= a.nranks - 1 || !tp_pipe_has(a.collect_from, tp_pipe_peer(a, q))) return;
 	if (a.collectors) {
-		tp_pipe_collect_bulk(sh, a, k, phase, q, place, slice, stages + (uint32_t)(q * a.collectors + warp) * a.chunk, warp);
+		tp_pipe_collect_bulk(sh, a, phase, q, stages + (uint32_t)(q * a.collectors + warp) * a.chunk, warp);
 	} else {
 		const tp_pipe_group g = { 1 + q, warp * TP_WARP + tp_pipe_lane(), a.collect_warps };
-		tp_pipe_collect(sh, a, k, phase, q, place, slice, g);
+		tp_pipe_collect(sh, a, phase, q, g);
 	}
 }
 
@@ -510,13 +546,13 @@ template <class R>
 TP_DEVICE void tp_pipes_run(tp_pipes_shared &sh, char *memory, const tp_pipe_args &a)
 {
 	const R reduction(a.reduce);
-	const tp_pipe k = tp_pipe_begin(sh, a);
+	const tp_pipe k = tp_pipe_begin(sh, a, false);
 	const int warp = tp_thread() / TP_WARP, senders = a.pushers + a.feeders, reducers = senders + a.tiles, collectors = reducers + a.reduce_warps;
 	char *feeds = memory + (uint32_t)(a.nranks - 1) * a.pushers * a.chunk, *tiles = feeds + (uint32_t)a.nranks * a.feeders * a.chunk;
 	if (warp < a.pushers) {
-		tp_pipe_push(sh, a, k, reduction, memory, warp);
+		tp_pipe_push(sh, a, reduction, memory, warp, k.chunks);
 	} else if (warp < senders) {
-		tp_pipe_feed(sh, a, k, feeds, warp - a.pushers);
+		tp_pipe_feed(sh, a, feeds, warp - a.pushers);
 	} else if (warp < reducers) {
 		tp_pipe_send(sh, a, k, tiles, warp - senders);
 	} else if (warp < collectors) {
@@ -524,29 +560,51 @@ TP_DEVICE void tp_pipes_run(tp_pipes_shared &sh, char *memory, const tp_pipe_arg
 		if (a.sources) tp_pipe_reduce(sh, a, k, reduction, feeds, tiles, g);
 		else if (a.keeps) tp_pipe_keep(a, k, a.keeps, g.thread, g.warps * TP_WARP);
 	} else {
-		const int each = a.collectors ? a.collectors : a.collect_warps, i = warp - collectors, q = each ? i / each : TP_PIPE_PEERS;
-		const int slice = q < a.nranks - 1 ? a.slice_of[tp_pipe_peer(a, q)] : 0;
-		tp_pipe_run_collectors(sh, a, k, 1, q, slice, slice, tiles + a.tiles * a.chunk, each ? i % each : 0);
+		const int each = a.collectors ? a.collectors : a.collect_warps, i = warp - collectors;
+		if (each) tp_pipe_run_collectors(sh, a, 1, i / each, tiles + a.tiles * a.chunk, i % each);
 	}
 	const uint32_t sent[2] = { a.push_to, a.send_to }, received[2] = { a.sources, a.collect_from };
-	tp_pipe_end(sh, a, k, sent, received);
+	tp_pipe_end(sh, a, sent, received);
 }
 
-/* Warps: a.pushers, those that collect, for each peer, and the rest for what a rank keeps. Shared memory: stages of pushers, of collectors. */
-TP_DEVICE void tp_pipes_run_move(tp_pipes_shared &sh, char *memory, const tp_pipe_args &a)
+/* What only moves, after the beginning. Warps: a.pushers, those that collect, for each peer, and the rest for what a rank keeps. Shared memory:
+ * stages of pushers, of collectors. */
+TP_DEVICE void tp_pipes_move(tp_pipes_shared &sh, char *memory, const tp_pipe_args &a, const tp_pipe &k)
 {
-	const tp_pipe k = tp_pipe_begin(sh, a);
 	const int warp = tp_thread() / TP_WARP, each = a.collectors ? a.collectors : a.collect_warps, i = warp - a.pushers, keepers = each * (a.nranks - 1);
-	if (warp < a.pushers) {
-		tp_pipe_push(sh, a, k, tp_raw(), memory, warp);
-	} else if (i < keepers) {
-		const int q = i / each;
-		tp_pipe_run_collectors(sh, a, k, 0, q, tp_pipe_peer(a, q), 0, memory + (uint32_t)(a.fans ? 1 : a.nranks - 1) * a.pushers * a.chunk, i % each);
-	} else if (a.keeps) {
-		tp_pipe_keep(a, k, 1, (i - keepers) * TP_WARP + tp_pipe_lane(), tp_threads() - (a.pushers + keepers) * TP_WARP);
-	}
+	if (warp < a.pushers) tp_pipe_push(sh, a, tp_raw(), memory, warp, k.chunks);
+	else if (i < keepers) tp_pipe_run_collectors(sh, a, 0, i / each, memory + (uint32_t)(a.fans ? 1 : a.nranks - 1) * a.pushers * a.chunk, i % each);
+	else if (a.keeps) tp_pipe_keep(a, k, 1, (i - keepers) * TP_WARP + tp_pipe_lane(), tp_threads() - (a.pushers + keepers) * TP_WARP);
 	const uint32_t sent[2] = { a.push_to, 0 }, received[2] = { a.collect_from, 0 };
-	tp_pipe_end(sh, a, k, sent, received);
+	tp_pipe_end(sh, a, sent, received);
+}
+TP_DEVICE void tp_pipes_run_move(tp_pipes_shared &sh, char *memory, const tp_pipe_args &a) { tp_pipes_move(sh, memory, a, tp_pipe_begin(sh, a, true)); }
+
+/* ---- transfers ---- */
+
+/* Both ends cut a transfer for all blocks alike. */
+TP_DEVICE tp_pipe_part tp_pipe_transfer_part(const tp_pipe_args &a, const tp_pipe_transfer &t)
+{
+	const uint64_t lines = (t.bytes + 127) / 128, blocks = (uint64_t)(uint32_t)tp_blocks(), each = lines / blocks;
+	const tp_pipe k = tp_pipe_share(each, lines - each * blocks, a.chunk);
+	const uint64_t left = t.bytes > k.begin ? t.bytes - k.begin : 0;
+	return { t.address + k.begin, left < k.bytes ? left : k.bytes, k.chunks, t.tag, { t.offer.offset + k.begin, t.offer.index, 0 } };
+}
+TP_DEVICE void tp_pipes_run_transfers(tp_pipes_shared &sh, char *memory, const tp_pipe_transfers &t)
+{
+	const tp_pipe_args &a = t.pipe;
+	tp_pipe most = { 0, 0, 0 };
+	tp_pipe_open(sh, a);
+	TP_NO_UNROLL
+	for (int q = tp_thread(); q < a.nranks - 1; q += tp_threads()) {
+		sh.push[q] = tp_pipe_transfer_part(a, t.send[tp_pipe_peer(a, q)]);
+		sh.collect[q] = tp_pipe_transfer_part(a, t.receive[tp_pipe_peer(a, q)]);
+	}
+	tp_block_sync();
+	TP_NO_UNROLL
+	for (int q = 0; q < a.nranks - 1; q++)
+		if (most.chunks < sh.push[q].chunks) most.chunks = sh.push[q].chunks;
+	tp_pipes_move(sh, memory, a, most);
 }
 
 #endif

@@ -18,13 +18,12 @@ TP_DEVICE char *tp_pipe_feed_stage(const tp_pipe_args &a, char *feeds, uint32_t 
 { return feeds + (feeder * (uint32_t)a.nranks + (uint32_t)rank) * a.chunk; }
 
 /* Feeding warp `number`: every a.feeders'th chunk. One's own, where it can't be loaded in bulk, is left to those who reduce. */
-TP_FAR void tp_pipe_feed(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, char *feeds, int number)
+TP_FAR void tp_pipe_feed(tp_pipes_shared &sh, const tp_pipe_args &a, char *feeds, int number)
 {
-	const int slice = a.slice_of[a.rank];
 	uint32_t parity = 0;
 	TP_NO_UNROLL
-	for (uint32_t c = (uint32_t)number; a.sources && c < k.chunks; c += a.feeders, parity ^= 1) {
-		const uint32_t bytes = tp_pipe_bytes(a, k, slice, c), whole = (bytes + 15) & ~15u;
+	for (uint32_t c = (uint32_t)number; a.sources && c < sh.own.chunks; c += a.feeders, parity ^= 1) {
+		const uint32_t bytes = tp_pipe_bytes(a, sh.own, c), whole = (bytes + 15) & ~15u;
 		/* What the stages held before has been reduced. */
 		for (unsigned turn = 0; tp_warp_any(tp_block_load(&sh.made) + a.feeders <= c); turn++)
 			if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return;
@@ -37,11 +36,11 @@ TP_FAR void tp_pipe_feed(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pi
 			if (!go || !tp_pipe_has(a.sources, p)) continue;
 			if (own) {
 				if (!tp_pipe_is_bulk(a, bytes)) continue;
-				tp_bulk_load(tp_pipe_feed_stage(a, feeds, (uint32_t)number, p), tp_pipe_input(a, k, slice, c), bytes, bar);
+				tp_bulk_load(tp_pipe_feed_stage(a, feeds, (uint32_t)number, p), tp_pipe_at(a, sh.own, c), bytes, bar);
 				tp_bulk_loaded(bar, parity);
 				continue;
 			}
-			go = tp_pipe_await(sh, a, 0, q, c) != TP_PIPE_STOP;
+			go = tp_pipe_await(sh, a, 0, q, c, a.tag) != TP_PIPE_STOP;
 			if (!go || !bytes) continue;
 			tp_bulk_acquired();
 			tp_bulk_load(tp_pipe_feed_stage(a, feeds, (uint32_t)number, p), tp_pipe_slot(a, a.rank, p, 0, sh.received[0][q] + c + 1), whole, bar);
@@ -93,8 +92,7 @@ template <class R>
 TP_FAR void tp_pipe_reduce(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pipe &k, const R &reduction, char *feeds, char *tiles, const tp_pipe_group &g)
 {
 	enum { D = 2 };
-	const int slice = a.slice_of[a.rank];
-	char *to = (char *)a.output + (uint64_t)(uint32_t)(a.gathers ? slice : 0) * a.out_stride + k.begin;
+	char *to = tp_pipe_result(a, k);
 	const uint32_t step = (uint32_t)g.warps * TP_WARP * 16;
 	TP_NO_UNROLL
 	for (uint32_t c = 0; c < k.chunks; c++) {
@@ -107,10 +105,10 @@ TP_FAR void tp_pipe_reduce(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_
 		}
 		tp_pipe_meet(g);
 		if (!sh.go[g.number]) return;
-		const uint32_t bytes = tp_pipe_bytes(a, k, slice, c);
+		const uint32_t bytes = tp_pipe_bytes(a, sh.own, c);
 		const bool bulk = tp_pipe_is_bulk(a, bytes);
 		char *const tile = tiles + c % a.tiles * a.chunk, *const out = a.stores && !bulk ? to + (uint64_t)c * a.chunk : nullptr;
-		const char *const stages = tp_pipe_feed_stage(a, feeds, feeder, 0), *const own = bulk ? nullptr : tp_pipe_input(a, k, slice, c);
+		const char *const stages = tp_pipe_feed_stage(a, feeds, feeder, 0), *const own = bulk ? nullptr : tp_pipe_at(a, sh.own, c);
 		TP_NO_UNROLL
 		for (uint32_t i = (uint32_t)g.thread * 16; i < bytes; i += D * step) tp_pipe_reduce_vectors<D>(a, reduction, stages, own, tile, out, bytes, i, step);
 		tp_bulk_fence();

@@ -35,7 +35,6 @@ template <int PENDING> TP_DEVICE void tp_bulk_read() { }
 template <int PENDING> TP_DEVICE void tp_bulk_stored() { }
 TP_DEVICE void tp_bulk_fence() { }
 TP_DEVICE void tp_bulk_acquired() { }
-TP_DEVICE void tp_bulk_publish(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 #else
 
 #define TP_WARP 32
@@ -149,9 +148,6 @@ template <int PENDING> TP_DEVICE void tp_bulk_read() { asm volatile("cp.async.bu
 template <int PENDING> TP_DEVICE void tp_bulk_stored() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(PENDING) : "memory"); }
 TP_DEVICE void tp_bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 TP_DEVICE void tp_bulk_acquired() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-/* A flag of what this thread stored in bulk and has waited for. That has arrived, so nothing is to be ordered; a release would wait for all that
- * the multiprocessor has under way, which took 3 % of a link. */
-TP_DEVICE void tp_bulk_publish(uint64_t *p, uint64_t v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
 #else
 TP_DEVICE void tp_bulk_init(uint64_t *) { }
 TP_DEVICE void tp_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *)
@@ -170,7 +166,6 @@ template <int PENDING> TP_DEVICE void tp_bulk_read() { }
 template <int PENDING> TP_DEVICE void tp_bulk_stored() { tp_fence(); }
 TP_DEVICE void tp_bulk_fence() { }
 TP_DEVICE void tp_bulk_acquired() { }
-TP_DEVICE void tp_bulk_publish(uint64_t *p, uint64_t v) { tp_store_release64(p, v); }
 #endif
 
 #endif

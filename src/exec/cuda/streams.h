@@ -349,6 +349,7 @@ TP_FAR tp_stream_state tp_stream_move_large(const tp_stream stream, tp_stream_la
 TP_DEVICE uint64_t *tp_stream_counter(const tp_dev_streams_head &h, const tp_dev_stream &t, uint32_t channel)
 { return (uint64_t *)h.counters + ((uint32_t)t.peer * 2u + t.is_send) * h.nchannels + channel; }
 
+template <bool OFFERS>
 TP_DEVICE void tp_stream_lane_run(tp_streams_shared &sh, const tp_dev_streams_head &h, const tp_dev_stream *all, uint32_t number, uint32_t warp,
 	uint32_t warps)
 {
@@ -367,7 +368,7 @@ TP_DEVICE void tp_stream_lane_run(tp_streams_shared &sh, const tp_dev_streams_he
 		uint32_t begin, end;
 		tp_stream_part(*t, channel, h.nchannels, &begin, &end);
 		if (copies) tp_stream_copy(s, t, begin, end);
-		else if (h.table && t->bytes >= h.offers_from && end - begin > s.slot_units) {
+		else if (OFFERS && h.table && t->bytes >= h.offers_from && end - begin > s.slot_units) {
 			const tp_stream_state after = tp_stream_move_large(s, sh.lanes[number], h, *t, begin, end);
 			s.count = after.count;
 			s.seen = after.seen;
@@ -381,6 +382,8 @@ TP_DEVICE void tp_stream_lane_run(tp_streams_shared &sh, const tp_dev_streams_he
 	if (!copies && warp == 0 && (uint32_t)tp_thread() % TP_WARP == 0) *tp_stream_counter(h, *t, channel) = s.count;
 }
 
+/* OFFERS: there may be transfers for which offers are made. Without them it needs fewer registers. */
+template <bool OFFERS>
 TP_DEVICE void tp_streams_kernel(tp_streams_shared &sh, const tp_dev_streams_head &h, const tp_dev_stream *all)
 {
 	tp_dev_comm *comm = (tp_dev_comm *)h.comm;
@@ -399,7 +402,7 @@ TP_DEVICE void tp_streams_kernel(tp_streams_shared &sh, const tp_dev_streams_hea
 	if (tp_thread() == tp_threads() - 1) sh.stopped = tp_load_relaxed(&comm->stop);
 	tp_block_sync();
 	const uint32_t nlanes = sh.nlanes, warps = (uint32_t)tp_threads() / TP_WARP / (nlanes ? nlanes : 1), warp = (uint32_t)tp_thread() / TP_WARP;
-	if (warps && !sh.stopped && warp < warps * nlanes) tp_stream_lane_run(sh, h, all, warp / warps, warp % warps, warps);
+	if (warps && !sh.stopped && warp < warps * nlanes) tp_stream_lane_run<OFFERS>(sh, h, all, warp / warps, warp % warps, warps);
 	if (h.counts) tp_kernel_end(comm);
 }
 
