@@ -304,12 +304,13 @@ CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function, int threads, size_t)
+/* Of 228 KB of shared memory a block takes what its launch gives it and 2 KB. */
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function, int threads, size_t shared)
 {
 	FAKE_ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor);
 	if (threads <= 0) return CUDA_ERROR_INVALID_VALUE;
 	load(held, function);
-	*out = std::min(32, set.blocks_per_sm * 512 / threads);
+	*out = std::min({ 32, set.blocks_per_sm * 512 / threads, static_cast<int>((228 << 10) / (shared + (2 << 10))) });
 	return CUDA_SUCCESS;
 }
 

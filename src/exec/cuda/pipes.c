@@ -7,21 +7,23 @@
 enum { LINE = 128, HEADS = 3 * LINE };
 
 /* All pipes of a block together hold about as much, whatever the number of peers: what a block moves while a chunk goes and its news
- * comes back. What reduces has smaller chunks where one peer has all: its sources, and what it makes of them, share a block's memory. Measured on
- * H200: chunks of 32 KB carried 2 % more than those of 16, and rings of less than 8 MB in all, a phase, 3 % less. */
-static uint32_t slot_of(int nlocal) { return nlocal == 2 ? 32 << 10 : nlocal <= 4 ? 8 << 10 : 4 << 10; }
-static uint32_t chunk_of(int nlocal, bool reduces) { return TP_MIN(slot_of(nlocal), reduces ? 16u << 10 : UINT32_MAX); }
-enum { SLOTS = 4 };
-/* What only moves has one phase. */
-static uint32_t pipe_bytes(enum tp_cuda_pipes level, int nlocal)
+ * comes back. What reduces has smaller chunks where one peer has all: its sources, and what it makes of them, share a block's memory.
+ * Measured on two H200: chunks of 32 KB carry 2 % more than those of 16, each flag having its price; of rings of 4, 8 and 16 MB in all those of
+ * 8 MB carry most, the larger ones less and less as messages grow; and two or three chunks under way in a block are as good as more. */
+enum { SLOTS = 4, MOVERS_OF_TWO = 3 };
+/* reduces: with anything beside it in a block: rooted reductions have it to themselves. */
+static uint32_t chunk_of(int nlocal, bool reduces) { return nlocal == 2 ? (reduces ? 16 << 10 : 32 << 10) : nlocal <= 4 ? 8 << 10 : 4 << 10; }
+/* What only moves has one phase; two share what one has, where chunks are smaller then. */
+static uint32_t ring_bytes(enum tp_cuda_pipes level, int nlocal)
 {
-	return HEADS + (level == TP_CUDA_PIPES_MOVE ? 1u : 2u) * SLOTS * slot_of(nlocal);
+	const uint32_t one = SLOTS * chunk_of(nlocal, false);
+	return level == TP_CUDA_PIPES_MOVE ? one : TP_MAX(one, 2 * SLOTS * chunk_of(nlocal, true));
 }
 
 size_t tp_pipes_region_bytes(enum tp_cuda_pipes level, int nlocal, int nchannels)
 {
 	if (level == TP_CUDA_PIPES_NONE || nlocal < 2 || nlocal > TP_PIPE_RANKS) return 0;
-	return (size_t)(nlocal - 1) * (size_t)nchannels * pipe_bytes(level, nlocal);
+	return (size_t)(nlocal - 1) * (size_t)nchannels * (HEADS + ring_bytes(level, nlocal));
 }
 
 size_t tp_pipes_counter_bytes(int nchannels) { return (size_t)nchannels * 2 * TP_PIPE_RANKS * 2 * sizeof(uint32_t); }
@@ -35,8 +37,8 @@ uint32_t tp_pipes_shared(int most)
 
 void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, int shared_most, uint64_t counters, const uint64_t *rings, struct tp_pipes *out)
 {
-	*out = (struct tp_pipes){ .level = level, .nchannels = nchannels, .slots = SLOTS, .slot = slot_of(nranks),
-		.chunk = { chunk_of(nranks, false), chunk_of(nranks, true) }, .pipe_bytes = pipe_bytes(level, nranks), .shared = tp_pipes_shared(shared_most),
+	*out = (struct tp_pipes){ .level = level, .nchannels = nchannels, .chunk = { chunk_of(nranks, false), chunk_of(nranks, true) },
+		.pipe_bytes = HEADS + ring_bytes(level, nranks), .shared = tp_pipes_shared(shared_most),
 		.counters = counters };
 	memcpy(out->rings, rings, (size_t)nranks * sizeof(*rings));
 }
@@ -82,26 +84,28 @@ static void share_out_moves(int n, uint32_t chunks, struct tp_pipe_args *a)
 {
 	const uint32_t peers = (uint32_t)n - 1, warps = TP_DEV_THREADS / 32;
 	a->collectors = !a->collect_from || !a->aligned ? 0 : n <= 4 && chunks >= 4 * peers ? TP_PIPE_DEPTH : 1;
-	a->pushers = (uint8_t)TP_MIN((chunks - peers * a->collectors) / (a->fans ? 1 : peers), TP_PIPE_PUSHERS);
+	a->pushers = (uint8_t)TP_MIN((chunks - peers * a->collectors) / (a->fans ? 1 : peers), n == 2 ? MOVERS_OF_TWO : TP_PIPE_PUSHERS);
 	if (a->collect_from && !a->collectors) a->collect_warps = (uint8_t)((warps - a->pushers) / (uint32_t)n);
 }
 
+/* The first way that leaves room for two who push. */
 static void share_out_reductions(int n, uint32_t chunks, struct tp_pipe_args *a)
 {
+	static const struct { uint8_t feeders, tiles, collectors; } ways[] = { { TP_PIPE_DEPTH, TP_PIPE_TILES, TP_PIPE_DEPTH },
+		{ TP_PIPE_DEPTH, TP_PIPE_TILES - 1, 1 }, { 1, TP_PIPE_TILES - 1, 1 } };
 	enum { REDUCERS_LEAST = 2 };
 	const uint32_t peers = (uint32_t)n - 1, warps = TP_DEV_THREADS / 32;
-	for (int small = 0;; small++) {
-		a->feeders = small ? 1 : TP_PIPE_DEPTH;
-		a->tiles = small ? TP_PIPE_TILES - 1 : TP_PIPE_TILES;
-		a->collectors = !a->collect_from || !a->aligned ? 0 : n <= 4 && !small ? TP_PIPE_DEPTH : 1;
-		const uint32_t used = (uint32_t)n * a->feeders + a->tiles + peers * a->collectors;
-		if (!small && used + 2 * peers > chunks) continue;
-		a->pushers = (uint8_t)TP_MIN((chunks - used) / peers, TP_PIPE_PUSHERS);
-		break;
+	uint32_t used = 0;
+	for (size_t i = 0; i < TP_ARRAY_LEN(ways); i++) {
+		a->feeders = a->sources ? ways[i].feeders : 0;
+		a->tiles = a->sources ? ways[i].tiles : 0;
+		a->collectors = !a->collect_from || !a->aligned ? 0 : n <= 4 ? ways[i].collectors : 1;
+		used = (uint32_t)n * a->feeders + a->tiles + peers * a->collectors;
+		if (used + (a->push_to ? 2 * peers : 0) <= chunks) break;
 	}
 	if (a->collect_from && !a->collectors) a->collect_warps = peers == 1 ? 4 : peers == 2 ? 2 : 1;
 	const uint32_t rest = warps - a->feeders - a->tiles - peers * (uint32_t)(a->collectors + a->collect_warps);
-	a->pushers = (uint8_t)TP_MIN(a->pushers, rest - REDUCERS_LEAST);
+	a->pushers = (uint8_t)(a->push_to ? TP_MIN(TP_MIN((chunks - used) / peers, TP_PIPE_PUSHERS), rest - REDUCERS_LEAST) : 0);
 	a->reduce_warps = (uint8_t)(rest - a->pushers);
 }
 
@@ -109,7 +113,7 @@ static void share_out_reductions(int n, uint32_t chunks, struct tp_pipe_args *a)
 static struct tp_pipe_args args_of(const struct tp_fused *f)
 {
 	const struct tp_pipes *pipes = &f->pipes;
-	struct tp_pipe_args args = { .comm = f->comm, .counters = pipes->counters, .slots = (uint8_t)pipes->slots, .slot = pipes->slot, .chunk = pipes->chunk[0],
+	struct tp_pipe_args args = { .comm = f->comm, .counters = pipes->counters, .chunk = pipes->chunk[0], .slots = SLOTS,
 		.pipe_bytes = pipes->pipe_bytes, .rank = (int16_t)f->rank, .nranks = (int16_t)f->nranks, .nchannels = (uint16_t)pipes->nchannels,
 		.gives_way = f->shared_gpu, .counts = f->counts };
 	memcpy(args.rings, pipes->rings, sizeof(args.rings));
@@ -134,7 +138,7 @@ void tp_pipes_fit(const struct tp_fused *f, const struct tp_exec_call *call, con
 	a->total_bytes = s.total;
 	a->in_stride = s.in_stride;
 	a->out_stride = s.out_stride;
-	a->chunk = pipes->chunk[out->kind == TP_FUSED_PIPE];
+	a->chunk = pipes->chunk[out->kind == TP_FUSED_PIPE && (s.owners || s.pattern != TP_FUSED_TO_ROOT)];
 	a->tag = call->tag;
 	a->aligned = (a->input | a->output | s.in_stride | s.out_stride) % 16 == 0;
 	fill_roles(n, f->rank, call->plan->spec.root, &s, a);
@@ -164,6 +168,7 @@ void tp_pipes_add(struct tp_pipe_transfers *t, bool is_send, int peer, const voi
 
 unsigned tp_pipes_end_transfers(const struct tp_fused *f, struct tp_pipe_transfers *t)
 {
+	if (!t->pipe.push_to && !t->pipe.collect_from) return 0;
 	share_out_moves(f->nranks, f->pipes.shared / t->pipe.chunk, &t->pipe);
-	return t->pipe.push_to | t->pipe.collect_from ? f->table.max_blocks : 0;
+	return f->table.max_blocks;
 }

@@ -6,7 +6,7 @@
 
 enum {
 	TP_PIPE_RANKS = 8, TP_PIPE_PEERS = TP_PIPE_RANKS - 1,
-	TP_PIPE_PUSHERS = 6, TP_PIPE_TILES = 3,     /* warps that push, at most; tiles, and warps that send them */
+	TP_PIPE_PUSHERS = 4, TP_PIPE_TILES = 3,     /* warps that push, at most; tiles, and warps that send them */
 	TP_PIPE_DEPTH = 2,                          /* warps that collect from a peer, or feed what is reduced, at most: each has every other chunk */
 	TP_PIPE_COLLECTORS = 8,                     /* of a block, at most */
 	TP_PIPE_SHARED = 96 << 10, TP_PIPE_SHARED_MOST = 208 << 10          /* a block's memory: at least, and where the GPU has it */
@@ -20,11 +20,11 @@ struct tp_pipe_args {
 	uint64_t input, output;
 	uint64_t slice_bytes, total_bytes, in_stride, out_stride;   /* as in struct tp_fused_args */
 	uint64_t lines_each, lines_more;            /* of a slice, in lines of 128 bytes: each block has lines_each, the first lines_more one more */
-	uint32_t chunk, slot, pipe_bytes;           /* of a chunk; of its place; of a (peer, channel): both phases, heads and flags */
+	uint32_t chunk, pipe_bytes;                 /* of a chunk; of a (peer, channel): both phases, heads and flags */
 	uint32_t tag;
 	int16_t rank, nranks;
 	uint16_t nchannels;
-	uint8_t slots;                              /* chunks of a pipe: a power of two, at most 16 */
+	uint8_t slots;                              /* chunks of a phase: a power of two, at most 16 */
 	uint8_t pushers, feeders, tiles;            /* feeders, tiles: 0 where nothing is reduced */
 	uint8_t collectors;                         /* warps for each peer that collect in bulk; 0: collect_warps do it together */
 	uint8_t push_to, sources, send_to, collect_from;
@@ -55,8 +55,8 @@ struct tp_pipe_transfers { struct tp_pipe_args pipe; struct tp_pipe_transfer sen
 struct tp_pipes {
 	enum tp_cuda_pipes level;
 	int nchannels;
-	uint32_t slots, slot, pipe_bytes, shared;
-	uint32_t chunk[2];                          /* of what only moves, of what reduces */
+	uint32_t pipe_bytes, shared;
+	uint32_t chunk[2];                          /* of what only moves, and of rooted reductions in one step; of the others */
 	uint64_t counters;                          /* in this rank's memory: [channel][phase][rank]{sent, received} */
 	uint64_t rings[TP_PIPE_RANKS];
 };

@@ -13,6 +13,8 @@
  * others' are under way, and no flag waits for a later chunk. The threads of a warp that pushes, feeds or sends have a peer each; a warp that
  * collects has one peer.
  *
+ * Kernels divide the same memory in chunks of their own size, so a block writes to a ring only once all of it, of kernels before, has been read.
+ *
  * A chunk's number counts on for ever, kernel after kernel, so that no kernel has to meet another; it is the chunk's flag, beside the
  * call's tag. A flag is stored once the chunk's bulk copy has arrived. 31 bits are enough, as each flag is compared with the one number that
  * is due, and the reader is never a ring ahead. How far chunks have been read is said by two heads, of even and of odd numbers: two warps that read
@@ -65,7 +67,7 @@ TP_DEVICE char *tp_pipe_offer(const tp_pipe_args &a, int sender, int receiver) {
 TP_DEVICE uint64_t *tp_pipe_flag(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
 { return (uint64_t *)(tp_pipe_place(a, receiver, sender) + 128 + phase * 128) + (number & (a.slots - 1u)); }
 TP_DEVICE char *tp_pipe_slot(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
-{ return tp_pipe_place(a, receiver, sender) + 384 + ((uint32_t)phase * a.slots + (number & (a.slots - 1u))) * a.slot; }
+{ return tp_pipe_place(a, receiver, sender) + 384 + ((uint32_t)phase * a.slots + (number & (a.slots - 1u))) * a.chunk; }
 
 /* Bytes of a chunk. */
 TP_DEVICE uint32_t tp_pipe_bytes(const tp_pipe_args &a, const tp_pipe_part &part, uint32_t c)
@@ -118,6 +120,15 @@ TP_DEVICE void tp_pipe_publish(const tp_pipes_shared &sh, const tp_pipe_args &a,
 	}
 }
 
+/* Has a peer read the chunk of that number, as this warp sees it? */
+TP_DEVICE bool tp_pipe_was_read(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int warp, int q, uint32_t number)
+{
+	uint32_t *seen = &sh.seen[phase][warp][q][number % TP_PIPE_DEPTH];
+	if ((int32_t)(number - *seen) <= 0) return true;
+	*seen = tp_load_read(tp_pipe_head(a, a.rank, tp_pipe_peer(a, q), phase, number));        /* stored by tp_pipe_consumed */
+	return (int32_t)(number - *seen) <= 0;
+}
+
 /* Until chunk c has room at all that it goes to. False: stop. */
 TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int number, uint32_t to, uint32_t c)
 {
@@ -126,11 +137,11 @@ TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, in
 		TP_NO_UNROLL
 		for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP) {
 			const int p = tp_pipe_peer(a, q);
-			const uint32_t due = sh.sent[phase][q] + c + 1;
-			uint32_t *seen = &sh.seen[phase][number][q][due % TP_PIPE_DEPTH];
-			if (!tp_pipe_has(to, p) || c >= tp_pipe_sent(sh, phase, q).chunks || (int32_t)(due - *seen) <= a.slots) continue;
-			*seen = tp_load_read(tp_pipe_head(a, a.rank, p, phase, due));        /* stored by tp_pipe_consumed */
-			ok &= (int32_t)(due - *seen) <= a.slots;
+			const uint32_t sent = sh.sent[phase][q];
+			if (!tp_pipe_has(to, p) || c >= tp_pipe_sent(sh, phase, q).chunks) continue;
+			/* Of a chunk of this kernel that had its place, or of the last two before. */
+			ok &= c >= a.slots ? tp_pipe_was_read(sh, a, phase, number, q, sent + c + 1 - a.slots)
+				: tp_pipe_was_read(sh, a, phase, number, q, sent) & tp_pipe_was_read(sh, a, phase, number, q, sent - 1);
 		}
 		if (tp_warp_all(ok)) return true;
 		if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return false;

@@ -11,14 +11,14 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 {
 	*out = (struct tp_fused_table){
 		/* NVLink; without it lines of 128 bytes aren't allowed, and the first column alone counts. Two ranks send in one shot as much as
-		 * in two; with more, two shots soon send less. Pipes where they were measured to be better: two ranks, what only moves. */
+		 * in two; with more, two shots soon send less. Pipes where they were measured to be better: two ranks, all but all-reduce. */
 		.limits = {
 			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1 * MB, NEVER },
 			[TP_FUSED_TWO_SHOT] = { 96 * KB, GB, NEVER },
 			[TP_FUSED_GATHER] = { 96 * KB, GB, nranks == 2 ? 16 * MB : NEVER },
-			[TP_FUSED_SCATTER] = { 96 * KB, GB, NEVER },
+			[TP_FUSED_SCATTER] = { 96 * KB, GB, nranks == 2 ? 32 * MB : NEVER },
 			[TP_FUSED_PAIRS] = { 96 * KB, GB, nranks == 2 ? 16 * MB : NEVER },
-			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB, nranks == 2 ? 16 * MB : NEVER },
+			[TP_FUSED_ROOTED] = { 96 * KB, 16 * MB, nranks == 2 ? 8 * MB : NEVER },
 			[TP_FUSED_OWNERS] = { 0, GB, NEVER },
 		},
 		.threads = { 128, 256 },
@@ -32,8 +32,8 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 		.copies_rooted = nranks == 2 ? 8 * MB : NEVER,
 		.owners = 512 * KB,
 		.stream = 16 * KB,
-		.transfers = nranks == 2 ? 4 * MB : NEVER,
-		.reduce = NEVER,
+		.transfers = nranks == 2 ? 12 * MB : NEVER,
+		.reduce = nranks == 2 ? 16 * MB : NEVER,
 		.offer = 4 * MB,
 		.pipes = 1,
 	};
