@@ -11,7 +11,6 @@ enum { LINE = 128, HEADS = 3 * LINE };
  * Measured on two H200: chunks of 32 KB carry 2 % more than those of 16, each flag having its price; of rings of 4, 8 and 16 MB in all those of
  * 8 MB carry most, the larger ones less and less as messages grow; and two or three chunks under way in a block are as good as more. */
 enum { SLOTS = 4, MOVERS_OF_TWO = 3 };
-/* reduces: with anything beside it in a block: rooted reductions have it to themselves. */
 static uint32_t chunk_of(int nlocal, bool reduces) { return nlocal == 2 ? (reduces ? 16 << 10 : 32 << 10) : nlocal <= 4 ? 8 << 10 : 4 << 10; }
 /* What only moves has one phase; two share what one has, where chunks are smaller then. */
 static uint32_t ring_bytes(enum tp_cuda_pipes level, int nlocal)
@@ -83,29 +82,27 @@ static void fill_roles(int n, int rank, int root, const struct tp_fused_shape *s
 static void share_out_moves(int n, uint32_t chunks, struct tp_pipe_args *a)
 {
 	const uint32_t peers = (uint32_t)n - 1, warps = TP_DEV_THREADS / 32;
-	a->collectors = !a->collect_from || !a->aligned ? 0 : n <= 4 && chunks >= 4 * peers ? TP_PIPE_DEPTH : 1;
+	a->collectors = !a->collect_from || !a->aligned ? 0 : n <= 4 && chunks >= 4 * peers ? 2 : 1;
 	a->pushers = (uint8_t)TP_MIN((chunks - peers * a->collectors) / (a->fans ? 1 : peers), n == 2 ? MOVERS_OF_TWO : TP_PIPE_PUSHERS);
 	if (a->collect_from && !a->collectors) a->collect_warps = (uint8_t)((warps - a->pushers) / (uint32_t)n);
 }
 
-/* The first way that leaves room for two who push. */
+/* The first way that leaves room for two who push, and two who reduce. */
 static void share_out_reductions(int n, uint32_t chunks, struct tp_pipe_args *a)
 {
-	static const struct { uint8_t feeders, tiles, collectors; } ways[] = { { TP_PIPE_DEPTH, TP_PIPE_TILES, TP_PIPE_DEPTH },
-		{ TP_PIPE_DEPTH, TP_PIPE_TILES - 1, 1 }, { 1, TP_PIPE_TILES - 1, 1 } };
-	enum { REDUCERS_LEAST = 2 };
-	const uint32_t peers = (uint32_t)n - 1, warps = TP_DEV_THREADS / 32;
-	uint32_t used = 0;
+	static const struct { uint8_t feeders, tiles, collectors; } ways[] = { { 4, 3, 2 }, { 4, 2, 1 }, { 2, 3, 2 }, { 2, 2, 1 }, { 1, 2, 1 } };
+	const uint32_t peers = (uint32_t)n - 1, warps = TP_DEV_THREADS / 32, pushers = a->push_to ? 2 : 0, reducers = 2;
+	uint32_t used = 0, rest = 0;
+	if (a->collect_from && !a->aligned) a->collect_warps = peers == 1 ? 4 : peers == 2 ? 2 : 1;
 	for (size_t i = 0; i < TP_ARRAY_LEN(ways); i++) {
 		a->feeders = a->sources ? ways[i].feeders : 0;
 		a->tiles = a->sources ? ways[i].tiles : 0;
 		a->collectors = !a->collect_from || !a->aligned ? 0 : n <= 4 ? ways[i].collectors : 1;
 		used = (uint32_t)n * a->feeders + a->tiles + peers * a->collectors;
-		if (used + (a->push_to ? 2 * peers : 0) <= chunks) break;
+		rest = warps - a->feeders - a->tiles - peers * (uint32_t)(a->collectors + a->collect_warps);
+		if (used + pushers * peers <= chunks && rest >= pushers + reducers) break;
 	}
-	if (a->collect_from && !a->collectors) a->collect_warps = peers == 1 ? 4 : peers == 2 ? 2 : 1;
-	const uint32_t rest = warps - a->feeders - a->tiles - peers * (uint32_t)(a->collectors + a->collect_warps);
-	a->pushers = (uint8_t)(a->push_to ? TP_MIN(TP_MIN((chunks - used) / peers, TP_PIPE_PUSHERS), rest - REDUCERS_LEAST) : 0);
+	a->pushers = (uint8_t)(a->push_to ? TP_MIN(TP_MIN((chunks - used) / peers, TP_PIPE_PUSHERS), rest - reducers) : 0);
 	a->reduce_warps = (uint8_t)(rest - a->pushers);
 }
 
@@ -138,7 +135,7 @@ void tp_pipes_fit(const struct tp_fused *f, const struct tp_exec_call *call, con
 	a->total_bytes = s.total;
 	a->in_stride = s.in_stride;
 	a->out_stride = s.out_stride;
-	a->chunk = pipes->chunk[out->kind == TP_FUSED_PIPE && (s.owners || s.pattern != TP_FUSED_TO_ROOT)];
+	a->chunk = pipes->chunk[out->kind == TP_FUSED_PIPE];
 	a->tag = call->tag;
 	a->aligned = (a->input | a->output | s.in_stride | s.out_stride) % 16 == 0;
 	fill_roles(n, f->rank, call->plan->spec.root, &s, a);

@@ -7,7 +7,7 @@
 enum {
 	TP_PIPE_RANKS = 8, TP_PIPE_PEERS = TP_PIPE_RANKS - 1,
 	TP_PIPE_PUSHERS = 4, TP_PIPE_TILES = 3,     /* warps that push, at most; tiles, and warps that send them */
-	TP_PIPE_DEPTH = 2,                          /* warps that collect from a peer, or feed what is reduced, at most: each has every other chunk */
+	TP_PIPE_DEPTH = 4,                          /* a divisor of it: warps that collect from a peer, or feed what is reduced: they have chunks in turn */
 	TP_PIPE_COLLECTORS = 8,                     /* of a block, at most */
 	TP_PIPE_SHARED = 96 << 10, TP_PIPE_SHARED_MOST = 208 << 10          /* a block's memory: at least, and where the GPU has it */
 };
@@ -56,7 +56,7 @@ struct tp_pipes {
 	enum tp_cuda_pipes level;
 	int nchannels;
 	uint32_t pipe_bytes, shared;
-	uint32_t chunk[2];                          /* of what only moves, and of rooted reductions in one step; of the others */
+	uint32_t chunk[2];                          /* of what only moves; of what reduces */
 	uint64_t counters;                          /* in this rank's memory: [channel][phase][rank]{sent, received} */
 	uint64_t rings[TP_PIPE_RANKS];
 };

@@ -17,8 +17,8 @@
  *
  * A chunk's number counts on for ever, kernel after kernel, so that no kernel has to meet another; it is the chunk's flag, beside the
  * call's tag. A flag is stored once the chunk's bulk copy has arrived. 31 bits are enough, as each flag is compared with the one number that
- * is due, and the reader is never a ring ahead. How far chunks have been read is said by two heads, of even and of odd numbers: two warps that read
- * every other chunk don't wait for each other.
+ * is due, and the reader is never a ring ahead. How far chunks have been read is said by TP_PIPE_DEPTH heads, which have numbers in turn, so that warps
+ * that read chunks in turn don't wait for each other.
  *
  * Where nothing is reduced, receivers offer their buffers (offers.h), in the line of the heads. A chunk that is pushed in bulk to a buffer that was
  * offered goes there, and its flag says so in its lowest bit; the rest of the protocol is the same.
@@ -58,12 +58,12 @@ TP_DEVICE int tp_pipe_lane() { return tp_thread() % TP_WARP; }
 TP_DEVICE int tp_pipe_peer(const tp_pipe_args &a, int q) { int p = a.rank + 1 + q; return p < a.nranks ? p : p - a.nranks; }
 TP_DEVICE bool tp_pipe_has(uint32_t mask, int rank) { return mask >> rank & 1; }
 TP_DEVICE tp_dev_comm *tp_pipe_comm(const tp_pipe_args &a) { return (tp_dev_comm *)a.comm; }
-/* Two pipes: heads (two a phase), then flags of each phase, each in a line, then chunks of each. */
+/* Two pipes: heads (TP_PIPE_DEPTH a phase) and an offer, then flags of each phase, each in a line, then chunks of each. */
 TP_DEVICE char *tp_pipe_place(const tp_pipe_args &a, int at, int from)
 { return (char *)a.rings[at] + ((uint64_t)(uint32_t)(from - (from > at)) * a.nchannels + (uint32_t)tp_block()) * a.pipe_bytes; }
 TP_DEVICE uint32_t *tp_pipe_head(const tp_pipe_args &a, int sender, int receiver, int phase, uint32_t number)
 { return (uint32_t *)tp_pipe_place(a, sender, receiver) + phase * TP_PIPE_DEPTH + number % TP_PIPE_DEPTH; }
-TP_DEVICE char *tp_pipe_offer(const tp_pipe_args &a, int sender, int receiver) { return tp_pipe_place(a, sender, receiver) + 16; }
+TP_DEVICE char *tp_pipe_offer(const tp_pipe_args &a, int sender, int receiver) { return tp_pipe_place(a, sender, receiver) + 2 * TP_PIPE_DEPTH * 4; }
 TP_DEVICE uint64_t *tp_pipe_flag(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
 { return (uint64_t *)(tp_pipe_place(a, receiver, sender) + 128 + phase * 128) + (number & (a.slots - 1u)); }
 TP_DEVICE char *tp_pipe_slot(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
@@ -139,9 +139,10 @@ TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, in
 			const int p = tp_pipe_peer(a, q);
 			const uint32_t sent = sh.sent[phase][q];
 			if (!tp_pipe_has(to, p) || c >= tp_pipe_sent(sh, phase, q).chunks) continue;
-			/* Of a chunk of this kernel that had its place, or of the last two before. */
-			ok &= c >= a.slots ? tp_pipe_was_read(sh, a, phase, number, q, sent + c + 1 - a.slots)
-				: tp_pipe_was_read(sh, a, phase, number, q, sent) & tp_pipe_was_read(sh, a, phase, number, q, sent - 1);
+			/* A chunk of this kernel that had its place; before there is one, all. */
+			if (c >= a.slots) ok &= tp_pipe_was_read(sh, a, phase, number, q, sent + c + 1 - a.slots);
+			else
+				for (uint32_t d = 0; d < TP_PIPE_DEPTH; d++) ok &= tp_pipe_was_read(sh, a, phase, number, q, sent - d);
 		}
 		if (tp_warp_all(ok)) return true;
 		if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return false;

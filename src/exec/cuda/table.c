@@ -11,10 +11,10 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 {
 	*out = (struct tp_fused_table){
 		/* NVLink; without it lines of 128 bytes aren't allowed, and the first column alone counts. Two ranks send in one shot as much as
-		 * in two; with more, two shots soon send less. Pipes where they were measured to be better: two ranks, all but all-reduce. */
+		 * in two; with more, two shots soon send less. Pipes where they were measured to be better: two ranks; all-reduce beyond what lines do. */
 		.limits = {
 			[TP_FUSED_ONE_SHOT] = { 96 * KB, nranks == 2 ? 8 * MB : 1 * MB, NEVER },
-			[TP_FUSED_TWO_SHOT] = { 96 * KB, GB, NEVER },
+			[TP_FUSED_TWO_SHOT] = { 96 * KB, GB, nranks == 2 ? 1ull * GB + 1 : NEVER },
 			[TP_FUSED_GATHER] = { 96 * KB, GB, nranks == 2 ? 16 * MB : NEVER },
 			[TP_FUSED_SCATTER] = { 96 * KB, GB, nranks == 2 ? 32 * MB : NEVER },
 			[TP_FUSED_PAIRS] = { 96 * KB, GB, nranks == 2 ? 16 * MB : NEVER },
