@@ -190,6 +190,11 @@ static ncclResult_t after_call(struct ncclComm *comm, struct tp_op *op, bool *do
 	return *done ? ncclSuccess : compare(comm, op);
 }
 
+void tp_comm_pace_waits(struct ncclComm *comm)
+{
+	if (comm->pace) comm->pace->waited = true;
+}
+
 ncclResult_t tp_comm_pace_go_on(struct ncclComm *comm, struct tp_op *op, bool *done)
 {
 	struct tp_comm_pace *pace = comm->pace;
