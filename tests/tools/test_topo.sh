@@ -95,6 +95,11 @@ says "what was measured over other wires is refused" "^Not taken: measured from 
 topo record "$where/rack.xml" h1/gpu0 h1/gpu1 bw=300
 says "of several hosts it is that host's" "^Measured: 300 GB/s" "$(topo explain h1/gpu0 h1/gpu1 "$where/rack.xml")"
 expect "and no other's" "" "$(topo explain h0/gpu0 h0/gpu1 "$where/rack.xml" | grep -i measured)"
+cp "$where/rack.xml" "$where/before.xml"
+out=$(topo record "$where/rack.xml" h0/gpu0 h1/cpu0 bw=3)
+expect "between two that nothing joins nothing is recorded" 1 $?
+says "and why" "nothing in $where/rack.xml joins h0/GPU 0 and h1/CPU 0, so no value between them could ever hold" "$out"
+expect "the file stays as it was" 0 "$(cmp "$where/rack.xml" "$where/before.xml"; echo $?)"
 expect "what can't be recorded" 2 "$(topo record "$where/p4d.xml" gpu0 gpu1 speed=3 >/dev/null; echo $?)"
 
 "$telpher" topo show dgx-h100 --json >"$where/json"
