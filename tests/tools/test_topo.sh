@@ -150,7 +150,9 @@ def faults(shown):
 
 for model in [line.split()[0] for line in topo("model").splitlines()]:
     shown = topo("show", model)
-    expect(f"{model} is whole, without faults", (True, []), (bool(re.search("GPU 0 rank 0", shown)), faults(shown)))
+    # Two GPUs of it have no NIC at their socket.
+    wanted = [("no-nic", "no")] if model == "two-sockets" else []
+    expect(f"{model} is whole, without faults", (True, wanted), (bool(re.search("GPU 0 rank 0", shown)), faults(shown)))
 
 machine = ET.fromstring(topo("model", "dgx-h100"))
 def planted(name, wanted, plant):
@@ -158,10 +160,11 @@ def planted(name, wanted, plant):
     plant({p.get("busid"): p for p in sick.iter("pci")}, sick)
     ET.ElementTree(sick).write(f"{where}/planted.xml")
     expect(f"planted: {name}", wanted, faults(topo("show", f"{where}/planted.xml")))
-def without(bus):
+def without(*buses):
     def plant(pci, root):
         for p in root.iter("pci"):
-            if pci[bus] in list(p): p.remove(pci[bus])
+            for bus in buses:
+                if pci[bus] in list(p): p.remove(pci[bus])
     return plant
 planted("nothing", [], lambda pci, root: None)
 planted("a GPU on 8 lanes", [("pci-width", "GPU 3")], lambda pci, root: pci["0000:43:00.0"].set("link_width", "8"))
@@ -170,6 +173,8 @@ planted("a NIC at half the PCIe speed", [("pci-speed", "mlx5_5")], lambda pci, r
 planted("a port at half its rate", [("nic-rate", "mlx5_2")], lambda pci, root: next(pci["0000:a2:00.0"].iter("net")).set("speed", "200000"))
 planted("ACS", [("acs", "ACS")], lambda pci, root: pci["0000:12:00.0"].set("acs", "1"))
 planted("a NIC that is missing", [("no-nic", "no")], without("0000:a3:00.0"))
+planted("all NICs but one missing", [("no-nic", "no")], without(*(f"0000:a{i}:00.0" for i in range(1, 8))))
+planted("a socket's NICs missing", [("no-nic", "no")], without(*(f"0000:a{i}:00.0" for i in range(4, 8))))
 planted("no peermem", [("no-gdr", "no")], lambda pci, root: [g.set("gdr", "0") for g in root.iter("gpu")])
 planted("a NIC without GPUDirect", [("no-gdr", "no")], lambda pci, root: next(pci["0000:a6:00.0"].iter("net")).set("gdr", "0"))
 planted("NVLinks that are down", [("nvlink-missing", "GPU 7")], lambda pci, root: next(pci["0000:47:00.0"].iter("nvlink")).set("count", "12"))
