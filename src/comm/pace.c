@@ -22,8 +22,8 @@
 
 static struct tp_param params[] = {
 	{ .name = "TELPHER_WATCH", .kind = TP_PARAM_INT, .fallback = "1", .max = 2,
-		.doc = "Ranks look whether large collectives keep taking more than twice as long as predicted, for seconds, and then measure why: 1: by and by (a "
-		"fiftieth of the time); 2: at every call, to know soon, and GPU ranks look too; 0: nobody looks" },
+		.doc = "Ranks look whether large collectives keep taking more than twice as long as predicted, for seconds, and then measure why: 1: by and by (in a "
+		"fiftieth of the time; a tenth, if they take ten times as long); 2: at every call, to know soon, and GPU ranks look too; 0: nobody looks" },
 };
 TP_PARAM_TABLE("watch", params)
 
