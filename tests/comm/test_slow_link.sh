@@ -71,7 +71,7 @@ if warned measured; then fail "no pair is accused: $(cat "$where"/measured.*)"; 
 # Do other programs keep every processor busy several times over? Then what a link needs can't be told from what they take. (Four of the load are our ranks'.)
 most=0
 look_at_load() { most=$(awk -v most=$most -v cores="$(nproc)" '{ load = ($1 - 4) / cores; print (load > most ? load : most) }' /proc/loadavg); }
-too_busy() { awk -v most=$most 'BEGIN { exit !(most > 5) }'; }
+too_busy() { awk -v most=$most 'BEGIN { exit !(most > 3) }'; }
 
 # Runs until somebody warns, for so long at most.
 slow() { # NAME HOSTS SECONDS SETTINGS...
