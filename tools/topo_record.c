@@ -14,7 +14,7 @@ static bool read_number(const char *text, const char *name, double *out)
 }
 
 /* What the wires are at present: once they are others, the value is of no use. */
-static ncclResult_t fill(struct tp_topo *topo, int32_t from, int32_t to, struct tp_topo_measured *m)
+static ncclResult_t fill(const char *path, struct tp_topo *topo, int32_t from, int32_t to, struct tp_topo_measured *m)
 {
 	struct tp_topo_policy policy;
 	tp_topo_policy_default(&policy);
@@ -24,7 +24,10 @@ static ncclResult_t fill(struct tp_topo *topo, int32_t from, int32_t to, struct 
 	snprintf(m->to, sizeof(m->to), "%s", topo->nodes[to].name);
 	if (topo->nodes[from].kind == TP_TOPO_GPU) snprintf(m->from_bus, sizeof(m->from_bus), "%s", topo->nodes[from].pci.bus_id);
 	if (topo->nodes[to].kind == TP_TOPO_GPU) snprintf(m->to_bus, sizeof(m->to_bus), "%s", topo->nodes[to].pci.bus_id);
-	if (wires->type == TP_PATH_DIS || wires->type == TP_PATH_LOC) return ncclSuccess;
+	if (wires->type == TP_PATH_DIS)
+		return TP_FAIL(ncclInvalidUsage, "nothing in %s joins %s and %s, so no value between them could ever hold. (What a network takes is recorded from a GPU to the port "
+			"that it uses.)", path, m->from, m->to);
+	if (wires->type == TP_PATH_LOC) return ncclSuccess;
 	snprintf(m->path, sizeof(m->path), "%s", tp_topo_path_name(wires->type));
 	m->planned_gbps = wires->bw;
 	return ncclSuccess;
@@ -47,7 +50,7 @@ int topo_record(const char *path, const char *from, const char *to, const char *
 	int status = 0;
 	if (a < 0 || b < 0) {
 		status = tool_usage_error("topo", "%s has nothing called \"%s\"", path, a < 0 ? from : to);
-	} else if (fill(topo, a, b, &m) != ncclSuccess) {
+	} else if (fill(path, topo, a, b, &m) != ncclSuccess) {
 		fprintf(stderr, "telpher topo: %s\n", tp_log_last_error());
 		status = 1;
 	} else {

@@ -243,6 +243,8 @@ void tp_comm_pace_close(struct ncclComm *comm);
 void tp_comm_pace_begin(const struct ncclComm *comm, struct tp_op *op);
 /* What ran for op is done, and op->running is nothing. *done: nothing else is to run; otherwise op->running is what its ranks do next. */
 ncclResult_t tp_comm_pace_go_on(struct ncclComm *comm, struct tp_op *op, bool *done);
+/* What runs for a watched op was looked at, and nothing of it could be moved. */
+void tp_comm_pace_waits(struct ncclComm *comm);
 
 /* fast.c: what a wait does now and then while it spins; ends it by an error. */
 ncclResult_t tp_comm_poll_wait(void *comm, uint64_t waited_ns);

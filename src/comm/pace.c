@@ -22,8 +22,8 @@
 
 static struct tp_param params[] = {
 	{ .name = "TELPHER_WATCH", .kind = TP_PARAM_INT, .fallback = "1", .max = 2,
-		.doc = "Ranks look whether large collectives keep taking more than twice as long as predicted, for seconds, and then measure why: 1: by and by (a "
-		"fiftieth of the time); 2: at every call, to know soon, and GPU ranks look too; 0: nobody looks" },
+		.doc = "Ranks look whether large collectives keep taking more than twice as long as predicted, for seconds, and then measure why: 1: by and by (in a "
+		"fiftieth of the time; a tenth, if they take ten times as long); 2: at every call, to know soon, and GPU ranks look too; 0: nobody looks" },
 };
 TP_PARAM_TABLE("watch", params)
 
@@ -188,6 +188,11 @@ static ncclResult_t after_call(struct ncclComm *comm, struct tp_op *op, bool *do
 	}
 	*done = !tp_pace_add(&pace->pace, (double)(now_ns - op->begun_ns) / 1e3, op->predicted_us);
 	return *done ? ncclSuccess : compare(comm, op);
+}
+
+void tp_comm_pace_waits(struct ncclComm *comm)
+{
+	if (comm->pace) comm->pace->waited = true;
 }
 
 ncclResult_t tp_comm_pace_go_on(struct ncclComm *comm, struct tp_op *op, bool *done)

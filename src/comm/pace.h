@@ -37,14 +37,15 @@ struct tp_pace_round {
 	bool used;                          /* some rank has a part: agreed */
 	int from, to;                       /* from -1: this rank has no part */
 	struct tp_plan *plan;               /* of the part; owned */
-	float took_us;                      /* of the long messages: what the link took at least, whoever had the processors; TP_PACE_NONE: there was none */
-	float typical_us;                   /* the median */
-	float spread_us;                    /* by how much more they took at the median: the surroundings' part */
-	float unrest;                       /* how many times as long a short message took at the median as at its least */
+	float took_us;                      /* of the long messages: what the link took at least, whoever had the processors; TP_PACE_NONE: not known */
+	float typical_us;                   /* the median of what it took at most */
+	float spread_us;                    /* by how much that is more than the least: the surroundings' part, where the pair is healthy */
+	float unrest;                       /* how many times as long as at least it took at most: processors' part, or others' */
 };
 #define TP_PACE_ROUNDS TP_PACE_VALUES
 #define TP_PACE_USED 24                 /* so many are measured */
-#define TP_PACE_TURNS 5                 /* of a round */
+#define TP_PACE_ENOUGH 4                /* turns of a round that count, of every pair … */
+#define TP_PACE_TURNS 12                /* … or so many turns in all */
 
 struct tp_pace_found {                  /* the same on all ranks */
 	enum tp_pace_class kind;
@@ -52,7 +53,8 @@ struct tp_pace_found {                  /* the same on all ranks */
 	int from_host, to_host;
 	float took_us, like_us;             /* of this pair the least; what is typical of the better ones of its like, 0: it has none */
 	float expected_us;                  /* by figures that were measured; 0: there are none */
-	float spread_us;                    /* the most of its class */
+	float spread_us;                    /* the most of its class, of pairs that aren't far behind */
+	float own_spread_us;                /* its own */
 	float unrest;                       /* the most of all pairs */
 };
 
@@ -74,7 +76,7 @@ struct tp_comm_pace {
 	uint64_t window_ns;                 /* when the window at hand began, here */
 	struct tp_delay delay;              /* since then */
 	struct tp_stolen stolen;
-	float busy;                         /* of the slow windows' time, what threads waited for processors, at most */
+	float busy;                         /* of the slow windows' time, what threads waited for processors, at most; those that yield theirs are in it */
 	float taken;                        /* of processors' time, what a virtual machine's host took, at most */
 	float *in, *out;                    /* [nranks][TP_PACE_VALUES] */
 	ncclRedOp_t asked;                  /* what is taken of all ranks' values */
@@ -96,8 +98,12 @@ struct tp_comm_pace {
 	struct tp_pace_round rounds[TP_PACE_ROUNDS];
 	int nrounds, round, turn_of_round;
 	uint64_t part_ns;                   /* when the short or the long message began */
+	bool waited;                        /* there was a look at what runs in which nothing could be moved */
 	float last_us, last_delay_us;       /* of the last turn's long message, here; what this thread waited for a processor */
-	float short_us[TP_PACE_TURNS], long_us[TP_PACE_TURNS], sure_us[TP_PACE_TURNS];      /* of the round; sure: without such waits */
+	float greet_delay_us;               /* the short message's part of it */
+	int counted;                        /* turns of the round that count here … */
+	bool counts;                        /* … and the last one does */
+	float most_us[TP_PACE_TURNS], least_us[TP_PACE_TURNS];      /* of these: what the long message can have taken */
 	struct tp_pace_found found, candidate;                      /* the worst so far; of the distance that is summed up */
 	float best_us;                      /* of the candidate's class, at the median */
 };
@@ -120,8 +126,11 @@ bool tp_pace_waits(struct tp_comm_pace *pace, size_t total_bytes);              
 /* What follows pace->stage. *idle: nothing does, behind this call; then, if pace->looking isn't set, the look is over. */
 ncclResult_t tp_pace_measure(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *idle);
 size_t tp_pace_bytes(size_t total_bytes, bool hurry);   /* of a long message behind a call of so many */
-float tp_pace_sure_us(const float *sure, const float *took, int turns);         /* sorted both: what the link took at least */
-uint32_t tp_pace_rest(float cost_us, float elapsed_us, uint32_t calls); /* calls until the next turn, of which the last cost so much after so many calls */
+float tp_pace_took_us(const float *least, int turns);   /* sorted: what the link took at least, by most of them */
+/* Calls until the next turn, of which the last cost so much after so many calls, in a communicator that takes so many times as long as it should. */
+uint32_t tp_pace_rest(float cost_us, float elapsed_us, uint32_t calls, float slowness);
+bool tp_pace_has_enough(int turns, int least_counted, float slowest_us);        /* of a round: so many count of the pair with the fewest */
+bool tp_pace_is_far_behind(float took_us, float like_us);
 
 /* pace_sum.c: the rounds of one distance are over. Asks what a stage asks; what it answers says what is due, or (*done) pace->found is the worst so far. */
 ncclResult_t tp_pace_sum_up(struct ncclComm *comm, struct tp_op *op, enum tp_pace_stage stage);

@@ -1,12 +1,15 @@
 /* Measuring pairs, a turn at a time. A turn goes behind a call that everybody has just done: the ranks meet, by its own plan on its own links, then
  * those that have a part move a short message and a long one behind it. A call waits for one turn at most, whose meeting is a small call of the same
  * plan and whose long message has half of the call's bytes: so it takes longer by no more than it took anyway. And between turns so many calls go
- * by that turns cost a fiftieth of the time. (TELPHER_WATCH=2: none go by, and messages are long.)
+ * by that turns cost a fiftieth of the time, or up to a tenth where the job runs at a tenth of its speed. (TELPHER_WATCH=2: none go by, and messages are long.)
  *
  * A pair's time is the taker's, from the short message to the end of the long one: when either of them came from the meeting is left out. That takes
- * nothing from the way back, which may have no link. Where the taker comes late, part of the long message has come already, and its time seems shorter
- * than it was: so a pair is never accused by that. Nor by processors that others had: what its giver and its taker waited for theirs in a turn may all
- * have been in the way of the message, and is taken off (they hear of it at the next meeting). Where the system doesn't count that, nobody is accused.
+ * nothing from the way back, which may have no link. A taker that comes late finds messages there, and knows nothing: so the giver takes a nap first, and
+ * only turns count in which the taker had to wait for the short message. Of these it knows what the long one can have taken at least and at most. At least:
+ * what giver and taker waited for processors meanwhile may all have been in its way, and is taken off (they hear of it at the next meeting). At most: it may
+ * have begun to come while the taker waited for a processor to take the short one. A pair is slow by what it took at least, and healthy by what it took at
+ * most: so no scheduler is taken for a link. Over a network both sleep while they wait, for a thread that yields its processor counts as waiting for one.
+ * Where the system doesn't count that, nobody is accused.
  *
  * Measuring opens nothing: pairs are those between which the call's plan has a link, of which both ends know by that plan. Whatever may fail, memory and
  * plans, is there before ranks agree to measure; whoever hasn't got it keeps all from it. */
@@ -23,7 +26,12 @@
 #define LONG_US 50e3f                   /* … so long; … */
 #define FEWEST_TURNS 2                  /* (a process that was stopped for a while is slow in one) … */
 #define TOO_LONG_US 1e6f                /* … where it takes so long */
-#define SHARE 50                        /* of the time, one part for measuring */
+#define SHARE 50                        /* of the time, one part for measuring; … */
+#define LEAST_SHARE 10                  /* … one of so many, where that is less than what is lost anyway */
+#define NAP_PART 4                      /* of the time since the call began */
+#define LEAST_NAP_US 100
+#define MOST_NAP_US 2000
+#define FEWEST_COUNTED 2
 #define FIRST_REST 16
 #define MOST_REST 1024
 #define MOST_PASSED 4096                /* calls too small for the turn that is due, until nobody waits for a larger one */
@@ -83,6 +91,7 @@ void tp_pace_release(struct ncclComm *comm)
 	}
 	pace->nrounds = 0;
 	pace->looking = false;
+	atomic_store_explicit(&comm->runnable.patient, false, memory_order_relaxed);
 }
 
 void tp_pace_begin_look(struct tp_comm_pace *pace, size_t total_bytes)
@@ -125,18 +134,25 @@ static int next_used(const struct tp_comm_pace *pace, int round)
 
 /* ---- A turn */
 
-/* Of the values told at a meeting, those from here on are what ranks waited for processors: of each the most of some ranks, of few ranks of one. */
-enum { DELAYS = 3 };
+/* Of the values told at a meeting, those from DELAYS on are what ranks waited for processors: of each the most of some ranks, of few ranks of one. */
+enum { SLOWEST, COST, ELAPSED, COUNTED, DELAYS };
 static int delay_of(int rank) { return DELAYS + rank % (TP_PACE_VALUES - DELAYS); }
+
+static bool is_taker(const struct ncclComm *comm)
+{
+	const struct tp_pace_round *round = &comm->pace->rounds[comm->pace->round];
+	return round->plan && round->to == comm->rank;
+}
 
 static ncclResult_t meet(struct ncclComm *comm, struct tp_op *op)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	pace->turn_ns = tp_clock_ns();
 	tp_pace_clear(pace, TP_PACE_NONE);
-	pace->in[0] = -pace->last_us;
-	pace->in[1] = -pace->cost_us;
-	pace->in[2] = pace->rest_ns ? (float)((double)(pace->turn_ns - pace->rest_ns) / 1e3) : 0;
+	pace->in[SLOWEST] = -pace->last_us;
+	pace->in[COST] = -pace->cost_us;
+	pace->in[ELAPSED] = pace->rest_ns ? (float)((double)(pace->turn_ns - pace->rest_ns) / 1e3) : 0;
+	if (is_taker(comm)) pace->in[COUNTED] = (float)pace->counted;
 	pace->in[delay_of(comm->rank)] = -pace->last_delay_us;
 	pace->last_us = pace->last_delay_us = 0;
 	return tp_pace_ask(comm, op, TP_PACE_MEET, ncclMin);
@@ -162,13 +178,33 @@ bool tp_pace_waits(struct tp_comm_pace *pace, size_t total_bytes)
 	return true;
 }
 
+static bool is_by_network(const struct ncclComm *comm, const struct tp_pace_round *round)
+{
+	enum tp_pace_class kind = tp_pace_class_of(comm, round->from, round->to);
+	return kind == TP_PACE_MACHINE || kind == TP_PACE_REMOTE;
+}
+
+/* A taker that comes late finds the message there, or part of it, and can't say how long it took. So the giver comes later. */
+static void let_taker_be_first(const struct tp_op *op)
+{
+	uint64_t so_far_us = (tp_clock_ns() - op->begun_ns) / 1000;
+	struct timespec nap = { 0, (long)TP_MIN(TP_MAX(so_far_us / NAP_PART, (uint64_t)LEAST_NAP_US), (uint64_t)MOST_NAP_US) * 1000 };
+	nanosleep(&nap, NULL);
+}
+
 static ncclResult_t start_part(struct ncclComm *comm, struct tp_op *op, enum tp_pace_stage stage)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	struct tp_exec_call call = { .plan = pace->rounds[pace->round].plan, .input = pace->data, .output = pace->data, .line_bytes = TP_LINE_BYTES,
 		.block_bytes = stage == TP_PACE_MOVE ? pace->bytes : SHORT_BYTES, .chunk_bytes = comm->p2p_chunk_bytes, .tag = TP_P2P_TAG ^ 0x9aceu,
 		.reduce = { .type = ncclUint8 } };
-	if (stage == TP_PACE_GREET) tp_delay_begin(&pace->part_delay);
+	if (stage == TP_PACE_GREET) {
+		bool by_network = is_by_network(comm, &pace->rounds[pace->round]);
+		if (!is_taker(comm)) let_taker_be_first(op);
+		atomic_store_explicit(&comm->runnable.patient, by_network, memory_order_relaxed);       /* (this thread's own hint) */
+		tp_delay_begin(&pace->part_delay);
+	}
+	pace->waited = false;
 	pace->stage = stage;
 	pace->part_ns = tp_clock_ns();
 	return tp_exec_start(comm->exec, &call, &op->running);
@@ -182,36 +218,42 @@ static int compare(const void *left, const void *right)
 	return (*a > *b) - (*a < *b);
 }
 
-/* Times of messages that may lie there already say nothing below it. */
+/* Below it a time says more of how a message is taken. */
 static float at_least(float us) { return TP_MAX(us, 20); }
 
-float tp_pace_sure_us(const float *sure, const float *took, int turns)
+float tp_pace_took_us(const float *least, int turns)
 {
-	/* The least of all is what it can do; and what it took for sure in half of the turns isn't chance in one of them. */
-	return TP_MIN(took[0], sure[turns / 2]);
+	/* In three of four turns, or both of two: what only one had may be chance, and so may be what only one hadn't. */
+	return least[(turns - 1) / 3];
 }
 
 static void end_round(struct tp_comm_pace *pace)
 {
 	struct tp_pace_round *round = &pace->rounds[pace->round];
-	int turns = pace->turn_of_round, middle = turns / 2;
-	if (round->from >= 0 && turns > 0) {
-		qsort(pace->short_us, (size_t)turns, sizeof(float), compare);
-		qsort(pace->long_us, (size_t)turns, sizeof(float), compare);
-		qsort(pace->sure_us, (size_t)turns, sizeof(float), compare);
-		round->took_us = tp_pace_sure_us(pace->sure_us, pace->long_us, turns);
-		round->typical_us = pace->long_us[middle];
-		round->spread_us = pace->long_us[middle] - pace->long_us[0];
-		round->unrest = at_least(pace->short_us[middle]) / at_least(pace->short_us[0]);
+	int turns = pace->counted, middle = turns / 2;
+	if (turns >= FEWEST_COUNTED) {
+		qsort(pace->most_us, (size_t)turns, sizeof(float), compare);
+		qsort(pace->least_us, (size_t)turns, sizeof(float), compare);
+		round->took_us = tp_pace_took_us(pace->least_us, turns);
+		round->typical_us = pace->most_us[middle];
+		round->spread_us = pace->most_us[middle] - pace->most_us[0];
+		round->unrest = at_least(pace->most_us[middle]) / at_least(pace->least_us[middle]);
 	}
-	pace->turn_of_round = 0;
+	pace->turn_of_round = pace->counted = 0;
+	pace->counts = false;
 }
 
-uint32_t tp_pace_rest(float cost_us, float elapsed_us, uint32_t calls)
+bool tp_pace_has_enough(int turns, int least_counted, float slowest_us)
 {
-	double each = calls > 0 ? (double)elapsed_us / calls : 0;
+	int enough = slowest_us > TOO_LONG_US ? FEWEST_TURNS : slowest_us > LONG_US ? FEWER_TURNS : TP_PACE_ENOUGH;
+	return turns == TP_PACE_TURNS || least_counted >= enough;
+}
+
+uint32_t tp_pace_rest(float cost_us, float elapsed_us, uint32_t calls, float slowness)
+{
+	double each = calls > 0 ? (double)elapsed_us / calls : 0, share = TP_MIN(TP_MAX(SHARE * 2 / (double)TP_MAX(slowness, 1), LEAST_SHARE), SHARE);
 	if (each <= 0) return FIRST_REST;
-	return (uint32_t)TP_MIN(TP_MAX(SHARE * (double)cost_us / each, 1), MOST_REST);
+	return (uint32_t)TP_MIN(TP_MAX(share * (double)cost_us / each, 1), MOST_REST);
 }
 
 /* All have met. The answer says how long the last turn's messages took at most, what the turn cost, what passed since, and for how long each
@@ -219,14 +261,17 @@ uint32_t tp_pace_rest(float cost_us, float elapsed_us, uint32_t calls)
 static ncclResult_t after_meeting(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *idle)
 {
 	struct tp_comm_pace *pace = comm->pace;
-	int turns = pace->turn_of_round, distance = pace->rounds[pace->round].distance;
-	float slowest_us = -answer[0];
-	pace->rest = pace->hurry ? 0 : tp_pace_rest(-answer[1], answer[2], pace->rested);
+	int distance = pace->rounds[pace->round].distance;
+	int least_counted = answer[COUNTED] < TP_PACE_TURNS ? (int)answer[COUNTED] : TP_PACE_TURNS;
+	pace->rest = pace->hurry ? 0 : tp_pace_rest(-answer[COST], answer[ELAPSED], pace->rested, pace->median);
 	pace->rested = 0;
 	const struct tp_pace_round *round = &pace->rounds[pace->round];
-	if (turns > 0 && round->from >= 0)
-		pace->sure_us[turns - 1] = TP_MAX(pace->long_us[turns - 1] + answer[delay_of(round->from)] + answer[delay_of(round->to)], 0);
-	if (turns == TP_PACE_TURNS || (turns >= FEWER_TURNS && slowest_us > LONG_US) || (turns >= FEWEST_TURNS && slowest_us > TOO_LONG_US)) {
+	if (pace->counts) {
+		int last = pace->counted - 1;
+		/* The giver's waits; this one's own have been taken off. */
+		pace->least_us[last] = TP_MAX(pace->least_us[last] + answer[delay_of(round->from)], 0);
+	}
+	if (pace->turn_of_round > 0 && tp_pace_has_enough(pace->turn_of_round, least_counted, -answer[SLOWEST])) {
 		end_round(pace);
 		int next = next_used(pace, pace->round + 1);
 		if (next == pace->nrounds || pace->rounds[next].distance != distance) {
@@ -237,10 +282,23 @@ static ncclResult_t after_meeting(struct ncclComm *comm, struct tp_op *op, const
 		}
 		pace->round = next;
 	}
-	if (pace->rounds[pace->round].plan) return start_part(comm, op, TP_PACE_GREET);
 	pace->turn_of_round++;
+	pace->counts = false;
+	if (pace->rounds[pace->round].plan) return start_part(comm, op, TP_PACE_GREET);
 	*idle = true;
 	return ncclSuccess;
+}
+
+/* The long message has come, or gone. It began when the short one came, which this thread took after waiting for a processor, perhaps: so long ago at
+ * most, and just now at least. */
+static void end_message(struct tp_comm_pace *pace)
+{
+	pace->last_us = part_us(pace);
+	pace->last_delay_us = tp_delay_us(&pace->part_delay);
+	if (!pace->counts) return;
+	float delay_us = pace->last_delay_us - pace->greet_delay_us;
+	pace->most_us[pace->counted] = pace->last_us + pace->greet_delay_us;
+	pace->least_us[pace->counted++] = pace->last_delay_us < TP_DELAY_UNKNOWN ? TP_MAX(pace->last_us - delay_us, 0) : 0;
 }
 
 static void end_turn(struct tp_comm_pace *pace)
@@ -255,7 +313,8 @@ static void start_look(struct tp_comm_pace *pace, const float *answer)
 	take_rounds(pace, answer);
 	pace->round = next_used(pace, 0);
 	pace->looking = pace->round < pace->nrounds;
-	pace->turn_of_round = 0;
+	pace->turn_of_round = pace->counted = 0;
+	pace->counts = false;
 	pace->rest = pace->hurry ? 0 : FIRST_REST;
 	pace->rested = 0;
 	pace->rest_ns = 0;
@@ -279,11 +338,12 @@ ncclResult_t tp_pace_measure(struct ncclComm *comm, struct tp_op *op, const floa
 		if (*idle) end_turn(pace);
 		return ncclSuccess;
 	case TP_PACE_GREET:
-		pace->short_us[pace->turn_of_round] = part_us(pace);
+		pace->counts = is_taker(comm) && pace->waited;
+		pace->greet_delay_us = tp_delay_us(&pace->part_delay);
 		return start_part(comm, op, TP_PACE_MOVE);
 	case TP_PACE_MOVE:
-		pace->last_us = pace->long_us[pace->turn_of_round++] = part_us(pace);
-		pace->last_delay_us = tp_delay_us(&pace->part_delay);
+		end_message(pace);
+		atomic_store_explicit(&comm->runnable.patient, false, memory_order_relaxed);
 		end_turn(pace);
 		*idle = true;
 		return ncclSuccess;

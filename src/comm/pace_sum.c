@@ -3,7 +3,7 @@
  * that a third of its like keep to, and two at least. */
 #include "comm/pace.h"
 
-enum { BEST = 0, WORST = TP_PACE_CLASSES, SPREAD = 2 * TP_PACE_CLASSES, UNREST = 3 * TP_PACE_CLASSES };
+enum { BEST = 0, WORST = TP_PACE_CLASSES, UNREST = 2 * TP_PACE_CLASSES };
 _Static_assert(UNREST < TP_PACE_VALUES, "all extremes are told at once");
 
 /* A time that this rank took, of the distance that is summed up? */
@@ -30,7 +30,6 @@ static ncclResult_t ask_of_extremes(struct ncclComm *comm, struct tp_op *op)
 		enum tp_pace_class kind = class_of(comm, round);
 		in[BEST + kind] = TP_MIN(in[BEST + kind], round->typical_us);
 		in[WORST + kind] = TP_MIN(in[WORST + kind], -round->took_us);
-		in[SPREAD + kind] = TP_MIN(in[SPREAD + kind], -round->spread_us);
 		in[UNREST] = TP_MIN(in[UNREST], -round->unrest);
 	}
 	return tp_pace_ask(comm, op, TP_PACE_EXTREMES, ncclMin);
@@ -52,8 +51,7 @@ static void choose_class(const struct ncclComm *comm, const float *answer)
 		if (behind <= most) continue;
 		most = behind;
 		pace->best_us = best;
-		*found = (struct tp_pace_found){ .kind = (enum tp_pace_class)c, .from = -1, .to = -1, .took_us = worst, .expected_us = expected,
-			.spread_us = -answer[SPREAD + c] };
+		*found = (struct tp_pace_found){ .kind = (enum tp_pace_class)c, .from = -1, .to = -1, .took_us = worst, .expected_us = expected };
 	}
 	found->unrest = answer[UNREST] < TP_PACE_NONE ? -answer[UNREST] : 0;
 }
@@ -107,13 +105,32 @@ static const struct tp_pace_round *own_worst(const struct ncclComm *comm)
 	return NULL;
 }
 
+/* What surroundings do to times is seen at pairs that are well: a sick one's times vary by its sickness too. */
+static float healthy_spread_us(const struct ncclComm *comm)
+{
+	const struct tp_comm_pace *pace = comm->pace;
+	float most = 0;
+	for (int i = 0; i < pace->nrounds; i++) {
+		const struct tp_pace_round *round = &pace->rounds[i];
+		if (counts(comm, round) && class_of(comm, round) == pace->candidate.kind && !tp_pace_is_far_behind(round->took_us, pace->candidate.like_us))
+			most = TP_MAX(most, round->spread_us);
+	}
+	return most;
+}
+
 static ncclResult_t ask_of_worst(struct ncclComm *comm, struct tp_op *op, enum tp_pace_stage stage)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	const struct tp_pace_round *worst = own_worst(comm);
 	tp_pace_clear(pace, TP_PACE_NONE);
-	if (stage == TP_PACE_CLAIM && worst) pace->in[0] = (float)comm->rank;
-	if (stage == TP_PACE_NAME && worst && pace->candidate.to == comm->rank) pace->in[0] = (float)worst->from;
+	if (stage == TP_PACE_CLAIM) {
+		if (worst) pace->in[0] = (float)comm->rank;
+		pace->in[1] = -healthy_spread_us(comm);
+	}
+	if (stage == TP_PACE_NAME && worst && pace->candidate.to == comm->rank) {
+		pace->in[0] = (float)worst->from;
+		pace->in[1] = -worst->spread_us;
+	}
 	return tp_pace_ask(comm, op, stage, ncclMin);
 }
 
@@ -151,6 +168,7 @@ ncclResult_t tp_pace_go_on_summing(struct ncclComm *comm, const float *answer, b
 		return ncclSuccess;
 	case TP_PACE_CLAIM:
 		found->to = index_of(answer[0], comm->nranks);
+		found->spread_us = -answer[1];
 		pace->due = TP_PACE_NAME;
 		return ncclSuccess;
 	case TP_PACE_NAME:
@@ -158,6 +176,7 @@ ncclResult_t tp_pace_go_on_summing(struct ncclComm *comm, const float *answer, b
 		if (found->from >= 0) {
 			found->from_host = comm->boot->peers[found->from].host;
 			found->to_host = comm->boot->peers[found->to].host;
+			found->own_spread_us = -answer[1];
 			float unrest = TP_MAX(pace->found.unrest, found->unrest);
 			if (pace->found.from < 0 || behind(found) > behind(&pace->found)) pace->found = *found;
 			pace->found.unrest = unrest;

@@ -10,8 +10,9 @@
 #define FAR_BEHIND 4.0f                 /* pairs that are alike differ by less */
 #define LIKE_US 20.0f                   /* of times below it, what they say of a link is less than what they say of how a message is taken */
 #define SPREADS 4                       /* what surroundings do to a time */
-#define RESTLESS 3.0f                   /* short messages' times differ so much on busy machines alone, … */
+#define RESTLESS 3.0f                   /* where a message's time may be processors' for so much of it, that all are slow says nothing; nor … */
 #define BUSY 0.05f                      /* … where ranks wait for a processor, or the machine for its host, for so much of the time */
+#define UNKNOWN 100.0f                  /* (more than all the time) */
 
 /* Within a host the model's figures are of data in caches. */
 float tp_pace_expected_us(const struct ncclComm *comm, enum tp_pace_class kind, size_t bytes)
@@ -22,12 +23,15 @@ float tp_pace_expected_us(const struct ncclComm *comm, enum tp_pace_class kind, 
 
 static double gbps(const struct tp_comm_pace *pace, float us) { return us > 0 ? (double)pace->bytes / (double)us / 1e3 : 0; }
 
+bool tp_pace_is_far_behind(float took_us, float like_us) { return like_us > 0 && took_us >= FAR_BEHIND * TP_MAX(like_us, LIKE_US); }
+
 static enum tp_pace_verdict judge(const struct tp_pace_found *f, bool measured)
 {
-	float noise_us = SPREADS * f->spread_us;
+	/* What others' times vary by is chance; of one that has no like, or isn't far behind, what its own do. */
+	float noise_us = SPREADS * f->spread_us, near_us = SPREADS * TP_MAX(f->spread_us, f->own_spread_us);
 	if (f->from < 0 || f->to < 0) return TP_PACE_NOTHING;
-	if (f->like_us > 0 && f->took_us >= FAR_BEHIND * TP_MAX(f->like_us, LIKE_US) && f->took_us - f->like_us > noise_us) return TP_PACE_BEHIND_LIKE;
-	if (f->expected_us > 0 && f->took_us > TP_PACE_SLOW_RATIO * f->expected_us && f->took_us - f->expected_us > noise_us) return TP_PACE_BEHIND_FIGURES;
+	if (tp_pace_is_far_behind(f->took_us, f->like_us) && f->took_us - f->like_us > noise_us) return TP_PACE_BEHIND_LIKE;
+	if (f->expected_us > 0 && f->took_us > TP_PACE_SLOW_RATIO * f->expected_us && f->took_us - f->expected_us > near_us) return TP_PACE_BEHIND_FIGURES;
 	return measured && f->unrest < RESTLESS ? TP_PACE_ALL_SLOW : TP_PACE_NOTHING;
 }
 
@@ -67,7 +71,7 @@ static void describe_pair(struct ncclComm *comm, char *text, size_t bytes)
 	const struct tp_pace_found *f = &pace->found;
 	const struct tp_boot_peer *from = &comm->boot->peers[f->from], *to = &comm->boot->peers[f->to];
 	struct tp_watch_path path;
-	char rate[40] = "too busy to be measured";
+	char rate[40] = "no rate that is sure";
 	if (f->took_us >= 1) snprintf(rate, sizeof(rate), "%.3g GB/s", gbps(pace, f->took_us));
 	if (tp_report_path(comm, f->from, f->to, &path) != ncclSuccess) memset(&path, 0, sizeof(path));
 	snprintf(text, bytes, "rank %d (host %.63s, pid %d) -> rank %d (host %.63s, pid %d) by %s%s%s: %s", f->from, from->host_name, (int)from->pid, f->to,
@@ -82,11 +86,28 @@ static const char *where_to_look(const struct tp_pace_found *f, enum tp_pace_ver
 	return "Look at what else runs on these two ranks' processors and memory, and where they are bound (telpher topo show)";
 }
 
+/* Why it is no warning: what is known of that. */
+static void describe_doubt(const struct tp_comm_pace *pace, char *text, size_t bytes)
+{
+	const struct tp_pace_found *f = &pace->found;
+	if (pace->taken > BUSY)
+		snprintf(text, bytes, "The host of this virtual machine took %.0f%% of the processors' time meanwhile", 100 * (double)pace->taken);
+	else if (pace->busy > UNKNOWN)
+		snprintf(text, bytes, "For how long ranks waited for processors isn't known (the system doesn't count it, or several threads run a rank by turns), so that no pair can be "
+			"held to be slow");
+	else if (f->unrest >= RESTLESS)
+		snprintf(text, bytes, "Up to %.0f%% of what messages took may be waits for processors, which more ranks or other programs have", 100 * (1 - 1 / (double)f->unrest));
+	else if (pace->busy > BUSY)
+		snprintf(text, bytes, "Ranks' threads were ready without a processor for up to %.0f%% of the time (they yield it while they wait for data, too)", 100 * (double)pace->busy);
+	else
+		snprintf(text, bytes, "The prediction may be wrong here: a table of measured figures (TELPHER_TUNE_FILE) would tell");
+}
+
 static void say(struct ncclComm *comm, const struct tp_op *op, enum tp_pace_verdict verdict, bool sure)
 {
 	const struct tp_comm_pace *pace = comm->pace;
 	const struct tp_pace_found *f = &pace->found;
-	char what[320], pair[320], beside[160];
+	char what[320], pair[320], beside[160], doubt[240];
 	int percent = (int)(100 / TP_MAX(pace->median, 1) + 0.5f);
 	describe_op(comm, op, what, sizeof(what));
 	describe_pair(comm, pair, sizeof(pair));
@@ -95,14 +116,14 @@ static void say(struct ncclComm *comm, const struct tp_op *op, enum tp_pace_verd
 	else if (f->like_us <= 0) snprintf(beside, sizeof(beside), "and it has no like");
 	else if (f->took_us > f->like_us) snprintf(beside, sizeof(beside), "while others like it make %.3g GB/s", gbps(pace, f->like_us));
 	else snprintf(beside, sizeof(beside), "and the others are like it");
+	describe_doubt(pace, doubt, sizeof(doubt));
 	tp_log_set_device(comm->device);
 	if (sure)
 		TP_WARN("comm %p rank 0: this communicator of %d ranks keeps running at %d%% of its predicted speed: %s. The slowest pair is %s, %s. %s", (void *)comm,
 			comm->nranks, percent, what, pair, beside, where_to_look(f, verdict));
 	else
 		TP_INFO(TP_INIT | TP_TUNING, "comm %p rank 0: this communicator of %d ranks runs at %d%% of its predicted speed: %s. No pair keeps standing out: the slowest is "
-			"%s, %s. %s", (void *)comm, comm->nranks, percent, what, pair, beside, f->unrest >= RESTLESS || TP_MAX(pace->busy, pace->taken) > BUSY ? "The machines are busy" :
-			"The prediction may be wrong here: a table of measured figures (TELPHER_TUNE_FILE) would tell");
+			"%s, %s. %s", (void *)comm, comm->nranks, percent, what, pair, beside, doubt);
 }
 
 enum tp_pace_end tp_pace_tell(struct ncclComm *comm, const struct tp_op *op)

@@ -231,6 +231,7 @@ static void advance(struct ncclComm *comm, struct tp_op *op, bool *moved, bool *
 		bool moved_now = false;
 		result = tp_exec_run(comm->exec, op->running, &moved_now, &done);
 		stepped |= moved_now;
+		if (op->begun_ns && !moved_now && !done) tp_comm_pace_waits(comm);
 		if (result == ncclSuccess && done) {
 			op->running = NULL;
 			if (op->begun_ns) result = tp_comm_pace_go_on(comm, op, &done);

@@ -23,6 +23,9 @@ struct tp_runnable {
 	void (*stalled)(struct tp_runnable *self, uint64_t waited_ms);
 	struct tp_bell *bell;
 	bool crowded;               /* the host has more ranks than cores: yield at once, don't spin */
+	/* What it waits for comes by a descriptor and its time is being measured: a thread that waits for it alone sleeps at once, until then, so that the
+	 * kernel counts as a wait for a processor nothing else. */
+	_Atomic uint32_t patient;
 	_Atomic uint32_t lock;
 	_Atomic uint32_t queued;    /* in the engine thread's list */
 	struct tp_runnable *next_queued;

@@ -64,9 +64,14 @@ static int gather_fds(struct tp_round *round, struct pollfd *out)
 	return n;
 }
 
+static bool is_patient(const struct tp_round *round)
+{
+	return round->count == 1 && atomic_load_explicit(&round->set[0]->patient, memory_order_relaxed);
+}
+
 static void sleep_on_fds(struct tp_round *round, struct pollfd *fds, int nfds)
 {
-	uint64_t share = tp_wait_lasted_ns(&round->wait) / 16, ns = TP_MIN(TP_MAX(share, POLL_MIN_NS), POLL_MAX_NS);
+	uint64_t share = tp_wait_lasted_ns(&round->wait) / 16, ns = is_patient(round) ? POLL_MAX_NS : TP_MIN(TP_MAX(share, POLL_MIN_NS), POLL_MAX_NS);
 	struct timespec limit = { 0, (long)ns };
 	ppoll(fds, (nfds_t)nfds, &limit, NULL);
 }
@@ -116,7 +121,7 @@ void tp_round_pause(struct tp_round *round, _Atomic uint32_t *extra, bool (*go_o
 	bool crowded = false;
 	for (int i = 0; i < round->count; i++) crowded |= round->set[i]->crowded;
 	round->wait.crowded = crowded || round->count > 1;
-	if (tp_wait_turn(&round->wait)) return;
+	if (!is_patient(round) && tp_wait_turn(&round->wait)) return;
 
 	uint32_t armed[MAX_WORDS], extra_seen = extra ? atomic_load_explicit(extra, memory_order_acquire) : 0;
 	struct pollfd fds[MAX_FDS];

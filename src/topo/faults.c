@@ -284,6 +284,41 @@ static ncclResult_t find_no_nic(struct faults *f, int32_t host, bool *found)
 		"missing, down, or left out (NCCL_IB_HCA)?", names_text(&without), with, topo->nodes[first].name, net >= 0 ? topo->nodes[net].name : "none");
 }
 
+/* The one CPU on which all of a host's ports hang that can reach GPU memory; -1: there is none, or there are several. */
+static int32_t only_cpu_with_ports(const struct tp_topo *topo, int32_t host, int32_t *port)
+{
+	int32_t cpu = -1;
+	for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) {
+		const struct tp_topo_node *net = tp_topo_node_of(topo, TP_TOPO_NET, n);
+		if (net->host != host) continue;
+		if (net->near_cpu < 0 || !net->net.gdr || (cpu >= 0 && net->near_cpu != cpu)) return -1;
+		if (cpu < 0) *port = net->index;
+		cpu = net->near_cpu;
+	}
+	return cpu;
+}
+
+/* GPUs on several CPUs, and ports on one of these alone: what the others send crosses between CPUs. */
+static ncclResult_t find_far_nics(struct faults *f, int32_t host)
+{
+	const struct tp_topo *topo = f->topo;
+	struct names far = { .count = 0 };
+	int near = 0;
+	int32_t first = -1, port = -1, cpu = only_cpu_with_ports(topo, host, &port);
+	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU] && cpu >= 0; g++) {
+		const struct tp_topo_node *gpu = tp_topo_node_of(topo, TP_TOPO_GPU, g);
+		if (gpu->host != host) continue;
+		near += gpu->near_cpu == cpu;
+		if (gpu->near_cpu == cpu || tp_topo_wire_path(topo, gpu->index, port)->type != TP_PATH_SYS) continue;
+		if (first < 0) first = gpu->index;
+		add_name(&far, gpu->name);
+	}
+	if (!near || !far.count) return ncclSuccess;
+	return add(f, TP_FAULT_NO_NIC, first, port, "no NIC hangs on the CPU of %s: what goes out from there crosses to %s on %s, %.4g GB/s at most, which %d other GPU%s too. Is a NIC "
+		"missing, down, or left out (NCCL_IB_HCA)?", names_text(&far), topo->nodes[port].name, topo->nodes[cpu].name, tp_topo_wire_path(topo, first, port)->bw,
+		near, near == 1 ? " uses" : "s use");
+}
+
 /* Ports that share its nearest switch with this GPU. */
 static int count_near(const struct tp_topo *topo, int32_t gpu)
 {
@@ -441,7 +476,8 @@ ncclResult_t tp_topo_find_faults(const struct tp_topo *topo, const struct tp_top
 		result = find_no_gdr(&f, h);
 		if (result == ncclSuccess) result = find_no_nic(&f, h, &missing);
 		int before = f.count;
-		if (result == ncclSuccess && !missing) result = find_fewer_nics(&f, h);
+		if (result == ncclSuccess && !missing) result = find_far_nics(&f, h);
+		if (result == ncclSuccess && !missing && f.count == before) result = find_fewer_nics(&f, h);
 		if (result == ncclSuccess && !missing && f.count == before && !is_sick(&f, h)) result = find_shared(&f, h);
 	}
 	if (result == ncclSuccess) result = find_uneven_hosts(&f);

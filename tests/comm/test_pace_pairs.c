@@ -174,7 +174,7 @@ static void slowness_of_all_does_not_confirm_a_pair(void **s)
 	assert_int_equal(look_again(&was, &pair, true), TP_PACE_CALM);
 }
 
-static void what_turns_differ_by_is_no_slowness(void **s)
+static void what_healthy_turns_differ_by_is_no_slowness(void **s)
 {
 	(void)s;
 	enum tp_pace_verdict verdict;
@@ -183,6 +183,24 @@ static void what_turns_differ_by_is_no_slowness(void **s)
 	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_CALM);
 	watch.found.spread_us = 200;
 	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_ONCE_MORE);
+}
+
+/* A queue that fills and empties, packets that are lost: its least time is far too long all the same. */
+static void a_sick_pairs_times_may_vary(void **s)
+{
+	(void)s;
+	enum tp_pace_verdict verdict;
+	struct tp_comm_pace watch = watch_of(TP_PACE_MACHINE, 1, 2, 1000, 100);
+	watch.found.own_spread_us = 5000;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_ONCE_MORE);
+	/* By figures alone, a factor of two, they are all that is known of its surroundings. */
+	watch = watch_of(TP_PACE_REMOTE, 1, 2, 1000, 0);
+	watch.found.expected_us = 200;
+	watch.found.own_spread_us = 250;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_CALM);
+	watch.found.own_spread_us = 100;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_ONCE_MORE);
+	assert_int_equal(verdict, TP_PACE_BEHIND_FIGURES);
 }
 
 static void all_are_slow_by_measured_figures_alone(void **s)
@@ -197,14 +215,26 @@ static void all_are_slow_by_measured_figures_alone(void **s)
 	assert_int_equal(tp_pace_weigh(&watch, true, &verdict), TP_PACE_ONCE_MORE);
 }
 
-static void what_is_due_to_processors_that_others_had_accuses_nobody(void **s)
+static void a_pair_is_slow_by_what_it_took_in_most_turns(void **s)
 {
 	(void)s;
-	const float took[] = { 900, 1000, 1100, 1200, 1300 }, busy[] = { 0, 0, 10, 20, 1000 }, quiet[] = { 0, 0, 850, 1000, 1300 };
-	assert_true(tp_pace_sure_us(busy, took, 5) == 10);
-	assert_true(tp_pace_sure_us(quiet, took, 5) == 850);
-	assert_true(tp_pace_sure_us(took, took, 5) == 900);
-	assert_true(tp_pace_sure_us(took, took, 2) == 900);
+	const float busy[] = { 0, 10, 900, 1000 }, quiet[] = { 0, 850, 1000, 1300 };
+	assert_true(tp_pace_took_us(busy, 4) == 10);
+	assert_true(tp_pace_took_us(quiet, 4) == 850);
+	assert_true(tp_pace_took_us(quiet, 3) == 0);
+	assert_true(tp_pace_took_us(quiet + 1, 2) == 850);
+}
+
+/* Turns in which a taker came late say nothing, so there are more; but not for ever. */
+static void a_round_lasts_until_every_taker_knows_enough(void **s)
+{
+	(void)s;
+	assert_false(tp_pace_has_enough(4, 3, 100));
+	assert_true(tp_pace_has_enough(4, 4, 100));
+	assert_true(tp_pace_has_enough(TP_PACE_TURNS, 0, 100));
+	assert_true(tp_pace_has_enough(3, 3, 60e3f));
+	assert_false(tp_pace_has_enough(3, 2, 60e3f));
+	assert_true(tp_pace_has_enough(2, 2, 2e6f));
 }
 
 static void what_the_host_of_a_virtual_machine_takes_accuses_nobody(void **s)
@@ -263,10 +293,13 @@ static void turns_cost_a_fiftieth_of_the_time(void **s)
 {
 	(void)s;
 	/* A turn of 7 ms, where a call comes each 10 ms: 35 calls go by. */
-	assert_int_equal(tp_pace_rest(7000, 100 * 10000, 100), 35);
-	assert_int_equal(tp_pace_rest(10, 100 * 10000, 100), 1);
-	assert_int_equal(tp_pace_rest(1e9f, 1, 1), 1024);
-	assert_true(tp_pace_rest(7000, 0, 0) >= 16 && tp_pace_rest(7000, 0, 100) >= 16);
+	assert_int_equal(tp_pace_rest(7000, 100 * 10000, 100, 2), 35);
+	assert_int_equal(tp_pace_rest(10, 100 * 10000, 100, 2), 1);
+	assert_int_equal(tp_pace_rest(1e9f, 1, 1, 2), 1024);
+	assert_true(tp_pace_rest(7000, 0, 0, 2) >= 16 && tp_pace_rest(7000, 0, 100, 2) >= 16);
+	/* At a quarter of its speed, a twenty-fifth; a tenth at the most. */
+	assert_int_equal(tp_pace_rest(8000, 100 * 10000, 100, 4), 20);
+	assert_int_equal(tp_pace_rest(8000, 100 * 10000, 100, 100), 8);
 }
 
 int main(void)
@@ -275,8 +308,8 @@ int main(void)
 		cmocka_unit_test(both_ends_of_every_pair_know_of_it), cmocka_unit_test(far_hosts_meet_too),
 		cmocka_unit_test(one_lucky_pair_is_not_what_others_are_held_against), cmocka_unit_test(the_same_pair_twice_is_told), cmocka_unit_test(another_pair_of_the_same_hosts_is_the_same),
 		cmocka_unit_test(another_pair_or_class_is_not_the_same), cmocka_unit_test(slowness_of_all_does_not_confirm_a_pair),
-		cmocka_unit_test(what_turns_differ_by_is_no_slowness), cmocka_unit_test(all_are_slow_by_measured_figures_alone),
-		cmocka_unit_test(what_is_due_to_processors_that_others_had_accuses_nobody),
+		cmocka_unit_test(what_healthy_turns_differ_by_is_no_slowness), cmocka_unit_test(a_sick_pairs_times_may_vary), cmocka_unit_test(all_are_slow_by_measured_figures_alone),
+		cmocka_unit_test(a_pair_is_slow_by_what_it_took_in_most_turns), cmocka_unit_test(a_round_lasts_until_every_taker_knows_enough),
 		cmocka_unit_test(what_the_host_of_a_virtual_machine_takes_accuses_nobody), cmocka_unit_test(times_that_are_short_all_are_alike),
 		cmocka_unit_test(a_message_of_a_turn_is_a_part_of_the_call_that_it_goes_behind), cmocka_unit_test(turns_go_behind_calls_as_large_as_the_first),
 		cmocka_unit_test(turns_cost_a_fiftieth_of_the_time),

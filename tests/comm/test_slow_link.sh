@@ -68,19 +68,28 @@ if finish; then ok "a job whose pairs are measured runs"; else fail "a job whose
 if grep -q 'and measured pairs [1-9]' "$where/measured.0"; then ok "they are"; else fail "they are: $(cat "$where"/measured.0)"; fi
 if warned measured; then fail "no pair is accused: $(cat "$where"/measured.*)"; else ok "no pair is accused"; fi
 
-# Runs until somebody warns, for so long at most; then a machine that is slow for reasons of its own says so, or is too busy to say anything.
+# Do other programs keep every processor busy several times over? Then what a link needs can't be told from what they take. (Four of the load are our ranks'.)
+most=0
+look_at_load() { most=$(awk -v most=$most -v cores="$(nproc)" '{ load = ($1 - 4) / cores; print (load > most ? load : most) }' /proc/loadavg); }
+too_busy() { awk -v most=$most 'BEGIN { exit !(most > 3) }'; }
+
+# Runs until somebody warns, for so long at most.
 slow() { # NAME HOSTS SECONDS SETTINGS...
 	local name=$1 nhosts=$2 end=$((SECONDS + $3))
 	shift 3
 	start "$name" "$nhosts" 1000000 "$@"
-	while kill -0 "${pids[0]}" 2>/dev/null && ! warned "$name" && [ $SECONDS -lt $end ]; do sleep 0.2; done
+	most=0
+	while kill -0 "${pids[0]}" 2>/dev/null && ! warned "$name" && [ $SECONDS -lt $end ]; do
+		look_at_load
+		sleep 0.2
+	done
 	# Whoever else might say it would do so now.
 	warned "$name" && sleep 0.5
 	kill "${pids[@]}" 2>/dev/null
 	finish
 	warned "$name" && return 0
-	if [ "$name" = default ] || grep -q 'of its predicted speed' "$where/$name".* || awk -v cores="$(nproc)" '{ exit !($1 > cores) }' /proc/loadavg; then
-		echo "too busy a machine for a warning ($name), or too little time"
+	if too_busy; then
+		echo "too busy a machine for a warning ($name)"
 		skipped=77
 		return 1
 	fi
@@ -108,13 +117,13 @@ if slow slow 4 40 TELPHER_WATCH=2; then
 fi
 
 # As it is by default, where ranks of a host share its network: after seconds.
-ip netns exec ${hosts[1]} tc qdisc replace dev eth0 root tbf rate 400mbit burst 32kb latency 200ms
-size=512K
-if slow default 2 60; then
+ip netns exec ${hosts[1]} tc qdisc replace dev eth0 root tbf rate 64mbit burst 32kb latency 200ms
+if slow default 2 90; then
 	ok "by default, too"
 	line=$(grep -h 'keeps running at' "$where"/default.* | head -1)
 	says "by the second host's ranks" 'The slowest pair is rank [23] \(host [^ ]+, pid [0-9]+\) -> rank [01] '
 	says "over its network" ' by NET/Socket/0 on eth0: [0-9.e-]+ GB/s, while others like it make [0-9.e-]+ GB/s'
+	[ "$(cat "$where"/default.* | grep -c 'keeps running at')" = 1 ] && ok "once" || fail "once"
 fi
 
 [ $fails = 0 ] || exit 1

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -18,7 +19,7 @@
 struct job {
 	struct tp_runnable runnable;
 	struct tp_bell bell;
-	_Atomic int work, done, stalls;
+	_Atomic int work, done, stalls, looks;
 	_Atomic uint64_t runner;
 	int fds[2];
 };
@@ -27,6 +28,7 @@ static enum tp_run run_job(struct tp_runnable *self)
 {
 	struct job *job = (struct job *)self;
 	atomic_store(&job->runner, (uint64_t)pthread_self());
+	atomic_fetch_add(&job->looks, 1);
 	int left = atomic_load(&job->work);
 	if (left <= 0) return atomic_load(&job->done) ? TP_RUN_IDLE : TP_RUN_WAITING;
 	atomic_fetch_sub(&job->work, 1);
@@ -131,6 +133,48 @@ static void a_caller_that_sleeps_on_descriptors_still_hears_the_bell(void **stat
 	assert_int_equal(atomic_load(&job.done), 5);
 }
 
+static void *write_slowly(void *arg)
+{
+	struct job *job = arg;
+	for (int i = 0; i < 5; i++) {
+		usleep(20000);
+		atomic_fetch_add(&job->work, 1);
+		if (write(job->fds[1], "", 1) != 1) abort();
+	}
+	return NULL;
+}
+
+struct until { struct job *job; int wanted; };
+static bool has_done_more(void *arg)
+{
+	struct until *until = arg;
+	return atomic_load(&until->job->done) >= until->wanted;
+}
+
+static void who_waits_patiently_looks_when_it_comes_and_hardly_before(void **state)
+{
+	(void)state;
+	struct job job;
+	pthread_t thread;
+	make_job(&job, 0);
+	assert_int_equal(pipe(job.fds), 0);
+	job.runnable.poll_fds = give_fd;
+	atomic_store(&job.runnable.patient, 1);
+	pthread_create(&thread, NULL, write_slowly, &job);
+	char byte[5];
+	for (int i = 0; i < 5; i++) {
+		struct until until = { &job, i + 1 };
+		tp_engine_wait((struct tp_runnable *const[]){ &job.runnable }, 1, has_done_more, &until);
+		assert_int_equal(read(job.fds[0], byte, 1), 1);
+	}
+	pthread_join(thread, NULL);
+	close(job.fds[0]);
+	close(job.fds[1]);
+	assert_int_equal(atomic_load(&job.done), 5);
+	/* Two looks for each 5 ms of sleep; half a millisecond of yielding alone has hundreds. */
+	assert_true(atomic_load(&job.looks) < 150);
+}
+
 static bool has_stalled_twice(void *arg) { return atomic_load(&((struct job *)arg)->stalls) >= 2; }
 
 static void a_long_wait_reports_stalls_and_hardly_uses_the_processor(void **state)
@@ -222,6 +266,7 @@ int main(void)
 		cmocka_unit_test(a_sleeping_caller_is_woken_by_the_bell),
 		cmocka_unit_test(a_set_of_several_is_woken_by_any_of_its_bells),
 		cmocka_unit_test(a_caller_that_sleeps_on_descriptors_still_hears_the_bell),
+		cmocka_unit_test(who_waits_patiently_looks_when_it_comes_and_hardly_before),
 		cmocka_unit_test(a_long_wait_reports_stalls_and_hardly_uses_the_processor),
 		cmocka_unit_test(the_engine_thread_runs_what_is_submitted_until_it_is_idle),
 		cmocka_unit_test(many_submits_from_many_threads_lose_nothing),

@@ -95,6 +95,11 @@ says "what was measured over other wires is refused" "^Not taken: measured from 
 topo record "$where/rack.xml" h1/gpu0 h1/gpu1 bw=300
 says "of several hosts it is that host's" "^Measured: 300 GB/s" "$(topo explain h1/gpu0 h1/gpu1 "$where/rack.xml")"
 expect "and no other's" "" "$(topo explain h0/gpu0 h0/gpu1 "$where/rack.xml" | grep -i measured)"
+cp "$where/rack.xml" "$where/before.xml"
+out=$(topo record "$where/rack.xml" h0/gpu0 h1/cpu0 bw=3)
+expect "between two that nothing joins nothing is recorded" 1 $?
+says "and why" "nothing in $where/rack.xml joins h0/GPU 0 and h1/CPU 0, so no value between them could ever hold" "$out"
+expect "the file stays as it was" 0 "$(cmp "$where/rack.xml" "$where/before.xml"; echo $?)"
 expect "what can't be recorded" 2 "$(topo record "$where/p4d.xml" gpu0 gpu1 speed=3 >/dev/null; echo $?)"
 
 "$telpher" topo show dgx-h100 --json >"$where/json"
@@ -145,7 +150,9 @@ def faults(shown):
 
 for model in [line.split()[0] for line in topo("model").splitlines()]:
     shown = topo("show", model)
-    expect(f"{model} is whole, without faults", (True, []), (bool(re.search("GPU 0 rank 0", shown)), faults(shown)))
+    # Two GPUs of it have no NIC at their socket.
+    wanted = [("no-nic", "no")] if model == "two-sockets" else []
+    expect(f"{model} is whole, without faults", (True, wanted), (bool(re.search("GPU 0 rank 0", shown)), faults(shown)))
 
 machine = ET.fromstring(topo("model", "dgx-h100"))
 def planted(name, wanted, plant):
@@ -153,10 +160,11 @@ def planted(name, wanted, plant):
     plant({p.get("busid"): p for p in sick.iter("pci")}, sick)
     ET.ElementTree(sick).write(f"{where}/planted.xml")
     expect(f"planted: {name}", wanted, faults(topo("show", f"{where}/planted.xml")))
-def without(bus):
+def without(*buses):
     def plant(pci, root):
         for p in root.iter("pci"):
-            if pci[bus] in list(p): p.remove(pci[bus])
+            for bus in buses:
+                if pci[bus] in list(p): p.remove(pci[bus])
     return plant
 planted("nothing", [], lambda pci, root: None)
 planted("a GPU on 8 lanes", [("pci-width", "GPU 3")], lambda pci, root: pci["0000:43:00.0"].set("link_width", "8"))
@@ -165,6 +173,8 @@ planted("a NIC at half the PCIe speed", [("pci-speed", "mlx5_5")], lambda pci, r
 planted("a port at half its rate", [("nic-rate", "mlx5_2")], lambda pci, root: next(pci["0000:a2:00.0"].iter("net")).set("speed", "200000"))
 planted("ACS", [("acs", "ACS")], lambda pci, root: pci["0000:12:00.0"].set("acs", "1"))
 planted("a NIC that is missing", [("no-nic", "no")], without("0000:a3:00.0"))
+planted("all NICs but one missing", [("no-nic", "no")], without(*(f"0000:a{i}:00.0" for i in range(1, 8))))
+planted("a socket's NICs missing", [("no-nic", "no")], without(*(f"0000:a{i}:00.0" for i in range(4, 8))))
 planted("no peermem", [("no-gdr", "no")], lambda pci, root: [g.set("gdr", "0") for g in root.iter("gpu")])
 planted("a NIC without GPUDirect", [("no-gdr", "no")], lambda pci, root: next(pci["0000:a6:00.0"].iter("net")).set("gdr", "0"))
 planted("NVLinks that are down", [("nvlink-missing", "GPU 7")], lambda pci, root: next(pci["0000:47:00.0"].iter("nvlink")).set("count", "12"))
