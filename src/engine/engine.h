@@ -34,8 +34,9 @@ struct tp_runnable {
 /* Once in every process that rings bells, before it does: rings carry no fence, so the sleeper's barrier must reach them. */
 void tp_engine_prepare(void);
 
-/* One wait: spin, yield, and then the caller sleeps. For loops that watch memory themselves. */
-struct tp_wait { uint64_t since_ns; uint32_t turns; bool crowded; };
+/* One wait: spin (not long where turns cost more than a yield: a network by system calls), yield, and then the caller sleeps. For loops that watch
+ * memory themselves. */
+struct tp_wait { uint64_t since_ns; uint32_t turns; bool crowded, slow; };
 static inline void tp_wait_begin(struct tp_wait *wait, bool crowded)
 {
 	*wait = (struct tp_wait){ .crowded = crowded };

@@ -12,7 +12,9 @@
 
 #include "engine/internal.h"
 
-enum { SPIN_TURNS = 4000, TURNS_A_LOOK = 16 };
+enum { SPIN_TURNS = 4000, TRIAL_TURNS = 8, TURNS_A_LOOK = 16 };
+#define TRIAL_NS 4000u              /* for so many turns: more, and a turn costs more than a yield, as one with system calls does */
+#define SPIN_NS 100000u             /* where it does: as long as a small message takes to come back on a busy machine, for who yields there is late */
 #define YIELD_NS 500000u            /* then sleep: a wake-up costs some 50 us, a tenth of that */
 
 static bool barrier_works;
@@ -39,10 +41,26 @@ void tp_engine_nap(uint32_t us)
 	nanosleep(&length, NULL);
 }
 
+/* Thousands of turns of shared memory are some 100 us. Of a network that is system calls they would be 10 ms, taken from whoever moves its packets:
+ * the transport's own thread, or the other rank. */
+static void try_turns(struct tp_wait *wait, uint32_t turn)
+{
+	if (turn == TRIAL_TURNS) {
+		wait->since_ns = tp_clock_ns();
+	} else if (turn == 2 * TRIAL_TURNS) {
+		wait->slow = tp_clock_ns() - wait->since_ns > TRIAL_NS;
+		if (!wait->slow) wait->since_ns = 0;
+	} else if (wait->slow && tp_clock_ns() - wait->since_ns > SPIN_NS) {
+		wait->turns = SPIN_TURNS;
+		wait->since_ns = 0;
+	}
+}
+
 bool tp_wait_turn(struct tp_wait *wait)
 {
 	uint32_t turn = wait->turns++;
 	if (!wait->crowded && turn < SPIN_TURNS) {
+		try_turns(wait, turn);
 		/* A pause is as long as a line takes to come over: only every eighth look is followed by one. */
 		if (turn % 8 == 7) tp_clock_relax();
 		return true;

@@ -191,6 +191,21 @@ static void a_long_wait_reports_stalls_and_hardly_uses_the_processor(void **stat
 	assert_true(switches >= 1 && switches < 400);
 }
 
+/* Such a turn costs what a few system calls do. One of shared memory costs a thousandth. */
+static void who_waits_by_turns_that_cost_much_does_not_spin_thousands_of_them(void **state)
+{
+	(void)state;
+	struct tp_wait wait;
+	int turns = 0;
+	tp_wait_begin(&wait, false);
+	while (tp_wait_turn(&wait)) {
+		uint64_t since = tp_clock_ns();
+		while (tp_clock_ns() - since < 20000) tp_clock_relax();
+		turns++;
+	}
+	assert_in_range(turns, 2, 500);
+}
+
 static void the_engine_thread_runs_what_is_submitted_until_it_is_idle(void **state)
 {
 	(void)state;
@@ -268,6 +283,7 @@ int main(void)
 		cmocka_unit_test(a_caller_that_sleeps_on_descriptors_still_hears_the_bell),
 		cmocka_unit_test(who_waits_patiently_looks_when_it_comes_and_hardly_before),
 		cmocka_unit_test(a_long_wait_reports_stalls_and_hardly_uses_the_processor),
+		cmocka_unit_test(who_waits_by_turns_that_cost_much_does_not_spin_thousands_of_them),
 		cmocka_unit_test(the_engine_thread_runs_what_is_submitted_until_it_is_idle),
 		cmocka_unit_test(many_submits_from_many_threads_lose_nothing),
 		cmocka_unit_test(what_was_forgotten_is_not_run_again),

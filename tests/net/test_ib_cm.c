@@ -3,10 +3,13 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <rdma/rdma_cma.h>
 #include <sched.h>
 #include <stdio.h>
+#include <sys/wait.h>
 #include "helper_ib.h"
+#include "sanitizers.h"
 
 #define BYTES (1u << 20)
 
@@ -163,6 +166,33 @@ static void every_path_is_connected(void **state)
 	assert_null(strstr(log, "NCCL WARN"));
 	free(log);
 	net_log_end();
+}
+
+static bool is_open(int fd) { return fcntl(fd, F_GETFD) >= 0; }
+
+static void a_forked_child_that_closes_keeps_no_descriptor(void **state)
+{
+	struct ib_pair pair;
+	int status = 0;
+
+	(void)state;
+	if (SANITIZED) skip();
+	ib_pair_open(&pair, BYTES);
+	const int fds[] = { tp_ib_cm_fd(sender(&pair)), tp_ib_cm_fd(receiver(&pair)), sender(&pair)->control.fd, receiver(&pair)->control.fd };
+	pid_t child = fork();
+	if (child == 0) {
+		int left = 0;
+		tp_net_ib.close_send(pair.send_comm);
+		tp_net_ib.close_recv(pair.recv_comm);
+		for (size_t i = 0; i < TP_ARRAY_LEN(fds); i++) left += is_open(fds[i]);
+		_exit(left);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	for (size_t i = 0; i < TP_ARRAY_LEN(fds); i++) assert_true(is_open(fds[i]));
+	messages(&pair, 20);
+	assert_int_equal(sender(&pair)->switches, 0);
+	ib_pair_close(&pair);
 }
 
 static void several_queue_pairs_are_connected(void **state)
@@ -518,6 +548,7 @@ int main(void)
 		cmocka_unit_test(a_library_that_is_another_is_said_with_the_symbol_that_it_lacks),
 		cmocka_unit_test_setup(the_address_says_that_rdma_cm_connects, two_ports),
 		cmocka_unit_test_setup(every_path_is_connected, two_ports),
+		cmocka_unit_test_setup(a_forked_child_that_closes_keeps_no_descriptor, two_ports),
 		cmocka_unit_test_setup(several_queue_pairs_are_connected, two_ports),
 		cmocka_unit_test_setup(a_path_that_falls_silent_is_left_and_taken_back, two_ports),
 		cmocka_unit_test_setup(a_path_that_is_disconnected_is_left, two_ports),

@@ -271,6 +271,52 @@ static void a_flush_waits_for_a_loop_that_broke_with_others_under_way(void **sta
 	ib_pair_close(&pair);
 }
 
+/* As a card that is gone answers. */
+static struct ibv_qp *make_none(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
+{
+	(void)pd, (void)init;
+	errno = EIO;
+	return NULL;
+}
+
+enum death { OF_THE_CARD, OF_THE_PORT, OF_THE_PATH, DEATHS };
+
+static void set_dead(struct tp_ib_path *path, enum death death, bool dead)
+{
+	if (death == OF_THE_CARD) atomic_store_explicit(&path->port->context->fatal, dead ? IBV_EVENT_DEVICE_FATAL + 1 : 0, memory_order_relaxed);
+	if (death == OF_THE_PORT) atomic_store_explicit(&path->port->state, dead ? IBV_PORT_DOWN : IBV_PORT_ACTIVE, memory_order_relaxed);
+	if (death == OF_THE_PATH) path->state = dead ? TP_IB_PATH_DEAD : TP_IB_PATH_LIVE;
+}
+
+static void flushes_end_without_an_error_although_the_card_has_died(void **state)
+{
+	struct ibv_qp *(*create_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *init) = verbs.create_qp;
+	void *under_way, *after, *at;
+	size_t bytes = 64;
+
+	(void)state;
+	for (enum death death = 0; death < DEATHS; death++) {
+		struct ib_pair pair;
+		ib_pair_open(&pair, PAGE);
+		struct tp_ib_comm *comm = pair.recv_comm;
+		/* Before it is needed, as for links of GPU ranks. */
+		assert_int_equal(tp_net_ib.iflush(comm, 0, NULL, NULL, NULL, &under_way), ncclSuccess);
+		set_dead(comm->used[0], death, true);
+		verbs.create_qp = make_none;
+		/* The READ fails. */
+		at = pair.to + ((size_t)1 << 30);
+		assert_int_equal(tp_net_ib.iflush(comm, 1, &at, &bytes, &pair.recv_memory, &under_way), ncclSuccess);
+		wait_for(under_way);
+		at = pair.to;
+		assert_int_equal(tp_net_ib.iflush(comm, 1, &at, &bytes, &pair.recv_memory, &after), ncclSuccess);
+		wait_for(after);
+		assert_int_equal(comm->error, ncclSuccess);
+		set_dead(comm->used[0], death, false);
+		verbs.create_qp = create_qp;
+		ib_pair_close(&pair);
+	}
+}
+
 static void what_has_landed_is_flushed_although_the_connection_has_failed(void **state)
 {
 	struct ib_pair pair;
@@ -296,6 +342,7 @@ int main(void)
 		cmocka_unit_test(a_dma_buf_begins_where_its_page_does), cmocka_unit_test(a_refusal_says_what_may_be_used_up), cmocka_unit_test(flushes_end_and_need_no_peer),
 		cmocka_unit_test(memory_that_cannot_be_read_back_is_an_error_that_says_so),
 		cmocka_unit_test(a_flush_waits_for_a_loop_that_broke_with_others_under_way),
+		cmocka_unit_test(flushes_end_without_an_error_although_the_card_has_died),
 		cmocka_unit_test(what_has_landed_is_flushed_although_the_connection_has_failed),
 	};
 	return cmocka_run_group_tests(tests, card, NULL);

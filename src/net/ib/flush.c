@@ -113,6 +113,14 @@ static ncclResult_t fail(struct tp_ib_comm *comm, const char *why)
 	return ncclSystemError;
 }
 
+static bool has_died(const struct tp_ib_path *path)
+{
+	const struct tp_ib_port *port = path->port;
+
+	return path->state != TP_IB_PATH_LIVE || atomic_load_explicit(&port->context->fatal, memory_order_relaxed) ||
+		atomic_load_explicit(&port->state, memory_order_relaxed) != IBV_PORT_ACTIVE;
+}
+
 /* What was being flushed when its path died is not held up: it had arrived long before that was noticed. */
 static void take(struct tp_ib_comm *comm, const struct tp_ib_path *path, struct loop *loop, const struct ibv_wc *wc)
 {
@@ -122,7 +130,7 @@ static void take(struct tp_ib_comm *comm, const struct tp_ib_path *path, struct 
 	comm->flush->left[wc->wr_id]--;
 	if (wc->status == IBV_WC_SUCCESS || loop->broken) return;
 	loop->broken = true;
-	if (path->state != TP_IB_PATH_LIVE || atomic_load_explicit(&path->port->state, memory_order_relaxed) != IBV_PORT_ACTIVE) return;
+	if (has_died(path)) return;
 	snprintf(why, sizeof(why), "the READ that flushes GPU memory failed on %s: %s(%d), vendor error 0x%x: %s. Do ACS or an IOMMU stand between GPU and NIC? "
 		"NCCL_NET_GDR_LEVEL=LOC does without GPU memory", path->port->text, tp_verbs_status_name((int)wc->status), (int)wc->status, wc->vendor_err,
 		tp_verbs_status_advice((int)wc->status));
@@ -182,13 +190,7 @@ static ncclResult_t post(struct tp_ib_comm *comm, const struct tp_ib_path *path,
 }
 
 /* A path that is no more, or whose loop can't be made anew: what it had brought landed long before that was known. */
-static bool is_over(const struct tp_ib_path *path, const struct loop *loop)
-{
-	const struct tp_ib_port *port = path->port;
-
-	return path->at < 0 || (loop->broken && (path->state != TP_IB_PATH_LIVE || atomic_load_explicit(&port->context->fatal, memory_order_relaxed) ||
-		atomic_load_explicit(&port->state, memory_order_relaxed) != IBV_PORT_ACTIVE));
-}
+static bool is_over(const struct tp_ib_path *path, const struct loop *loop) { return path->at < 0 || (loop->broken && has_died(path)); }
 
 /* What waits for a loop. */
 static ncclResult_t post_held(struct tp_ib_comm *comm, uint32_t number)

@@ -254,9 +254,10 @@ struct tp_ib_path {
 	uint64_t next_ms, since_ms;             /* when to try again; since when it is in its state */
 	uint32_t unacked_events;
 	/* stalls, where it is in use */
-	uint64_t moved_ms, probe_ms, probed_ms, watched_ms;    /* last completion; last look, first probe; how long it has been looked after since */
+	uint64_t moved_ms, look_ms, probe_ms, probed_ms, watched_ms;   /* last completion; last look, last probe, first probe; how long it has been looked after since */
+	uint64_t round_ms, silent_ms;           /* last life sign; how long nothing has got through while they did */
 	uint64_t slowest_ms;                    /* the longest that a probe took lately */
-	uint32_t pings_at_probe;
+	uint32_t pings_at_probe, pongs_at_round;
 	bool probing;
 	char why[800];                          /* DEAD: the reason */
 };

@@ -9,6 +9,7 @@
 
 #define STALL_MS 300                /* without a completion: life signs and a write of no bytes */
 #define PROBES_MAX 12               /* of these at a time */
+#define ROUND_MS 40                 /* a life sign's way and back is worth so much of the time that a path has, however long it took */
 #define PORT_LOOK_MS 200            /* while stalled: the port is asked, for drivers whose events don't come */
 #define FAIL_GRACE_MS 300           /* a path that fails because the peer has ended is the peer's end, not the path's */
 #define SWITCH_MS 1500              /* without any sign of the peer's host while a path is left */
@@ -399,20 +400,33 @@ static void end_probing(struct tp_ib_path *path, uint64_t now)
 	path->probing = false;
 }
 
-/* A life sign, and the write of no bytes that tells a path that is dead from a peer that is slow. More of these, because what gets
- * lost is found missing when the next one comes; the queue pair's own timer may take seconds. */
+/* The write of no bytes that tells a path that is dead from a peer that is slow. More of these, because what gets lost is found
+ * missing when the next one comes; the queue pair's own timer may take seconds. */
 static void probe(struct tp_ib_comm *comm, struct tp_ib_path *path, uint64_t now)
 {
-	ping(comm, now);
+	path->probe_ms = now;
 	for (int q = 0; q < comm->nqps && path->probes < PROBES_MAX * comm->nqps; q++)
 		if (!tp_ib_post_probe(comm, path, q)) return;
+}
+
+/* Silence is counted in life signs, one after the other: what keeps these (this thread, which sends the next one when it comes by, the two that answer and
+ * hear them, a machine that is busy or stands still) keeps a card that is made of threads too. Such a path is late, and not dead. */
+static void count_round(struct tp_ib_comm *comm, struct tp_ib_path *path, uint64_t now)
+{
+	uint32_t pongs = atomic_load_explicit(&comm->control.pongs, memory_order_relaxed);
+
+	if (now - path->round_ms < ROUND_MS / 2 || (int32_t)(comm->pings - pongs) > 0) return;
+	/* One that couldn't be sent has no answer. */
+	if (pongs != path->pongs_at_round) path->silent_ms += TP_MIN(now - path->round_ms, (uint64_t)ROUND_MS);
+	path->pongs_at_round = pongs;
+	path->round_ms = now;
+	ping(comm, now);
 }
 
 static void judge_stall(struct tp_ib_comm *comm, struct tp_ib_path *path)
 {
 	uint64_t now = now_or(&path->moved_ms), timeout = patience_ms(comm, path);
 	uint64_t every = TP_MIN(TP_MAX((uint64_t)comm->params.path_timeout_ms / 8, 20u), STALL_MS);
-	uint32_t sent, answered;
 
 	if (comm->below == comm->head || now - path->moved_ms < STALL_MS) {
 		end_probing(path, now);
@@ -420,35 +434,34 @@ static void judge_stall(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	}
 	if (!path->probing) {
 		path->probing = true;
-		path->probe_ms = path->probed_ms = now;
-		path->watched_ms = 0;
+		path->look_ms = path->probed_ms = path->round_ms = now;
+		path->watched_ms = path->silent_ms = 0;
 		path->pings_at_probe = comm->pings;
+		path->pongs_at_round = atomic_load_explicit(&comm->control.pongs, memory_order_relaxed);
+		ping(comm, now);
 		probe(comm, path, now);
 		return;
 	}
 	/* How often this side looks must not matter, but time in which it didn't look at all says nothing of the path. */
-	path->watched_ms += TP_MIN(now - path->probe_ms, 2 * every);
-	path->probe_ms = now;
-	if (now - comm->ping_ms >= every) probe(comm, path, now);
+	path->watched_ms += TP_MIN(now - path->look_ms, 2 * every);
+	path->look_ms = now;
+	count_round(comm, path, now);
+	if (now - path->probe_ms >= every) probe(comm, path, now);
 	if (path->probes == 0) {
 		/* The peer takes its time. */
 		end_probing(path, now);
 		path->moved_ms = now;
 		return;
 	}
-	if (path->watched_ms < timeout) return;
+	bool silent = path->silent_ms >= timeout;
+	bool gone = path->watched_ms >= timeout + timeout / 2 && answered_since(comm, path->pings_at_probe) == 0 && tp_ib_control_unacknowledged(&comm->control) > 0;
+	if (!silent && !gone) return;
 	/* Not on what was so before this thread lost its processor. */
-	if (tp_ib_poll_path(comm, path) > 0) {
-		path->moved_ms = 0;
-		return;
-	}
-	/* Where even life signs are late it is the machines that are busy. */
-	sent = comm->pings - path->pings_at_probe;
-	answered = answered_since(comm, path->pings_at_probe);
-	if (sent >= 3 && 4 * answered >= 3 * sent)
+	if (tp_ib_poll_path(comm, path) > 0) path->moved_ms = 0;
+	else if (silent)
 		tp_ib_path_failed(comm, path, "nothing got through for %llu ms, not even a write of no bytes, although the peer answers over TCP: is a cable or port down, do packets get lost, "
 			"can the two addresses reach each other (NCCL_IB_GID_INDEX), is the MTU right along the way?", (unsigned long long)(now - path->moved_ms));
-	else if (path->watched_ms >= timeout + timeout / 2 && answered == 0 && tp_ib_control_unacknowledged(&comm->control) > 0)
+	else
 		tp_ib_path_failed(comm, path, "nothing got through for %llu ms, and the peer's host doesn't answer over TCP either: it is down, or its network is",
 			(unsigned long long)(now - path->moved_ms));
 }
