@@ -19,6 +19,7 @@
 #include <unistd.h>
 #include "nccl.h"
 #include "telpher.h"
+#include "net/helper_namespaces.h"
 
 #define COUNT 50000
 #define WAIT_S 100
@@ -34,17 +35,6 @@ struct shared {
 static struct shared *shared;
 static pid_t ranks[2];
 static char logs[] = "/tmp/test_ib_ports.XXXXXX";        /* a folder: each rank's log in rank.PID */
-
-static bool command(const char *format, ...)
-{
-	char line[512];
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(line, sizeof(line), format, args);
-	va_end(args);
-	return system(line) == 0;
-}
 
 static double now(void)
 {
@@ -99,18 +89,6 @@ static void run_rank(int rank)
 	_exit(0);
 }
 
-static bool joined(int card)
-{
-	if (!command("ip link add v%d netns %d type veth peer name v%d netns %d 2>/dev/null", card, (int)ranks[0], card, (int)ranks[1])) return false;
-	for (int i = 0; i < 2; i++)
-		if (!command("nsenter -t %d -n sh -c 'ip addr add 10.95.%d.%d/24 dev v%d && ip link set v%d up && ip link set lo up'", (int)ranks[i], card, i + 1, card, card)) return false;
-	for (int tries = 0; tries < 200; tries++) {
-		if (command("nsenter -t %d -n ip link show v%d | grep -q 'state UP' && nsenter -t %d -n ip link show v%d | grep -q 'state UP'", (int)ranks[0], card, (int)ranks[1], card)) return true;
-		usleep(20000);
-	}
-	return false;
-}
-
 /* v0 is for start-up. */
 static void start(const char *devices)
 {
@@ -134,7 +112,9 @@ static void start(const char *devices)
 		if (ranks[i] == 0) run_rank(i);
 		while (!atomic_load(&shared->ready[i])) usleep(1000);
 	}
-	for (int card = 0; card < 3; card++) assert_true(joined(card));
+	const char *const networks[] = { "10.95.0.", "10.95.1.", "10.95.2." }, *const names[] = { "v0", "v1", "v2" };
+	for (int card = 0; card < 3; card++) assert_true(namespaces_join(ranks, names[card], networks[card], NULL));
+	for (int card = 0; card < 3; card++) assert_true(namespaces_await(ranks, names[card]));
 	atomic_store(&shared->go, 1);
 }
 
@@ -144,7 +124,7 @@ static void print_logs(void)
 	for (int i = 0; i < 2; i++) {
 		print_message("rank %d: %u rounds, result %d %s\n", i, shared->rounds[i], shared->result[i], shared->error[i]);
 		fflush(stdout);
-		command("tail -n 60 %s/rank.%d | cut -c 1-600", logs, (int)ranks[i]);
+		shell("tail -n 60 %s/rank.%d | cut -c 1-600", logs, (int)ranks[i]);
 	}
 }
 
@@ -192,7 +172,7 @@ static bool is_said(const char *what, int times)
 
 static void port(int rank, int card, const char *state)
 {
-	assert_true(command("nsenter -t %d -n ip link set v%d %s", (int)ranks[rank], card, state));
+	assert_true(shell("nsenter -t %d -n ip link set v%d %s", (int)ranks[rank], card, state));
 }
 
 static bool ended(int rank)
@@ -295,7 +275,7 @@ static void a_path_that_swallows_all_is_an_error_too(void **state)
 	(void)state;
 	start("=telpher0");
 	assert_true(more_rounds(40));
-	assert_true(command("env LD_PRELOAD= %s verbs fault -p %d dead 2>/dev/null || nsenter -t %d -n env LD_PRELOAD= %s verbs fault -p %d dead,side=both", TELPHER, (int)ranks[1], (int)ranks[1], TELPHER,
+	assert_true(shell("env LD_PRELOAD= %s verbs fault -p %d dead 2>/dev/null || nsenter -t %d -n env LD_PRELOAD= %s verbs fault -p %d dead,side=both", TELPHER, (int)ranks[1], (int)ranks[1], TELPHER,
 		(int)ranks[1]));
 	since = now();
 	both_say("telpher0:1", "nothing got through");
@@ -327,12 +307,12 @@ int main(void)
 		cmocka_unit_test_teardown(a_killed_peer_is_named, kill_what_is_left),
 	};
 
-	if (getuid() != 0 || access(CARD_LIBRARY, R_OK) != 0 || !command("command -v ip nsenter >/dev/null 2>&1 && unshare -n true 2>/dev/null")) {
+	if (getuid() != 0 || access(CARD_LIBRARY, R_OK) != 0 || !shell("command -v ip nsenter >/dev/null 2>&1 && unshare -n true 2>/dev/null")) {
 		fprintf(stderr, "skipped: needs root, ip, nsenter, network namespaces and the software card\n");
 		return 77;
 	}
 	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (shared == MAP_FAILED || !mkdtemp(logs)) return 1;
 	int failed = cmocka_run_group_tests(tests, NULL, NULL);
-	return command("rm -rf %s", logs) ? failed : 1;
+	return shell("rm -rf %s", logs) ? failed : 1;
 }
