@@ -352,7 +352,7 @@ int tool_tune(int argc, char **argv)
 	poptContext context = poptGetContext("telpher tune", argc, (const char **)argv, options, 0);
 	if (!context) return failed("out of memory");
 	poptSetOtherOptionHelp(context, "[OPTIONS]");
-	int status, code = poptGetNextOpt(context);
+	int status, code = tool_next_option(context, options);
 	if (code < -1) status = tool_usage_error("tune", "%s: %s", poptBadOption(context, 0), poptStrerror(code));
 	else if (poptPeekArg(context)) status = tool_usage_error("tune", "\"%s\" is a word too many", poptPeekArg(context));
 	else status = q.gpu ? tune_gpus(&q) : tune_host(&q);
