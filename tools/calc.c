@@ -398,7 +398,7 @@ int tool_calc(int argc, char **argv)
 	poptContext context = poptGetContext("telpher calc", argc, (const char **)argv, options, 0);
 	if (!context) return 1;
 	poptSetOtherOptionHelp(context, "COMMAND [WORDS] [OPTIONS]\n\n`telpher calc` alone lists the commands.");
-	code = poptGetNextOpt(context);
+	code = tool_next_option(context, options);
 	const char *name = code < -1 ? NULL : poptGetArg(context);
 	const struct calc_command *command = name ? find_command(name) : NULL;
 	while (command && c.nwords < MAX_WORDS && poptPeekArg(context)) words[c.nwords++] = poptGetArg(context);

@@ -278,7 +278,7 @@ int tool_env(int argc, char **argv)
 		POPT_AUTOHELP POPT_TABLEEND
 	};
 	poptContext context = poptGetContext("telpher env", argc, (const char **)argv, options, 0);
-	int rc = poptGetNextOpt(context), status = 0;
+	int rc = tool_next_option(context, options), status = 0;
 	if (rc < -1) status = tool_usage_error("env", "%s: %s", poptBadOption(context, 0), poptStrerror(rc));
 	else if (poptPeekArg(context)) status = tool_usage_error("env", "takes no '%s'", poptPeekArg(context));
 	poptFreeContext(context);

@@ -127,21 +127,16 @@ static int parse(struct perf_options *o, struct arguments *a, int argc, char **a
 		{ "ngpus", 'g', POPT_ARG_INT, &o->ngpus, 0, "ranks a thread (1)", "N" },
 		{ "local_register", 'R', POPT_ARG_INT, &o->registers, 0, "1: buffers are registered with ncclCommRegister (0)", "0|1" },
 		{ "average", 'a', POPT_ARG_INT, &o->average, 0, "time shown: 0 rank 0's, 1 mean, 2 least, 3 greatest (1)", "HOW" },
-		{ "json", 'J', POPT_ARG_STRING, NULL, 'J', "write the results here too", "FILE" },
+		{ "json", 'J', POPT_ARG_STRING, &a->json, 0, "write the results here too", "FILE" },
 		{ "np", 0, POPT_ARG_INT, &a->nprocs, 0, "start so many processes by oneself", "N" },
 		{ "hosts", 0, POPT_ARG_INT, &a->nhosts, 0, "as so many virtual hosts (1; with --np)", "K" },
-		{ "vary", 0, POPT_ARG_STRING, NULL, 'v', "repeat it all for each value of a variable", "NAME=A,B,C" },
+		{ "vary", 0, POPT_ARG_STRING, &a->vary, 0, "repeat it all for each value of a variable", "NAME=A,B,C" },
 		POPT_AUTOHELP POPT_TABLEEND
 	};
 	poptContext context = poptGetContext("telpher perf", argc, (const char **)argv, options, 0);
 	poptSetOtherOptionHelp(context, "COLLECTIVE [OPTIONS]\n\n"
 		"Collectives: all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv");
-	int rc, bad = 0;
-	while ((rc = poptGetNextOpt(context)) > 0) {
-		char **last = rc == 'J' ? &a->json : &a->vary;
-		free(*last);
-		*last = poptGetOptArg(context);
-	}
+	int rc = tool_next_option(context, options), bad = 0;
 	const char *name = poptGetArg(context), *more = poptPeekArg(context);
 	if (rc < -1) bad = tool_usage_error("perf", "%s: %s", poptBadOption(context, 0), poptStrerror(rc));
 	else if (!name) bad = tool_usage_error("perf", "which collective?");

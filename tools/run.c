@@ -351,7 +351,7 @@ static int parse(struct job *job, int argc, char **argv)
 	poptContext context = poptGetContext("telpher run", argc, (const char **)argv, options, POPT_CONTEXT_POSIXMEHARDER);
 	poptSetOtherOptionHelp(context, "[OPTIONS] [--] PROGRAM [ARGUMENTS]");
 	int rc, bad = 0;
-	while (!bad && (rc = poptGetNextOpt(context)) > 0) {
+	while (!bad && (rc = tool_next_option(context, options)) > 0) {
 		char *equals = strchr(assignment, '=');
 		if (!equals || equals == assignment) bad = tool_usage_error("run", "-x takes NAME=VALUE, got '%s'", assignment);
 		else { *equals = 0; setenv(assignment, equals + 1, 1); }

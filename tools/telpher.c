@@ -50,6 +50,22 @@ struct tool_place tool_place_of(int rank, int nranks, int nhosts)
 	return (struct tool_place){ larger + (rank - in_larger) / least, (rank - in_larger) % least, least };
 }
 
+int tool_next_option(poptContext context, struct poptOption *options)
+{
+	enum { MOST = 64, TEXT = 0x10000 };
+	char *had[MOST] = { 0 };
+	int code;
+
+	for (int i = 0; i < MOST && (options[i].longName || options[i].shortName || options[i].arg); i++)
+		if ((options[i].argInfo & POPT_ARG_MASK) == POPT_ARG_STRING && options[i].arg && options[i].val == 0) options[i].val = TEXT + i;
+	while ((code = poptGetNextOpt(context)) >= TEXT) {
+		char **text = options[code - TEXT].arg;
+		free(had[code - TEXT]);
+		had[code - TEXT] = *text;
+	}
+	return code;
+}
+
 int tool_usage_error(const char *name, const char *format, ...)
 {
 	va_list args;

@@ -2,6 +2,7 @@
 #ifndef TELPHER_TOOLS_H
 #define TELPHER_TOOLS_H
 
+#include <popt.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +25,9 @@ bool tool_parse_size(const char *text, size_t *out);
 /* How ranks are dealt to (virtual) hosts: consecutive ones together, the first hosts one more where it doesn't divide. */
 struct tool_place { int host, local, local_size; };
 struct tool_place tool_place_of(int rank, int nranks, int nhosts);
+/* As poptGetNextOpt, for a context made from this table, whose texts (POPT_ARG_STRING without a value to return) begin as NULL: of one that is given
+ * twice the last counts, and the first is freed. */
+int tool_next_option(poptContext context, struct poptOption *options);
 /* Prints "telpher NAME: …" to stderr and returns TOOL_USAGE. */
 int tool_usage_error(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

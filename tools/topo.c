@@ -253,7 +253,7 @@ int tool_topo(int argc, char **argv)
 		"       telpher topo explain A B [FILE|MODEL]\n       telpher topo diff HEALTHY [OTHER]\n"
 		"       telpher topo check EXPECTED [FILE|MODEL]\n       telpher topo model [NAME]\n       telpher topo record FILE A B NAME=VALUE...\n\nWithout FILE or MODEL: this machine.");
 	const char *args[MAX_ARGUMENTS], *what, *arg;
-	int status, count = 0, code = poptGetNextOpt(context);
+	int status, count = 0, code = tool_next_option(context, options);
 	what = poptGetArg(context);
 	while (count < MAX_ARGUMENTS && (arg = poptGetArg(context))) args[count++] = arg;
 	FILE *out = stdout;

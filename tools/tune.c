@@ -178,18 +178,17 @@ static int failed(const char *what)
 /* The table goes to a file first, for the jobs that try it, then to where it was asked for. */
 static int try_table(const struct request *q, const struct plan_of_work *w, const struct tp_cost_model *model)
 {
-	const char *folder = getenv("TMPDIR");
-	char path[PATH_MAX];
+	char path[TUNE_PATH];
 	double gain = 1;
-	snprintf(path, sizeof(path), "%.200s/telpher-table-XXXXXX", folder && *folder ? folder : "/tmp");
-	int fd = mkostemp(path, O_CLOEXEC);
-	FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+	int fd;
+	if (!tune_open_file(path, &fd)) return 1;
+	FILE *file = fdopen(fd, "w");
 	bool written = file && write_table(q, model, file);
 	if (!written) fprintf(stderr, "telpher tune: the table can't be written to %s: %s\n", path, strerror(errno));
 	bool compared = written && compare(q, w, path, &gain);
 	if (file) fclose(file);
-	else if (fd >= 0) close(fd);
-	if (fd >= 0) unlink(path);
+	else close(fd);
+	unlink(path);
 	if (!compared) return 1;
 	fprintf(stderr, "With the table calls take 1/%.3f of the time (geometric mean).\n", gain);
 	if (gain > 0.97) return 0;
@@ -352,7 +351,7 @@ int tool_tune(int argc, char **argv)
 	poptContext context = poptGetContext("telpher tune", argc, (const char **)argv, options, 0);
 	if (!context) return failed("out of memory");
 	poptSetOtherOptionHelp(context, "[OPTIONS]");
-	int status, code = poptGetNextOpt(context);
+	int status, code = tool_next_option(context, options);
 	if (code < -1) status = tool_usage_error("tune", "%s: %s", poptBadOption(context, 0), poptStrerror(code));
 	else if (poptPeekArg(context)) status = tool_usage_error("tune", "\"%s\" is a word too many", poptPeekArg(context));
 	else status = q.gpu ? tune_gpus(&q) : tune_host(&q);

@@ -36,6 +36,9 @@ struct tune_job {
 /* One job of `telpher perf`, with these settings (NAME=VALUE, NULL behind the last) for its ranks. us: [tune_sizes(job)]. False with a message
  * where it failed. */
 bool tune_measure(const struct tune_job *job, enum tp_coll coll, char *const *settings, double *us);
+#define TUNE_PATH 256
+/* A new file for what is not to stay; the caller closes and unlinks it. False with a message where there can be none. */
+bool tune_open_file(char path[TUNE_PATH], int *fd);
 int tune_sizes(const struct tune_job *job);
 size_t tune_size(const struct tune_job *job, int i);
 

@@ -32,12 +32,12 @@ size_t tune_size(const struct tune_job *job, int i)
 	return bytes;
 }
 
-static bool open_file(char path[256], int *fd)
+bool tune_open_file(char path[TUNE_PATH], int *fd)
 {
 	const char *folder = getenv("TMPDIR");
-	snprintf(path, 256, "%.200s/telpher-tune-XXXXXX", folder && *folder ? folder : "/tmp");
+	snprintf(path, TUNE_PATH, "%.200s/telpher-tune-XXXXXX", folder && *folder ? folder : "/tmp");
 	*fd = mkostemp(path, O_CLOEXEC);
-	if (*fd < 0) fprintf(stderr, "telpher tune: no file for results can be made as %s: %s\n", path, strerror(errno));
+	if (*fd < 0) fprintf(stderr, "telpher tune: no file can be made as %s: %s\n", path, strerror(errno));
 	return *fd >= 0;
 }
 
@@ -114,11 +114,11 @@ static bool read_times(const struct tune_job *job, const char *text, double *us)
 
 bool tune_measure(const struct tune_job *job, enum tp_coll coll, char *const *settings, double *us)
 {
-	char path[256], said_path[256], *words[WORDS_MOST];
+	char path[TUNE_PATH], said_path[TUNE_PATH], *words[WORDS_MOST];
 	int file, said;
 	bool good = false;
-	if (!open_file(path, &file)) return false;
-	if (open_file(said_path, &said)) {
+	if (!tune_open_file(path, &file)) return false;
+	if (tune_open_file(said_path, &said)) {
 		unlink(said_path);
 		if (make_words(job, coll, settings, path, words)) {
 			int status = run(words, said);

@@ -45,7 +45,6 @@ struct tp_index {
 int tp_index_add(struct tp_index *index, uint32_t first, void *thing, uint32_t base, uint32_t *number);
 /* The thing at a place, pinned; NULL where there is none. */
 void *tp_index_get(struct tp_index *index, uint32_t place);
-void tp_index_pin(struct tp_index *index, uint32_t place);
 void tp_index_put(struct tp_index *index, uint32_t place);
 /* Takes it away and waits until it isn't pinned. */
 void tp_index_remove(struct tp_index *index, uint32_t place);
@@ -424,7 +423,6 @@ struct tp_qp {
 /* By number, with a reference; NULL where there is none. */
 struct tp_qp *tp_qp_get(uint32_t qpn);
 void tp_qp_put(struct tp_qp *qp);
-void tp_qp_pin(struct tp_qp *qp);   /* another reference; it must be alive */
 /* Moves to ERR (or SQE) because of an error; flushes. The lock is held. event < 0: none. */
 void tp_qp_fail_locked(struct tp_qp *qp, enum ibv_qp_state state, int event);
 /* Runs the send queue; one thread at a time, others only leave a note. The lock is held, and let go of meanwhile. */

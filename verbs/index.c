@@ -70,11 +70,6 @@ void *tp_index_get(struct tp_index *index, uint32_t place)
 	return thing;
 }
 
-void tp_index_pin(struct tp_index *index, uint32_t place)
-{
-	atomic_fetch_add_explicit(&slots_of(index)[place].users, 1, memory_order_seq_cst);
-}
-
 void tp_index_put(struct tp_index *index, uint32_t place)
 {
 	/* Release: pairs with the load in tp_index_remove, so that all a reader did is over when the thing is freed. */

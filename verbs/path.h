@@ -258,8 +258,6 @@ void tp_path_ring_bell(struct tp_path_link *link);
 int tp_path_start_thread(void);
 void tp_path_kick(void);
 void tp_path_bell_forget(void);
-void tp_path_lock_reader(void);
-void tp_path_unlock_reader(void);
 
 /* ---- path_doors.c ---- */
 /* Equal on both sides. */

@@ -22,9 +22,6 @@ static _Atomic bool sleepy;             /* a program is about to sleep: the leas
 static _Atomic uint32_t empty_polls;    /* since the thread fell asleep */
 static bool started;
 
-void tp_path_lock_reader(void) { pthread_mutex_lock(&reader_lock); }
-void tp_path_unlock_reader(void) { pthread_mutex_unlock(&reader_lock); }
-
 static int read_all_locked(void)
 {
 	int done = 0;

@@ -11,7 +11,6 @@ static struct tp_index qps = { .lock = PTHREAD_MUTEX_INITIALIZER, .mask = (1u <<
 
 void tp_qp_forget(void) { tp_index_forget(&qps); }
 void tp_qp_put(struct tp_qp *qp) { tp_index_put(&qps, QP_PLACE(qp->ibv.qp_num)); }
-void tp_qp_pin(struct tp_qp *qp) { tp_index_pin(&qps, QP_PLACE(qp->ibv.qp_num)); }
 
 struct tp_qp *tp_qp_get(uint32_t qpn)
 {

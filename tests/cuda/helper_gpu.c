@@ -172,6 +172,16 @@ void gpu_reset(struct gpu_rank *g) { g->used = 0; }
 
 void gpu_sync(struct gpu_rank *g, int stream) { CUDA_OK(StreamSynchronize(g->streams[stream])); }
 
+CUgraphExec gpu_end_capture(struct gpu_rank *g, int stream)
+{
+	CUgraph graph;
+	CUgraphExec exec;
+	CUDA_OK(StreamEndCapture(g->streams[stream], &graph));
+	CUDA_OK(GraphInstantiate(&exec, graph, 0));
+	CUDA_OK(GraphDestroy(graph));
+	return exec;
+}
+
 void gpu_put(struct gpu_rank *g, CUdeviceptr to, const void *from, size_t bytes)
 {
 	memcpy(g->host, from, bytes);

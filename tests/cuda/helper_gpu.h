@@ -76,6 +76,7 @@ void gpu_put(struct gpu_rank *g, CUdeviceptr to, const void *from, size_t bytes)
 void gpu_get(struct gpu_rank *g, void *to, CUdeviceptr from, size_t bytes);
 void gpu_fill(struct gpu_rank *g, CUdeviceptr to, int value, size_t bytes);
 void gpu_sync(struct gpu_rank *g, int stream);
+CUgraphExec gpu_end_capture(struct gpu_rank *g, int stream);      /* what the stream has captured, to be launched */
 #define GPU_PTR(p) ((void *)(uintptr_t)(p))
 #define GPU_STREAM(g, i) ((cudaStream_t)(g)->streams[i])
 /* GPU_TEST_SCALE: sizes and numbers of rounds are multiplied by it, for runs on real GPUs. */

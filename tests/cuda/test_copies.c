@@ -134,16 +134,6 @@ static void mixed(struct gpu_rank *g)
 
 static void calls_mix_with_all_others_in_order(void **state) { (void)state; everywhere(mixed); }
 
-static CUgraphExec end_capture(struct gpu_rank *g, int stream)
-{
-	CUgraph graph;
-	CUgraphExec exec;
-	CUDA_OK(StreamEndCapture(g->streams[stream], &graph));
-	CUDA_OK(GraphInstantiate(&exec, graph, 0));
-	CUDA_OK(GraphDestroy(graph));
-	return exec;
-}
-
 /* Two graphs, launched on two streams with eager calls between, with new data each time. */
 static void replayed(struct gpu_rank *g)
 {
@@ -166,7 +156,7 @@ static void replayed(struct gpu_rank *g)
 		if (k) REQUIRE_OK(ncclGroupStart());
 		for (int i = 0; i < OPS; i++) REQUIRE_OK(op_issue(&ops[k][i], g->comm, g->streams[k]));
 		if (k) REQUIRE_OK(ncclGroupEnd());
-		execs[k] = end_capture(g, k);
+		execs[k] = gpu_end_capture(g, k);
 	}
 	ranks_barrier(r);
 	for (int turn = 0; turn < 4; turn++) {
@@ -198,7 +188,7 @@ static void large_in_a_graph(struct gpu_rank *g)
 	ranks_barrier(r);
 	CUDA_OK(StreamBeginCapture(g->streams[1], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 	for (int i = 0; i < 2; i++) REQUIRE_OK(op_issue(&ops[i], g->comm, g->streams[1]));
-	CUgraphExec exec = end_capture(g, 1);
+	CUgraphExec exec = gpu_end_capture(g, 1);
 	for (int turn = 0; turn < 2; turn++) {
 		for (int i = 0; i < 2; i++) op_fill(g, &ops[i], (uint64_t)(turn * 9 + i));
 		CUDA_OK(GraphLaunch(exec, g->streams[2]));

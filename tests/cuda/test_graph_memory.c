@@ -22,7 +22,6 @@ static void while_a_graph_lives(struct gpu_rank *g)
 	struct ranks *r = g->r;
 	struct gpu_op ops[3] = { { .kind = ALL_GATHER, .count = COUNT }, { .kind = TRANSFERS, .count = COUNT }, { .kind = ALL_GATHER, .count = 100 } };
 	const struct kind *kind = g->arg;
-	CUgraph graph;
 	CUgraphExec exec;
 	CUdeviceptr pool = g->pool;
 	void *mapped = NULL;
@@ -44,9 +43,7 @@ static void while_a_graph_lives(struct gpu_rank *g)
 	for (int turn = 0; turn < 2; turn++) {
 		CUDA_OK(StreamBeginCapture(g->streams[1], turn ? CU_STREAM_CAPTURE_MODE_GLOBAL : CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 		for (int i = 0; i < 3; i++) REQUIRE_OK(op_issue(&ops[i], g->comm, g->streams[1]));
-		CUDA_OK(StreamEndCapture(g->streams[1], &graph));
-		CUDA_OK(GraphInstantiate(&exec, graph, 0));
-		CUDA_OK(GraphDestroy(graph));
+		exec = gpu_end_capture(g, 1);
 		/* The pool is one allocation. */
 		settle_at(g, before + (kind->registers ? r->nranks - 1 : 0));
 		for (int i = 0; i < 3; i++) op_fill(g, &ops[i], (uint64_t)(turn * 10 + i));

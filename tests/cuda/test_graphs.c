@@ -7,16 +7,6 @@ struct captured { CUgraphExec exec; struct gpu_op ops[MOST]; int n; };
 
 static void begin(struct gpu_rank *g, int stream, CUstreamCaptureMode mode) { CUDA_OK(StreamBeginCapture(g->streams[stream], mode)); }
 
-static CUgraphExec end(struct gpu_rank *g, int stream)
-{
-	CUgraph graph;
-	CUgraphExec exec;
-	CUDA_OK(StreamEndCapture(g->streams[stream], &graph));
-	CUDA_OK(GraphInstantiate(&exec, graph, 0));
-	CUDA_OK(GraphDestroy(graph));
-	return exec;
-}
-
 static struct gpu_op make_op(struct gpu_rank *g, uint64_t seed)
 {
 	struct random random = { seed };
@@ -43,7 +33,7 @@ static void capture(struct gpu_rank *g, struct captured *c, int n, int stream, C
 	if (grouped) REQUIRE_OK(ncclGroupStart());
 	for (int i = 0; i < n; i++) REQUIRE_OK(op_issue(&c->ops[i], g->comm, g->streams[stream]));
 	if (grouped) REQUIRE_OK(ncclGroupEnd());
-	c->exec = end(g, stream);
+	c->exec = gpu_end_capture(g, stream);
 	ranks_barrier(r);
 }
 
@@ -132,7 +122,7 @@ static void forked(struct gpu_rank *g)
 	REQUIRE_OK(op_issue(&ops[3], other, g->streams[2]));
 	CUDA_OK(EventRecord(join, g->streams[2]));
 	CUDA_OK(StreamWaitEvent(g->streams[1], join, 0));
-	CUgraphExec exec = end(g, 1);
+	CUgraphExec exec = gpu_end_capture(g, 1);
 	ranks_barrier(r);
 	for (int i = 0; i < 5; i++) {
 		for (int k = 0; k < 4; k++) op_fill(g, &ops[k], (uint64_t)(i * 7 + k));
@@ -165,7 +155,7 @@ static void forked_one_communicator(struct gpu_rank *g)
 	for (int i = 0; i < 4; i++) REQUIRE_OK(op_issue(&ops[i], g->comm, g->streams[1 + i % 2]));
 	CUDA_OK(EventRecord(join, g->streams[2]));
 	CUDA_OK(StreamWaitEvent(g->streams[1], join, 0));
-	CUgraphExec exec = end(g, 1);
+	CUgraphExec exec = gpu_end_capture(g, 1);
 	ranks_barrier(r);
 	for (int i = 0; i < 3; i++) {
 		for (int k = 0; k < 4; k++) op_fill(g, &ops[k], (uint64_t)(i * 7 + k));

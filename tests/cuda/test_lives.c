@@ -322,15 +322,12 @@ static void destroy_before_the_graph(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
 	ncclComm_t comm = join(g, NULL);
-	CUgraph graph;
 	CUgraphExec exec;
 	gpu_reset(g);
 	CUdeviceptr buffer = gpu_take(g, 1 << 16, 0);
 	CUDA_OK(StreamBeginCapture(g->streams[1], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 	REQUIRE_OK(ncclAllReduce(GPU_PTR(buffer), GPU_PTR(buffer), COUNT, ncclFloat32, ncclSum, comm, GPU_STREAM(g, 1)));
-	CUDA_OK(StreamEndCapture(g->streams[1], &graph));
-	CUDA_OK(GraphInstantiate(&exec, graph, 0));
-	CUDA_OK(GraphDestroy(graph));
+	exec = gpu_end_capture(g, 1);
 	CUDA_OK(GraphLaunch(exec, g->streams[1]));
 	gpu_sync(g, 1);
 	REQUIRE_OK(ncclCommDestroy(comm));

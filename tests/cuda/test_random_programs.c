@@ -127,13 +127,10 @@ static void capture(struct program *p)
 	}
 	p->below_graphs = p->g->used;
 	if (!k->n) return;
-	CUgraph graph;
 	trace(p, "capture", NULL, 0, k->stream);
 	CUDA_OK(StreamBeginCapture(p->g->streams[k->stream], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 	issue(p, k->ops, k->n, grouped);
-	CUDA_OK(StreamEndCapture(p->g->streams[k->stream], &graph));
-	CUDA_OK(GraphInstantiate(&k->exec, graph, 0));
-	CUDA_OK(GraphDestroy(graph));
+	k->exec = gpu_end_capture(p->g, k->stream);
 }
 
 /* All ranks launch it, those too for whom it is empty. */

@@ -130,14 +130,11 @@ struct step { struct gpu_op op; CUgraphExec exec; };
 static void capture(struct gpu_rank *g, struct step *s)
 {
 	struct ranks *r = g->r;
-	CUgraph graph;
 	op_prepare(g, &s->op);
 	ranks_barrier(r);
 	CUDA_OK(StreamBeginCapture(g->streams[1], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 	REQUIRE_OK(op_issue(&s->op, g->comm, g->streams[1]));
-	CUDA_OK(StreamEndCapture(g->streams[1], &graph));
-	CUDA_OK(GraphInstantiate(&s->exec, graph, 0));
-	CUDA_OK(GraphDestroy(graph));
+	s->exec = gpu_end_capture(g, 1);
 	ranks_barrier(r);
 }
 
@@ -272,14 +269,9 @@ static void transfer(struct gpu_rank *g, CUdeviceptr at, size_t bytes)
 
 static CUgraphExec capture_transfer(struct gpu_rank *g, CUdeviceptr at)
 {
-	CUgraph graph;
-	CUgraphExec exec;
 	CUDA_OK(StreamBeginCapture(g->streams[1], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 	transfer(g, at, LARGE);
-	CUDA_OK(StreamEndCapture(g->streams[1], &graph));
-	CUDA_OK(GraphInstantiate(&exec, graph, 0));
-	CUDA_OK(GraphDestroy(graph));
-	return exec;
+	return gpu_end_capture(g, 1);
 }
 
 static void graph_ends_early(struct gpu_rank *g)

@@ -5,36 +5,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <rdma/rdma_cma.h>
-#include <sched.h>
 #include <stdio.h>
 #include <sys/wait.h>
 #include "helper_ib.h"
+#include "net/helper_namespaces.h"
 #include "sanitizers.h"
 
 #define BYTES (1u << 20)
 
-static bool command(const char *format, ...)
-{
-	char line[512];
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(line, sizeof(line), format, args);
-	va_end(args);
-	return system(line) == 0;
-}
-
-static bool make_namespace(void)
-{
-	if (getuid() != 0 || unshare(CLONE_NEWNET) != 0 || !command("ip link set lo up 2>/dev/null")) return false;
-	for (int i = 0; i < 2; i++)
-		if (!command("ip link add tp%d type veth peer name tq%d && ip addr add 10.196.%d.1/24 dev tp%d && ip link set tp%d up && ip link set tq%d up", i, i, i, i, i, i)) return false;
-	for (int i = 0; i < 2; i++)
-		while (!command("ip link show tp%d | grep -q 'state UP'", i)) usleep(20000);
-	return true;
-}
-
-static void fault(const char *faults) { assert_true(command("env LD_PRELOAD= %s verbs fault -p %d %s", TELPHER, (int)getpid(), faults)); }
+static void fault(const char *faults) { assert_true(shell("env LD_PRELOAD= %s verbs fault -p %d %s", TELPHER, (int)getpid(), faults)); }
 
 static int two_ports(void **state)
 {
@@ -568,7 +547,7 @@ int main(void)
 	setenv("TELPHER_VERBS_DEVICES", "2", 1);
 	setenv("TELPHER_VERBS_IFNAME", "tp0,tp1", 1);
 	setenv("TELPHER_VERBS_CARRIER", "wire", 1);
-	if (!make_namespace()) {
+	if (!namespaces_enter_own(196)) {
 		fprintf(stderr, "skipped: needs root, ip and network namespaces\n");
 		return 77;
 	}

@@ -2,27 +2,11 @@
 # Whole jobs over RDMA: ranks as processes on virtual hosts and in two network namespaces, on the software card that NCCL_IB_HCA
 # names (opened from its folder, nothing preloaded); every collective, one and two ports, with and without loss.
 set -u
-telpher=$BUILD_DIR/bin/telpher
 [ -e "$BUILD_DIR/lib/telpher-verbs/libibverbs.so.1" ] || { echo "the software card isn't built"; exit 77; }
-work=$(mktemp -d)
-spaces=()
-cleanup() { for s in "${spaces[@]}"; do ip netns del "$s" 2>/dev/null; done; rm -rf "$work"; }
-trap cleanup EXIT
-fail() { echo "FAILED: $*"; grep -n "NCCL WARN" "$work/out" | head -5; tail -30 "$work/out"; exit 1; }
-export NCCL_IB_HCA=telpher TELPHER_VERBS_HIDE_REAL=1 NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET
-export TELPHER_IB_PATH_TIMEOUT=60000       # a busy machine is no reason to take a path for dead
-# A process that gets no processor for a second is none that has been stopped, but how should the card know?
-warned() { grep 'NCCL WARN' "$work/out" | grep -qv 'has served nothing for .*has it been stopped'; }
-all="all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv"
-
-job() { # RANKS HOSTS COLLECTIVE OPTIONS…
-	local ranks=$1 hosts=$2 what=$3
-	shift 3
-	timeout 100 "$telpher" run -n $ranks --hosts $hosts -- "$telpher" perf $what -b ${least:-8} -e ${most:-64K} -f 64 -n ${calls:-3} -w 1 -c 1 "$@" >"$work/out" 2>&1 || fail "$what, $ranks ranks on $hosts hosts"
-	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$what: wrong results"
-	grep -q 'Using network IB' "$work/out" || fail "$what: not over RDMA"
-	warned && fail "$what: a warning"
-	true
+. "$SOURCE_DIR/tests/net/lib_jobs.sh"
+good() { # WHAT
+	right "$1"
+	grep -q 'Using network IB' "$work/out" || fail "$1: not over RDMA"
 }
 for what in $all; do job 2 2 $what; done
 echo "ok   every collective, 2 ranks"
@@ -40,7 +24,7 @@ TELPHER_VERBS_PORTS=2 job 2 2 all_gather
 grep -qF 'NET/IB : Using [0]telpher0:1+telpher0:2/RoCE' "$work/out" || fail "the ports of a device aren't merged"
 echo "ok   merged ports"
 # Larger than caches: sums are made in slots, and copied from there. (Under a sanitizer it would take a minute.)
-if [ -z "$(sed -n 's/^TELPHER_SANITIZE:STRING=\(..*\)/\1/p' "$BUILD_DIR/CMakeCache.txt")" ]; then
+if [ -z "${SANITIZE-}" ]; then
 	least=33554436 most=33554436 calls=1 job 2 2 all_reduce
 	echo "ok   large sums"
 fi
@@ -73,42 +57,7 @@ grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "merged devices of dif
 grep -q '+telpher0:3/RoCE' "$work/out" || fail "three ports aren't merged"
 echo "ok   merged devices of different numbers of ports"
 
-[ "$(id -u)" = 0 ] && command -v ip >/dev/null || exit 0
-a=tpa$$ b=tpb$$
-ip netns add $a 2>/dev/null && ip netns add $b && ip netns exec $a true 2>/dev/null || exit 0
-spaces=($a $b)
-for i in 0 1; do
-	ip link add v$i netns $a type veth peer name v$i netns $b || exit 0
-	for side in "$a 1" "$b 2"; do
-		set -- $side
-		ip -n $1 addr add 10.97.$i.$2/24 dev v$i && ip -n $1 link set v$i up && ip -n $1 link set lo up
-	done
-done
-for side in $a $b; do
-	for _ in $(seq 1000); do
-		[ "$(ip -n $side link show | grep -c 'v[01]@.*state UP')" = 2 ] && break
-		sleep 0.05
-	done
-done
-root=10.97.0.1
-between() { # COLLECTIVE OPTIONS…: two ranks, one in each namespace
-	local result=0 rank=0
-	for space in $a $b; do
-		TELPHER_RANK=$rank TELPHER_NRANKS=2 TELPHER_LOCAL_RANK=0 TELPHER_LOCAL_NRANKS=1 RANK=$rank WORLD_SIZE=2 TELPHER_JOB_SECRET="of this test" NCCL_COMM_ID=$root:2${$: -4:4} \
-			timeout 100 ip netns exec $space "$telpher" perf "$@" -b 8 -e 1M -f 64 -n 3 -w 1 >"$work/$rank" 2>&1 &
-		pids[rank]=$!
-		rank=$((rank + 1))
-	done
-	wait ${pids[0]} || result=1
-	wait ${pids[1]} || result=1
-	cat "$work/0" "$work/1" >"$work/out"
-	[ $result = 0 ] || fail "$1 between namespaces"
-	grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "$1 between namespaces: wrong results"
-	grep -q 'Using network IB' "$work/out" || fail "$1 between namespaces: not over RDMA"
-	warned && fail "$1 between namespaces: a warning"
-	true
-}
-export TELPHER_VERBS_DEVICES=2 TELPHER_VERBS_IFNAME=v0,v1
+make_two_hosts 97
 between all_reduce
 between all_gather
 echo "ok   between network namespaces"
@@ -118,15 +67,9 @@ standing=$(grep -c 'connected, stands by' "$work/0") using=$(grep -c 'connected$
 [ "$standing" -gt 0 ] && [ "$standing" = "$using" ] || fail "routed networks: $using paths in use, $standing stand by"
 echo "ok   between routed networks"
 # A pair of interfaces without IPv4: the port's only address that leads anywhere is IPv6.
-ip link add v2 netns $a type veth peer name v2 netns $b || exit 0
-for side in "$a 1" "$b 2"; do
-	set -- $side
-	ip -n $1 addr add fd97::$2/64 dev v2 nodad 2>/dev/null && ip -n $1 link set v2 up || { echo "no IPv6 here"; exit 0; }
-	for _ in $(seq 1000); do
-		ip -n $1 link show v2 | grep -q 'state UP' && break
-		sleep 0.05
-	done
-done
+join_namespaces $a $b v2 1500 fd97:: || exit 0
+ip -n $b addr show v2 | grep -q fd97 || { echo "no IPv6 here"; exit 0; }
+await_interfaces
 root=[fd97::1] NCCL_SOCKET_IFNAME=v2 NCCL_SOCKET_FAMILY=AF_INET6 TELPHER_VERBS_DEVICES=1 TELPHER_VERBS_IFNAME=v2 TELPHER_VERBS_GIDS=all between all_reduce
 grep -q 'GID [0-9]* fd97::1 RoCE v2' "$work/out" || fail "the IPv6 address isn't used"
 echo "ok   with IPv6 alone"

@@ -1,36 +1,14 @@
 /* Paths of the IB transport that die and live again: a network namespace with two interfaces, a port of the software card on each,
  * both ends in one thread, every packet on the wire. Needs root and ip (skipped otherwise). */
-#include <sched.h>
 #include <stdio.h>
 #include "helper_ib.h"
+#include "net/helper_namespaces.h"
 
 #define BYTES (8u << 20)
 
-static bool command(const char *format, ...)
-{
-	char line[512];
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(line, sizeof(line), format, args);
-	va_end(args);
-	return system(line) == 0;
-}
-
-static bool make_namespace(void)
-{
-	if (getuid() != 0 || unshare(CLONE_NEWNET) != 0 || !command("ip link set lo up 2>/dev/null")) return false;
-	for (int i = 0; i < 2; i++)
-		if (!command("ip link add tp%d type veth peer name tq%d && ip addr add 10.198.%d.1/24 dev tp%d && ip link set tp%d up && ip link set tq%d up", i, i, i, i, i, i)) return false;
-	/* Interfaces take a moment, and the card sees changes only while it is open. */
-	for (int i = 0; i < 2; i++)
-		while (!command("ip link show tp%d | grep -q 'state UP'", i)) usleep(20000);
-	return true;
-}
-
 static void fault(const char *faults)
 {
-	assert_true(command("env LD_PRELOAD= %s verbs fault -p %d %s", TELPHER, (int)getpid(), faults));
+	assert_true(shell("env LD_PRELOAD= %s verbs fault -p %d %s", TELPHER, (int)getpid(), faults));
 }
 
 static int two_ports(void **state)
@@ -151,10 +129,10 @@ static void a_port_that_goes_down_is_left_and_taken_back(void **state)
 	(void)state;
 	ib_pair_open(&pair, BYTES);
 	messages(&pair, 20);
-	assert_true(command("ip link set tp0 down"));
+	assert_true(shell("ip link set tp0 down"));
 	exchange_until(&pair, 1);
 	messages(&pair, 20);
-	assert_true(command("ip link set tp0 up"));
+	assert_true(shell("ip link set tp0 up"));
 	exchange_until(&pair, 0);
 	ib_pair_close(&pair);
 }
@@ -299,13 +277,13 @@ static void a_port_without_an_address_is_left_out(void **state)
 	struct ib_pair pair;
 
 	(void)state;
-	assert_true(command("ip addr del 10.198.1.1/24 dev tp1"));
+	assert_true(shell("ip addr del 10.198.1.1/24 dev tp1"));
 	for (struct tp_ib_gid_choice gid; tp_ib_port_has_gid(tp_ib_port(1), &gid);) usleep(20000);
 	ib_pair_open(&pair, BYTES);
 	assert_int_equal(sender(&pair)->npaths, 1);
 	messages(&pair, 20);
 	ib_pair_close(&pair);
-	assert_true(command("ip addr add 10.198.1.1/24 dev tp1"));
+	assert_true(shell("ip addr add 10.198.1.1/24 dev tp1"));
 	for (struct tp_ib_gid_choice gid; !tp_ib_port_has_gid(tp_ib_port(1), &gid);) usleep(20000);
 }
 
@@ -316,10 +294,10 @@ static void the_only_port_goes_down_and_is_named(void **state)
 	(void)state;
 	ib_pair_open(&pair, BYTES);
 	messages(&pair, 20);
-	assert_true(command("ip link set tp0 down"));
+	assert_true(shell("ip link set tp0 down"));
 	assert_int_equal(exchange_until_it_fails(&pair), ncclRemoteError);
 	assert_non_null(strstr(tp_log_last_error(), "telpher0:1"));
-	assert_true(command("ip link set tp0 up"));
+	assert_true(shell("ip link set tp0 up"));
 	while (!tp_ib_port_is_active(tp_ib_port(0))) usleep(20000);
 	ib_pair_close(&pair);
 }
@@ -402,11 +380,11 @@ static void a_merged_device_loses_a_port_and_gets_it_back(void **state)
 
 	(void)state;
 	ib_pair_open(&pair, BYTES);
-	assert_true(command("ip link set tp0 down"));
+	assert_true(shell("ip link set tp0 down"));
 	use_until(&pair, 1);
 	assert_ptr_equal(sender(&pair)->used[0]->port, tp_ib_port(1));
 	messages(&pair, 20);
-	assert_true(command("ip link set tp0 up"));
+	assert_true(shell("ip link set tp0 up"));
 	use_until(&pair, 2);
 	ib_pair_close(&pair);
 }
@@ -420,11 +398,11 @@ static void a_merged_device_without_a_second_way_goes_on_too(void **state)
 	net_set_environment("TELPHER_IB_PATHS=1", NULL);
 	ib_pair_open(&pair, BYTES);
 	assert_int_equal(sender(&pair)->npaths, 2);
-	assert_true(command("ip link set tp0 down"));
+	assert_true(shell("ip link set tp0 down"));
 	use_until(&pair, 1);
 	assert_ptr_equal(sender(&pair)->used[0]->port, tp_ib_port(1));
 	messages(&pair, 20);
-	assert_true(command("ip link set tp0 up"));
+	assert_true(shell("ip link set tp0 up"));
 	while (!tp_ib_port_is_active(tp_ib_port(0))) usleep(20000);
 	ib_pair_close(&pair);
 }
@@ -436,10 +414,10 @@ static void a_merged_device_without_any_port_is_named(void **state)
 	(void)state;
 	ib_pair_open(&pair, BYTES);
 	messages(&pair, 20);
-	assert_true(command("ip link set tp0 down && ip link set tp1 down"));
+	assert_true(shell("ip link set tp0 down && ip link set tp1 down"));
 	assert_int_equal(exchange_until_it_fails(&pair), ncclRemoteError);
 	assert_non_null(strstr(tp_log_last_error(), "DOWN"));
-	assert_true(command("ip link set tp0 up && ip link set tp1 up"));
+	assert_true(shell("ip link set tp0 up && ip link set tp1 up"));
 	for (int i = 0; i < 2; i++)
 		while (!tp_ib_port_is_active(tp_ib_port(i))) usleep(20000);
 	ib_pair_close(&pair);
@@ -544,7 +522,7 @@ int main(void)
 	setenv("TELPHER_VERBS_DEVICES", "2", 1);
 	setenv("TELPHER_VERBS_IFNAME", "tp0,tp1", 1);
 	setenv("TELPHER_VERBS_CARRIER", "wire", 1);
-	if (!make_namespace()) {
+	if (!namespaces_enter_own(198)) {
 		fprintf(stderr, "skipped: needs root, ip and network namespaces\n");
 		return 77;
 	}

@@ -6,20 +6,10 @@
 #include <stdio.h>
 #include <sys/wait.h>
 #include "helper_net.h"
+#include "net/helper_namespaces.h"
 #include "net/socket.h"
 
 static pid_t holders[2];            /* a process in each namespace keeps it alive; nothing has a name, so nothing is left behind */
-
-static bool command(const char *format, ...)
-{
-	char line[512];
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(line, sizeof(line), format, args);
-	va_end(args);
-	return system(line) == 0;
-}
 
 static pid_t hold_namespace(void)
 {
@@ -54,17 +44,10 @@ static void end_namespaces(void)
 
 static bool make_namespaces(void)
 {
-	if (getuid() != 0 || !command("command -v ip nsenter >/dev/null 2>&1")) return false;
+	if (getuid() != 0 || !shell("command -v ip nsenter >/dev/null 2>&1")) return false;
 	for (int i = 0; i < 2; i++)
 		if ((holders[i] = hold_namespace()) < 0) return false;
-	for (int card = 0; card < 2; card++) {
-		char name = card ? 'y' : 'x';
-		if (!command("ip link add tp%c0 netns %d type veth peer name tp%c0 netns %d 2>/dev/null", name, (int)holders[0], name, (int)holders[1])) return false;
-		for (int i = 0; i < 2; i++)
-			if (!command("nsenter -t %d -n sh -c 'ip link set lo up && ip addr add 10.199.%d.%d/24 dev tp%c0 && "
-				"(ip addr add fd99:%d::%d/64 dev tp%c0 nodad || true) && ip link set tp%c0 up' 2>/dev/null", (int)holders[i], card, i + 1, name,
-				card, i + 1, name, name)) return false;
-	}
+	if (!namespaces_join(holders, "tpx0", "10.199.0.", "fd99:0::") || !namespaces_join(holders, "tpy0", "10.199.1.", "fd99:1::")) return false;
 	return true;
 }
 
@@ -174,7 +157,7 @@ static void an_exclusion_chooses_on_both_sides(void **state)
 static void ipv6_is_used_where_asked_for(void **state)
 {
 	(void)state;
-	if (!command("nsenter -t %d -n ip -6 addr show dev tpy0 2>/dev/null | grep -q fd99", (int)holders[0])) skip();
+	if (!shell("nsenter -t %d -n ip -6 addr show dev tpy0 2>/dev/null | grep -q fd99", (int)holders[0])) skip();
 	joined_by("tpy", "AF_INET6", "fd99:1::1", "fd99:1::2");
 }
 
@@ -182,11 +165,11 @@ static void a_link_local_address_is_enough(void **state)
 {
 	(void)state;
 	for (int i = 0; i < 2; i++)
-		if (!command("nsenter -t %d -n sh -c 'ip -6 addr del fd99:1::%d/64 dev tpy0' 2>/dev/null", (int)holders[i], i + 1)) skip();
+		if (!shell("nsenter -t %d -n sh -c 'ip -6 addr del fd99:1::%d/64 dev tpy0' 2>/dev/null", (int)holders[i], i + 1)) skip();
 	for (int i = 0; i < 2; i++) {
 		/* Duplicate address detection takes its time. */
-		while (command("nsenter -t %d -n ip -6 addr show dev tpy0 tentative | grep -q fe80", (int)holders[i])) usleep(10000);
-		if (!command("nsenter -t %d -n ip -6 addr show dev tpy0 | grep -q fe80", (int)holders[i])) skip();
+		while (shell("nsenter -t %d -n ip -6 addr show dev tpy0 tentative | grep -q fe80", (int)holders[i])) usleep(10000);
+		if (!shell("nsenter -t %d -n ip -6 addr show dev tpy0 | grep -q fe80", (int)holders[i])) skip();
 	}
 	joined_by("=tpy0", "AF_INET6", "fe80:", "fe80:");
 }

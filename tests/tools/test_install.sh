@@ -11,7 +11,7 @@ cat >"$where/main.c" <<'C'
 int main(void) { int v = 0; ncclUniqueId id; if (ncclGetVersion(&v) || ncclGetUniqueId(&id)) return 1; printf("%d\n", v); return 0; }
 C
 pc=$(dirname "$(find "$where" -name telpher.pc)")
-sanitize=$(sed -n 's/^TELPHER_SANITIZE:STRING=\(..*\)/-fsanitize=\1/p' "$BUILD_DIR/CMakeCache.txt")
+sanitize=${SANITIZE:+-fsanitize=$SANITIZE}
 # shellcheck disable=SC2046,SC2086
 cc $sanitize "$where/main.c" $(PKG_CONFIG_PATH=$pc pkg-config --define-variable=prefix="$where/usr" --cflags --libs telpher) -o "$where/a"
 [ "$("$where/a")" = 22809 ] && echo "ok   pkg-config"

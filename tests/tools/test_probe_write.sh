@@ -7,9 +7,8 @@ telpher=$BUILD_DIR/bin/telpher
 export TELPHER_VERBS_HIDE_REAL=1
 unset TELPHER_VERBS_NOTE
 where=$(mktemp -d)
-spaces=()
-cleanup() { for s in "${spaces[@]}"; do ip netns del "$s" 2>/dev/null; done; rm -rf "$where"; }
-trap cleanup EXIT
+. "$SOURCE_DIR/tests/lib_namespaces.sh"
+trap 'delete_namespaces; rm -rf "$where"' EXIT
 fails=0
 expect() { # NAME WANTED GOT
 	if [ "$2" = "$3" ]; then echo "ok   $1"; else echo "FAIL $1: wanted '$2', got '$3'"; fails=$((fails + 1)); fi
@@ -93,7 +92,7 @@ refuse "no such device" "-d telpher7: there is no such device or port; there are
 refuse "no such GID" "GID_INDEX=9: there is no such GID; the port has: \[0\]" -d telpher0 -g 9
 refuse "no GPU" "--gpu 0: this machine has no GPU" -d telpher0 --gpu 0
 NCCL_SOCKET_RETRY_CNT=2 refuse "no server" "can't be reached.*Connection refused" -d telpher0 -s 8 -p 1 127.0.0.1
-if [ -z "$(sed -n 's/^TELPHER_SANITIZE:STRING=\(..*\)/\1/p' "$BUILD_DIR/CMakeCache.txt")" ]; then
+if [ -z "${SANITIZE-}" ]; then
 	LD_LIBRARY_PATH=$BUILD_DIR/lib/telpher-verbs refuse "the card where nobody asked for it" "software card, which is used only where it is asked for.*-d telpher0"
 fi
 TELPHER_VERBS_FAULT=memlock=65536 refuse "too little memory may be locked" "1048576 bytes .* must be locked in memory.*(RLIMIT_MEMLOCK|max_mr)" -d telpher0 -s 1M 127.0.0.1
@@ -218,7 +217,7 @@ expect "the client is killed: the server ends" 1 $?
 says "and says why" "closed the connection before|is gone|failed: IBV_WC" "$(cat "$where/server.err")"
 
 # The same by its other name, with the card under it.
-if [ -z "$(sed -n 's/^TELPHER_SANITIZE:STRING=\(..*\)/\1/p' "$BUILD_DIR/CMakeCache.txt")" ]; then
+if [ -z "${SANITIZE-}" ]; then
 	timeout 60 "$telpher" verbs run "$BUILD_DIR/bin/rdma_write" -s 268435 -p $port >"$where/server" 2>/dev/null & s=$!
 	timeout 60 "$telpher" verbs run "$BUILD_DIR/bin/rdma_write" -s 268435 -p $port 127.0.0.1 >"$where/client" 2>"$where/client.err"
 	status=$?
@@ -228,18 +227,9 @@ if [ -z "$(sed -n 's/^TELPHER_SANITIZE:STRING=\(..*\)/\1/p' "$BUILD_DIR/CMakeCac
 	says "and the server's" "^\[server\] got IMM=268435, verify OK$" "$(cat "$where/server")"
 fi
 
-[ "$(id -u)" = 0 ] && command -v ip >/dev/null || exit $((fails > 0))
 a=tpp$$ b=tpq$$
-ip netns add $a 2>/dev/null && ip netns add $b && ip netns exec $a true 2>/dev/null || exit $((fails > 0))
-spaces=($a $b)
-ip link add v0 netns $a type veth peer name v0 netns $b || exit $((fails > 0))
-for side in "$a 1" "$b 2"; do
-	set -- $side
-	ip -n $1 addr add 10.96.0.$2/24 dev v0 && ip -n $1 addr add fd96::$2/64 dev v0 nodad 2>/dev/null
-	ip -n $1 link set v0 mtu 4200 up
-	ip -n $1 link set lo up
-done
-for s in $a $b; do for _ in $(seq 1000); do ip -n $s link show v0 | grep -q 'state UP' && break; sleep 0.05; done; done
+make_namespaces $a $b && join_namespaces $a $b v0 4200 10.96.0. fd96:: || exit $((fails > 0))
+await_interfaces
 server=(ip netns exec $a) client=(ip netns exec $b) to=10.96.0.1
 export TELPHER_VERBS_IFNAME=v0
 pair "" "-s 300001 -q 2 -b"

@@ -420,6 +420,46 @@ static void a_refusal_without_numbers_ends_the_request_of_its_transaction(void *
 	close_ends(&ends);
 }
 
+/* A copy of the request came when nobody listened, and the word of that is slower than the answer to the next copy. */
+static void a_refusal_that_the_answer_overtook_is_not_heard(void **state)
+{
+	(void)state;
+	if (!strcmp(getenv("TELPHER_VERBS_CARRIER") ?: "", "wire")) return;         /* it is the same there, and packets would be more to make */
+	uint8_t mad[257] = { 0 };
+	struct sockaddr_un name;
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(PORT + 11) };
+	socklen_t length;
+	struct ends ends;
+	open_ends(&ends, PORT + 11, 0);
+	assert_int_equal(cm.destroy_id(ends.listener), 0);
+	int port = name_socket("port", PORT + 11, &name, &length);
+	assert_int_equal(bind(port, (struct sockaddr *)&name, length), 0);
+	make_qp(ends.client);
+	assert_int_equal(cm.connect(ends.client, NULL), 0);
+	assert_int_equal(recv(port, mad, sizeof(mad), 0), 256);
+	close(port);
+	assert_int_equal(cm.create_id(ends.server_channel, &ends.listener, NULL, RDMA_PS_TCP), 0);
+	assert_int_equal(cm.bind_addr(ends.listener, (struct sockaddr *)&at), 0);
+	assert_int_equal(cm.listen(ends.listener, 4), 0);
+	next_request(&ends);
+	make_qp(ends.server);
+	assert_int_equal(cm.accept(ends.server, NULL), 0);
+	int process = name_socket("process", (unsigned)(mad[24] << 8 | mad[25]), &name, &length);
+	memcpy(mad + 28, mad + 24, 4);
+	memset(mad + 24, 0, 4);
+	memset(mad + 32, 0, 224);
+	mad[17] = 0x12, mad[35] = 8;        /* REJ, of a REQ: nobody listens */
+	assert_int_equal(sendto(process, mad, 256, 0, (struct sockaddr *)&name, length), 256);
+	usleep(100000);             /* for our own thread to hear it */
+	pass(ends.client_channel, RDMA_CM_EVENT_ESTABLISHED);
+	pass(ends.server_channel, RDMA_CM_EVENT_ESTABLISHED);
+	close(process);
+	cm.destroy_qp(ends.client);
+	cm.destroy_qp(ends.server);
+	assert_int_equal(cm.destroy_id(ends.server), 0);
+	close_ends(&ends);
+}
+
 /* Where the word that it was given up didn't come. */
 static void an_answer_to_a_request_that_was_given_up_is_refused(void **state)
 {
@@ -541,6 +581,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_request_has_the_context_that_its_listener_has_when_it_is_fetched),
 		cmocka_unit_test(a_request_that_was_given_up_is_over_for_the_listener),
 		cmocka_unit_test(a_refusal_without_numbers_ends_the_request_of_its_transaction),
+		cmocka_unit_test(a_refusal_that_the_answer_overtook_is_not_heard),
 		cmocka_unit_test(an_answer_to_a_request_that_was_given_up_is_refused),
 		cmocka_unit_test(a_full_backlog_makes_requests_wait), cmocka_unit_test(a_forked_child_parts_nobody_and_connects_by_itself),
 	};

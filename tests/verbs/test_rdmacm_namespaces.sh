@@ -8,8 +8,8 @@ need rping rdmacm-utils
 . "$SOURCE_DIR/tests/verbs/lib_namespaces.sh"
 work=$(mktemp -d) || exit 1
 server=
-trap '[ -z "$server" ] || kill $server 2>/dev/null; cleanup_namespaces; rm -rf "$work"' EXIT
-make_namespaces
+trap '[ -z "$server" ] || kill $server 2>/dev/null; delete_namespaces; rm -rf "$work"' EXIT
+make_hosts
 export -f run_on_card
 export BUILD_DIR CARD card_preload
 on_card=(timeout 60 bash -c 'run_on_card "$@"' run)
@@ -67,7 +67,7 @@ at_a "${on_card[@]}" rping -s -a 10.99.7.1 -p $port -C 100000000 >"$work/server"
 for _ in $(seq 1000); do holds $port && break; sleep 0.05; done
 TELPHER_VERBS_CAPTURE=$work/capture at_b "${on_card[@]}" rping -c -a 10.99.7.1 -p $port -C 100000000 >"$work/client" 2>&1 & client=$!
 for _ in $(seq 1000); do [ "$(stat -c %s "$work/capture" 2>/dev/null || echo 0)" -gt 20000 ] && break; sleep 0.05; done
-ip -n $HOST_B addr add 10.99.7.3/24 dev v$HOST_B
+ip -n $HOST_B addr add 10.99.7.3/24 dev v0
 at_b python3 "$SOURCE_DIR/tests/verbs/forge_dreq.py" "$work/capture" 10.99.7.3 10.99.7.1 || fail "a stranger's DREQ isn't answered"
 sleep 0.5
 kill -0 $server && kill -0 $client || fail "a stranger ended the connection: $(cat "$work/server" "$work/client")"

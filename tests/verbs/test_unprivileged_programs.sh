@@ -18,7 +18,7 @@ need gcc gcc
 work=$(mktemp -d -p /var/tmp) && chmod 755 "$work" || exit 1
 server=
 end_all() { kill -KILL $(ip netns pids $HOST_A 2>/dev/null) $(ip netns pids $HOST_B 2>/dev/null) 2>/dev/null; }
-finish() { end_all; cleanup_namespaces; rm -rf "$work"; }
+finish() { end_all; delete_namespaces; rm -rf "$work"; }
 trap finish EXIT
 # The build may lie where nobody may look.
 mkdir -p "$work/bin" "$work/lib" && cp "$BUILD_DIR/bin/telpher" "$work/bin/" && cp -rL "$BUILD_DIR/lib/"* "$work/lib/" && chmod -R go+rX "$work" || fail "no copy"
@@ -184,8 +184,8 @@ pyverbs() {
 try() { # variation: refusals, descriptors
 	variation="refused: $1, descriptors: $2" refused=$1 files=$2 environment=()
 	# Fresh ones: another variation's keeper would hold sockets that it made.
-	cleanup_namespaces
-	make_namespaces
+	delete_namespaces
+	make_hosts
 	ways
 	verbs
 	for way in short wire; do $programs $way; done

@@ -199,7 +199,7 @@ int probe_connect(int argc, char **argv)
 	};
 	poptContext context = poptGetContext(argv[0], argc, (const char **)argv, options, 0);
 	if (!context) return probe_fail("out of memory");
-	int code = poptGetNextOpt(context), status;
+	int code = tool_next_option(context, options), status;
 	if (code < -1) status = probe_usage("%s: %s", poptBadOption(context, 0), poptStrerror(code));
 	else if (poptPeekArg(context)) status = probe_usage("it takes no arguments");
 	else if (o.repetitions < 1 || o.repetitions > 10000) status = probe_usage("--repetitions %d: from 1 to 10000", o.repetitions);

@@ -239,7 +239,7 @@ int probe_cost(int argc, char **argv)
 	poptContext context = poptGetContext(argv[0], argc, (const char **)argv, options, 0);
 	if (!context) return probe_fail("out of memory");
 	poptSetOtherOptionHelp(context, "[COLLECTIVE] [OPTIONS]");
-	int code = poptGetNextOpt(context), status;
+	int code = tool_next_option(context, options), status;
 	const char *name = poptGetArg(context);
 	bool has_alpha = o.alpha_us != -1, has_beta = o.beta_gbs != -1;
 	if (code < -1) status = probe_usage("%s: %s", poptBadOption(context, 0), poptStrerror(code));

@@ -312,7 +312,7 @@ int probe_paths(int argc, char **argv)
 	poptContext context = poptGetContext(argv[0], argc, (const char **)argv, options, 0);
 	if (!context) return probe_fail("out of memory");
 	poptSetOtherOptionHelp(context, "[FILE|MODEL] [OPTIONS]\n\nWithout FILE or MODEL: this machine, and measured.");
-	int code = poptGetNextOpt(context), status;
+	int code = tool_next_option(context, options), status;
 	o.machine = poptGetArg(context);
 	if (code < -1) status = probe_usage("%s: %s", poptBadOption(context, 0), poptStrerror(code));
 	else if (poptPeekArg(context)) status = probe_usage("one FILE or MODEL, not \"%s\" too", poptPeekArg(context));

@@ -183,7 +183,7 @@ int probe_reg(int argc, char **argv)
 	};
 	poptContext context = poptGetContext(argv[0], argc, (const char **)argv, options, 0);
 	if (!context) return probe_fail("out of memory");
-	int code = poptGetNextOpt(context), status;
+	int code = tool_next_option(context, options), status;
 	if (code < -1) status = probe_usage("%s: %s", poptBadOption(context, 0), poptStrerror(code));
 	else if (poptPeekArg(context)) status = probe_usage("it takes no arguments");
 	else if (o.size && (!tool_parse_size(o.size, &o.most) || o.most < FIRST)) status = probe_usage("-s %s: no size of 4K or more", o.size);

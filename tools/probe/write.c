@@ -52,7 +52,7 @@ int probe_write(int argc, char **argv)
 	poptContext context = poptGetContext(argv[0], argc, (const char **)argv, options, 0);
 	if (!context) return probe_fail("out of memory");
 	poptSetOtherOptionHelp(context, "[OPTIONS] [SERVER]\n\nWithout SERVER: waits for a client.");
-	int code = poptGetNextOpt(context);
+	int code = tool_next_option(context, options);
 	o.server = poptGetArg(context);
 	o.device = device;
 	o.svg = svg;

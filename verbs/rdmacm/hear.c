@@ -198,6 +198,9 @@ static void on_refusal_locked(struct cm_id *id, const struct tp_cm_mad *mad)
 {
 	if (id->state != CM_REQUESTED && id->state != CM_RESPONDED && id->state != CM_ANSWERED && id->state != CM_PENDING)
 		return;
+	/* Of a copy of the request that came too early: its answer has overtaken this. Who answers has nothing more to say of the request. */
+	if (id->state == CM_RESPONDED && mad->about == TP_CM_ABOUT_REQ)
+		return;
 	if (mad->reason == TP_REJ_INVALID_SERVICE && tries_again_locked(id))
 		return;
 	struct rdma_conn_param conn = { .private_data = mad->private_data, .private_data_len = mad->private_bytes };
