@@ -16,12 +16,13 @@ static struct tp_param params[] = {
 		.doc = "how far apart GPUs may be that use each other's memory: LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB or SYS (0 to 4: LOC, PIX, PXB, PHB, SYS); "
 		"unset: wherever CUDA allows it" },
 	[PARAM_P2P_BYTES] = { .name = "TELPHER_P2P_BYTES", .kind = TP_PARAM_BYTES, .fallback = "24M", .min = 1 << 20, .max = 1 << 30,
-		.doc = "memory of a GPU rank for its links inside the host; equal on all ranks" },
+		.doc = "memory of a GPU rank for its links inside the host, of which it takes at most 16M where large messages go through pipes; equal on all ranks" },
 };
 TP_PARAM_TABLE("link", params)
 
 #define LINE 128
 #define PINNED_LIMIT ((size_t)16 << 20)     /* pinning takes time, and PCIe is soon full */
+#define SMALL_LIMIT ((size_t)16 << 20)      /* where large messages don't need them */
 
 static int32_t parse_level(void)
 {
@@ -123,6 +124,7 @@ static void fit_shape(struct tp_links *links, const struct tp_links_options *opt
 	int largest = 1;
 	for (int r = 0; r < boot->nranks; r++) largest = TP_MAX(largest, boot->peers[r].local + 1);
 	if (links->gpu->any_refused) budget = TP_MIN(budget, PINNED_LIMIT);
+	if (options->carries_large) budget = TP_MIN(budget, SMALL_LIMIT);
 	tp_gpu_shape_fit(boot->nlocal, largest, options->nchannels, budget, options->region_bytes, &links->gpu->shape);
 }
 

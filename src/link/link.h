@@ -107,6 +107,7 @@ struct tp_links_options {
 	const char *net_name;               /* or NULL */
 	const struct tp_gpu *gpu;           /* GPU ranks: the links' memory is for its kernels; NULL: host ranks */
 	size_t region_bytes;                /* GPU ranks: see tp_links_region; equal on all ranks */
+	bool carries_large;                 /* GPU ranks: what is large goes through the region, and links need less; equal on all ranks */
 	int cross_nic;                      /* enum tp_cross_nic; the strictest of all ranks' counts */
 };
 /* Collective over the communicator: shares the host's segment, agrees on references, gathers net handles. */
