@@ -120,7 +120,10 @@ TP_DEVICE void tp_pipe_publish(const tp_pipes_shared &sh, const tp_pipe_args &a,
 	}
 }
 
-/* Has a peer read the chunk of that number, as this warp sees it? */
+/* Has a peer read the chunk of that number? */
+TP_DEVICE bool tp_pipe_is_read(const tp_pipe_args &a, int phase, int q, uint32_t number)
+{ return (int32_t)(number - tp_load_read(tp_pipe_head(a, a.rank, tp_pipe_peer(a, q), phase, number))) <= 0; }
+/* The same as this warp has seen it. */
 TP_DEVICE bool tp_pipe_was_read(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int warp, int q, uint32_t number)
 {
 	uint32_t *seen = &sh.seen[phase][warp][q][number % TP_PIPE_DEPTH];
@@ -139,10 +142,11 @@ TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, in
 			const int p = tp_pipe_peer(a, q);
 			const uint32_t sent = sh.sent[phase][q];
 			if (!tp_pipe_has(to, p) || c >= tp_pipe_sent(sh, phase, q).chunks) continue;
-			/* A chunk of this kernel that had its place; before there is one, all. */
+			/* A chunk of this kernel that had its place; before there is one, all of kernels before, in both phases. */
 			if (c >= a.slots) ok &= tp_pipe_was_read(sh, a, phase, number, q, sent + c + 1 - a.slots);
 			else
-				for (uint32_t d = 0; d < TP_PIPE_DEPTH; d++) ok &= tp_pipe_was_read(sh, a, phase, number, q, sent - d);
+				for (uint32_t d = 0; d < TP_PIPE_DEPTH; d++)
+					ok &= tp_pipe_was_read(sh, a, phase, number, q, sent - d) & tp_pipe_is_read(a, phase ^ 1, q, sh.sent[phase ^ 1][q] - d);
 		}
 		if (tp_warp_all(ok)) return true;
 		if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return false;

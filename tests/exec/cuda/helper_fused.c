@@ -311,7 +311,11 @@ static void open_world(struct fused_world *w, int n, int nchannels, int layout_c
 
 void fused_set_chunk(struct fused_world *w, uint32_t bytes)
 {
-	for (int r = 0; r < w->n; r++) w->ranks[r].fused.pipes.chunk[0] = w->ranks[r].fused.pipes.chunk[1] = bytes;
+	/* Unequal ones, where they can be: kernels that reduce divide rings in another way than those that move. */
+	for (int r = 0; r < w->n; r++) {
+		w->ranks[r].fused.pipes.chunk[0] = bytes;
+		w->ranks[r].fused.pipes.chunk[1] = TP_MAX(bytes / 2, 128u);
+	}
 }
 
 void fused_open(struct fused_world *w, int n, int nchannels, uint32_t epoch) { open_world(w, n, nchannels, nchannels, epoch); }
