@@ -25,11 +25,12 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 		.max_blocks = TP_DEV_MAX_CHANNELS,
 		.allows_128 = 1,
 		.window = 1 * MB,
-		/* Predicted, not measured: two kernels and the first copy take 12 us, and a further copy's start 2; then a link carries 392 GB/s, where lines
-		 * were measured to need 4 us and 4.3 us a MB with two ranks, 7 and 3.4 with four: better from 5 MB and from 12 MB on. A broadcast to
+		/* Two ranks, measured: copies carry 320 GB/s, pipes 330, so copies are for what is so large that this hardly counts, and leave the
+		 * multiprocessors free; a broadcast they carry at 300. With more, predicted: two kernels and the first copy take 12 us, and a further
+		 * copy's start 2; then a link carries 392 GB/s, where lines were measured to need 7 us and 3.4 us a MB with four ranks. A broadcast to
 		 * several sends its bytes twice less a slice, which the lines' two steps beat at all sizes. */
-		.copies = nranks == 2 ? 8 * MB : 16 * MB,
-		.copies_rooted = nranks == 2 ? 8 * MB : NEVER,
+		.copies = nranks == 2 ? 256 * MB : 16 * MB,
+		.copies_rooted = NEVER,
 		.owners = 512 * KB,
 		.stream = 16 * KB,
 		.transfers = nranks == 2 ? 12 * MB : NEVER,
