@@ -41,7 +41,7 @@ await_interfaces() {
 	local name
 	for name in "${namespaces[@]}"; do
 		for _ in $(seq 1000); do
-			ip -n $name link show | grep '@' | grep -qv 'state UP' || break
+			ip -n $name link show | grep '@' | grep -v '@NONE' | grep -qv 'state UP' || break
 			sleep 0.05
 		done
 	done

@@ -184,6 +184,15 @@ static bool is_by_network(const struct ncclComm *comm, const struct tp_pace_roun
 	return kind == TP_PACE_MACHINE || kind == TP_PACE_REMOTE;
 }
 
+/* Where a descriptor announces all that comes, as sockets' do, a thread sleeps until then; others' announce some of it only, and sleep would be
+ * counted as the link's. */
+static bool may_sleep(const struct ncclComm *comm, const struct tp_pace_round *round)
+{
+	int dev = 0;
+	const struct tp_net_ops *ops = is_by_network(comm, round) ? tp_links_net(comm->links, &dev) : NULL;
+	return ops && strcmp(ops->name, "Socket") == 0;
+}
+
 /* A taker that comes late finds the message there, or part of it, and can't say how long it took. So the giver comes later. */
 static void let_taker_be_first(const struct tp_op *op)
 {
@@ -199,9 +208,9 @@ static ncclResult_t start_part(struct ncclComm *comm, struct tp_op *op, enum tp_
 		.block_bytes = stage == TP_PACE_MOVE ? pace->bytes : SHORT_BYTES, .chunk_bytes = comm->p2p_chunk_bytes, .tag = TP_P2P_TAG ^ 0x9aceu,
 		.reduce = { .type = ncclUint8 } };
 	if (stage == TP_PACE_GREET) {
-		bool by_network = is_by_network(comm, &pace->rounds[pace->round]);
+		bool sleeps = may_sleep(comm, &pace->rounds[pace->round]);
 		if (!is_taker(comm)) let_taker_be_first(op);
-		atomic_store_explicit(&comm->runnable.patient, by_network, memory_order_relaxed);       /* (this thread's own hint) */
+		atomic_store_explicit(&comm->runnable.patient, sleeps, memory_order_relaxed);       /* (this thread's own hint) */
 		tp_delay_begin(&pace->part_delay);
 	}
 	pace->waited = false;
@@ -298,7 +307,7 @@ static void end_message(struct tp_comm_pace *pace)
 	if (!pace->counts) return;
 	float delay_us = pace->last_delay_us - pace->greet_delay_us;
 	pace->most_us[pace->counted] = pace->last_us + pace->greet_delay_us;
-	pace->least_us[pace->counted++] = pace->last_delay_us < TP_DELAY_UNKNOWN ? TP_MAX(pace->last_us - delay_us, 0) : 0;
+	pace->least_us[pace->counted++] = pace->last_delay_us < TP_DELAY_UNKNOWN && pace->greet_delay_us < TP_DELAY_UNKNOWN ? TP_MAX(pace->last_us - delay_us, 0) : 0;
 }
 
 static void end_turn(struct tp_comm_pace *pace)

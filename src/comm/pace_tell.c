@@ -8,6 +8,7 @@
 #include "comm/pace.h"
 
 #define FAR_BEHIND 4.0f                 /* pairs that are alike differ by less */
+#define FIGURES_US 100.0f               /* what a thread that slept may be late by, against figures of threads that didn't */
 #define LIKE_US 20.0f                   /* of times below it, what they say of a link is less than what they say of how a message is taken */
 #define SPREADS 4                       /* what surroundings do to a time */
 #define RESTLESS 3.0f                   /* where a message's time may be processors' for so much of it, that all are slow says nothing; nor … */
@@ -31,7 +32,7 @@ static enum tp_pace_verdict judge(const struct tp_pace_found *f, bool measured)
 	float noise_us = SPREADS * f->spread_us, near_us = SPREADS * TP_MAX(f->spread_us, f->own_spread_us);
 	if (f->from < 0 || f->to < 0) return TP_PACE_NOTHING;
 	if (tp_pace_is_far_behind(f->took_us, f->like_us) && f->took_us - f->like_us > noise_us) return TP_PACE_BEHIND_LIKE;
-	if (f->expected_us > 0 && f->took_us > TP_PACE_SLOW_RATIO * f->expected_us && f->took_us - f->expected_us > near_us) return TP_PACE_BEHIND_FIGURES;
+	if (f->expected_us > 0 && f->took_us > TP_PACE_SLOW_RATIO * f->expected_us && f->took_us - f->expected_us > TP_MAX(near_us, FIGURES_US)) return TP_PACE_BEHIND_FIGURES;
 	return measured && f->unrest < RESTLESS ? TP_PACE_ALL_SLOW : TP_PACE_NOTHING;
 }
 

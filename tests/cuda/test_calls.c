@@ -49,7 +49,7 @@ static void all_kernels_ask_for_what_all_of_them_need(void **state)
 {
 	(void)state;
 	static const struct { const char *table, *more; int percent; } ways[] = { { "TELPHER_CUDA_TABLE=pipes=0", NULL, 3 },
-		{ "TELPHER_CUDA_TABLE=pipes=2", NULL, 100 }, { "TELPHER_CUDA_TABLE=pipes=0", "NCCL_L1_SHARED_MEMORY_CARVEOUT=40", 40 },
+		{ "TELPHER_CUDA_TABLE=reduce=16M,pipes=2", NULL, 100 }, { "TELPHER_CUDA_TABLE=pipes=0", "NCCL_L1_SHARED_MEMORY_CARVEOUT=40", 40 },
 		{ "TELPHER_CUDA_TABLE=pipes=0", "NCCL_L1_SHARED_MEMORY_CARVEOUT=100", 100 } };
 	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
 		struct gpu_options o = { .nranks = 1, .env = { ways[i].table, ways[i].more } };

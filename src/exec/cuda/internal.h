@@ -33,9 +33,9 @@ struct tp_cuda_kernels {
 	CUfunction reduce[TP_CUDA_NKINDS][ncclNumTypes][TP_CUDA_NOPS];      /* NULL: the kind has none */
 	CUfunction copy[TP_CUDA_NKINDS];
 	CUfunction transfers, transfers_more, streams, streams_more;
-	CUfunction copies, push_transfers;  /* push_transfers: where there are pipes */
+	CUfunction copies;
 	int resident;
-	enum tp_cuda_pipes pipes;           /* that are loaded and can be used */
+	enum tp_cuda_pipes wanted, pipes;   /* that were asked for; that are loaded and can be used */
 	int shared_most;                    /* bytes of shared memory that a block may have */
 };
 /* reduces: of this type and operation; else the copying one. */
@@ -153,8 +153,6 @@ size_t tp_cuda_streams_region_bytes(int nlocal, int nchannels);
 ncclResult_t tp_cuda_streams_init(struct tp_cuda_exec *exec);
 ncclResult_t tp_cuda_streams_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, const struct tp_cuda_ordered *order,
 	int count);
-/* Does any of them go through pipes? */
-bool tp_cuda_streams_are_large(const struct tp_cuda_exec *exec, const struct tp_exec_call *call);
 int tp_cuda_streams_blocks(const struct tp_cuda_exec *exec, const struct tp_exec_call *call);
 /* A collective that is nothing but sends and receives, as such: false: it isn't, or other kernels are better. transfers: 2 * nranks. */
 bool tp_cuda_streams_take(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_exec_transfer *transfers,

@@ -202,36 +202,31 @@ static ncclResult_t load_images(struct loading *l)
 	return ncclSuccess;
 }
 
-/* What some communicator could use. */
-static ncclResult_t find_wanted(const struct tp_gpu *gpu, enum tp_cuda_pipes *out)
+/* What a communicator of so many ranks could use, whatever the kernels. */
+static ncclResult_t find_wanted(const struct tp_gpu *gpu, int nranks, bool shared_gpu, enum tp_cuda_pipes *out)
 {
 	struct tp_fused_table table;
-	tp_fused_defaults(false, 2, &table);
+	tp_fused_defaults(shared_gpu, nranks, &table);
 	TP_TRY(tp_fused_read_table(&table));
-	*out = table.pipes == 1 && gpu->major < 9 ? TP_CUDA_PIPES_NONE : tp_fused_table_pipes(&table);
+	*out = nranks > TP_PIPE_RANKS || (table.pipes == 1 && gpu->major < 9) ? TP_CUDA_PIPES_NONE : tp_fused_table_pipes(&table);
 	return ncclSuccess;
 }
 
 enum tp_cuda_pipes tp_cuda_pipes_wanted(const struct tp_cuda_kernels *kernels, int nranks, bool shared_gpu)
 {
-	struct tp_fused_table table;
-	tp_fused_defaults(shared_gpu, nranks, &table);
+	enum tp_cuda_pipes wanted;
 	/* A table that can't be read would have been an error when kernels were loaded. */
-	if (nranks > TP_PIPE_RANKS || tp_fused_read_table(&table) != ncclSuccess || (table.pipes == 1 && kernels->gpu->major < 9)) return TP_CUDA_PIPES_NONE;
-	return TP_MIN(tp_fused_table_pipes(&table), kernels->pipes);
+	return find_wanted(kernels->gpu, nranks, shared_gpu, &wanted) == ncclSuccess ? TP_MIN(wanted, kernels->pipes) : TP_CUDA_PIPES_NONE;
 }
 
 static ncclResult_t load_all(struct loading *l)
 {
 	static const enum tp_cuda_pipes least[TP_CUDA_NKINDS] = { [TP_CUDA_FUSED + TP_FUSED_PUSH] = TP_CUDA_PIPES_MOVE,
 		[TP_CUDA_FUSED + TP_FUSED_PIPE] = TP_CUDA_PIPES_ALL };
-	TP_TRY(find_wanted(l->kernels->gpu, &l->wanted));
 	TP_TRY(load_images(l));
 	for (enum tp_cuda_kind kind = 0; kind < TP_CUDA_NKINDS; kind++) {
 		l->level = least[kind];
-		if (l->wanted < l->level) continue;
-		TP_TRY(find_kind(l, kind));
-		if (kind == TP_CUDA_FUSED + TP_FUSED_PUSH) TP_TRY(find_function(l, "pipes_copy", "tp_push_transfers", &l->kernels->push_transfers));
+		if (l->wanted >= l->level) TP_TRY(find_kind(l, kind));
 	}
 	l->kernels->pipes = l->wanted;
 	l->shared = 0;
@@ -246,13 +241,14 @@ static ncclResult_t load_all(struct loading *l)
 	return set_carveouts(l);
 }
 
-static ncclResult_t load_new(const struct tp_gpu *gpu, struct tp_cuda_kernels **out)
+static ncclResult_t load_new(const struct tp_gpu *gpu, enum tp_cuda_pipes wanted, struct tp_cuda_kernels **out)
 {
-	struct loading l = { .kernels = tp_alloc(1, sizeof(struct tp_cuda_kernels), "the table of kernels"), .resident = 1 << 16 };
+	struct loading l = { .kernels = tp_alloc(1, sizeof(struct tp_cuda_kernels), "the table of kernels"), .resident = 1 << 16, .wanted = wanted };
 	bool pushed;
 	int mode;
 	if (!l.kernels) return ncclSystemError;
 	l.kernels->gpu = gpu;
+	l.kernels->wanted = wanted;
 	if (tp_cuda->DeviceGetAttribute(&l.kernels->shared_most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, gpu->device) != CUDA_SUCCESS)
 		l.kernels->shared_most = 0;
 	ncclResult_t result = tp_gpu_enter(gpu, &pushed);
@@ -268,14 +264,16 @@ static ncclResult_t load_new(const struct tp_gpu *gpu, struct tp_cuda_kernels **
 	return result;
 }
 
-ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kernels **out)
+ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, int nranks, struct tp_cuda_kernels **out)
 {
+	enum tp_cuda_pipes wanted;
+	TP_TRY(find_wanted(gpu, nranks, false, &wanted));
 	pthread_mutex_lock(&lock);
 	struct tp_cuda_kernels *k = loaded;
-	while (k && k->gpu != gpu) k = k->next;
+	while (k && (k->gpu != gpu || k->wanted != wanted)) k = k->next;
 	ncclResult_t result = ncclSuccess;
 	if (!k) {
-		result = load_new(gpu, &k);
+		result = load_new(gpu, wanted, &k);
 		if (result == ncclSuccess) {
 			k->next = loaded;
 			loaded = k;
@@ -288,5 +286,10 @@ ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kerne
 
 int tp_cuda_kernels_resident(const struct tp_cuda_kernels *kernels)
 {
-	return kernels->resident;
+	int least = kernels->resident;
+	pthread_mutex_lock(&lock);
+	for (const struct tp_cuda_kernels *k = loaded; k; k = k->next)
+		if (k->gpu == kernels->gpu) least = TP_MIN(least, k->resident);
+	pthread_mutex_unlock(&lock);
+	return least;
 }

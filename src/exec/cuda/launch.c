@@ -224,8 +224,7 @@ const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec
 	struct tp_pipe_launch pipes;
 	if (!call->plan) {
 		*blocks = tp_cuda_transfers_blocks(exec, call);
-		if (!exec->streams.usable) return "SEND_RECV/SIMPLE";
-		return tp_cuda_streams_are_large(exec, call) ? "SEND_RECV/PIPE" : "SEND_RECV/LL128";
+		return exec->streams.usable ? "SEND_RECV/LL128" : "SEND_RECV/SIMPLE";
 	}
 	if (tp_cuda_copies_take(call)) {
 		*blocks = 1;

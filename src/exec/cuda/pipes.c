@@ -150,24 +150,3 @@ void tp_pipes_fit(const struct tp_fused *f, const struct tp_exec_call *call, con
 	a->lines_more = lines % out->blocks;
 	if (s.reduces) tp_cuda_fill_reduce(call, &a->reduce);
 }
-
-void tp_pipes_begin_transfers(const struct tp_fused *f, struct tp_pipe_transfers *out)
-{
-	*out = (struct tp_pipe_transfers){ .pipe = args_of(f) };
-	out->pipe.aligned = out->pipe.transfers = 1;
-}
-
-void tp_pipes_add(struct tp_pipe_transfers *t, bool is_send, int peer, const void *buffer, size_t bytes, uint32_t tag, struct tp_dev_offer offer)
-{
-	(is_send ? t->send : t->receive)[peer] = (struct tp_pipe_transfer){ (uint64_t)(uintptr_t)buffer, bytes, offer, tag, 0 };
-	if (is_send) t->pipe.push_to |= bit(peer);
-	else t->pipe.collect_from |= bit(peer);
-	t->pipe.aligned &= (uintptr_t)buffer % 16 == 0;
-}
-
-unsigned tp_pipes_end_transfers(const struct tp_fused *f, struct tp_pipe_transfers *t)
-{
-	if (!t->pipe.push_to && !t->pipe.collect_from) return 0;
-	share_out_moves(f->nranks, f->pipes.shared / t->pipe.chunk, &t->pipe);
-	return f->table.max_blocks;
-}

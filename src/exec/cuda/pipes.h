@@ -37,16 +37,10 @@ struct tp_pipe_args {
 	uint8_t reduce_warps, collect_warps;
 	uint8_t gives_way, counts;
 	uint8_t offers;                             /* what only moves: receivers offer their buffers */
-	uint8_t transfers;                          /* tags are of sizes */
 	uint64_t table;                             /* registered buffers, and OUTPUT among them */
 	struct tp_dev_offer offer;
 	struct tp_dev_reduce reduce;
 };
-
-/* A group's sends and receives, one of each to and from a rank; pipe: what of it isn't a collective's. tag: of the size that the ends of a
- * transfer must agree on. Kernel: tp_push_transfers. */
-struct tp_pipe_transfer { uint64_t address, bytes; struct tp_dev_offer offer; uint32_t tag, pad; };
-struct tp_pipe_transfers { struct tp_pipe_args pipe; struct tp_pipe_transfer send[TP_PIPE_RANKS], receive[TP_PIPE_RANKS]; };
 
 #ifndef __cplusplus
 #include "exec/cuda.h"
@@ -79,10 +73,5 @@ struct tp_fused;
 struct tp_exec_call;
 struct tp_fused_shape;
 void tp_pipes_fit(const struct tp_fused *fused, const struct tp_exec_call *call, const struct tp_fused_shape *shape, struct tp_pipe_launch *out);
-/* Of transfers: tp_pipes_add for each, one a peer and direction. */
-void tp_pipes_begin_transfers(const struct tp_fused *fused, struct tp_pipe_transfers *out);
-void tp_pipes_add(struct tp_pipe_transfers *transfers, bool is_send, int peer, const void *buffer, size_t bytes, uint32_t tag, struct tp_dev_offer offer);
-/* Blocks, each with fused->pipes.shared bytes; 0: nothing was added. */
-unsigned tp_pipes_end_transfers(const struct tp_fused *fused, struct tp_pipe_transfers *transfers);
 #endif
 #endif

@@ -8,14 +8,6 @@ TP_KERNEL_BLOCKS(tp_push_copy, tp_pipe_args, 1)
 	tp_pipes_run_move(shared, memory, args);
 }
 
-/* Sends and receives. */
-TP_KERNEL_BLOCKS(tp_push_transfers, tp_pipe_transfers, 1)
-{
-	TP_SHARED(tp_pipes_shared, shared);
-	TP_SHARED_DYNAMIC(memory, TP_PIPE_SHARED_MOST);
-	tp_pipes_run_transfers(shared, memory, args);
-}
-
 /* A broadcast in two steps. */
 TP_KERNEL_BLOCKS(tp_pipe_copy, tp_pipe_args, 1)
 {

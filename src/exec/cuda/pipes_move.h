@@ -165,7 +165,7 @@ TP_DEVICE uint32_t tp_pipe_await(tp_pipes_shared &sh, const tp_pipe_args &a, int
 		const uint64_t found = tp_load_acquire64(flag);
 		if ((uint32_t)found >> 1 == (number & 0x7fffffffu)) {
 			if (found >> 32 == tag) return found & 1 ? TP_PIPE_CAME_STRAIGHT : TP_PIPE_CAME;
-			tp_block_fault(tp_pipe_comm(a), a.transfers ? TP_BLOCK_SIZE : TP_BLOCK_TAG, p, tp_block(), (uint32_t)(found >> 32), tag);
+			tp_block_fault(tp_pipe_comm(a), TP_BLOCK_TAG, p, tp_block(), (uint32_t)(found >> 32), tag);
 			tp_block_set(&sh.stopped, 1);
 			return TP_PIPE_STOP;
 		}
@@ -595,32 +595,5 @@ TP_DEVICE void tp_pipes_move(tp_pipes_shared &sh, char *memory, const tp_pipe_ar
 	tp_pipe_end(sh, a, sent, received);
 }
 TP_DEVICE void tp_pipes_run_move(tp_pipes_shared &sh, char *memory, const tp_pipe_args &a) { tp_pipes_move(sh, memory, a, tp_pipe_begin(sh, a, true)); }
-
-/* ---- transfers ---- */
-
-/* Both ends cut a transfer for all blocks alike. */
-TP_DEVICE tp_pipe_part tp_pipe_transfer_part(const tp_pipe_args &a, const tp_pipe_transfer &t)
-{
-	const uint64_t lines = (t.bytes + 127) / 128, blocks = (uint64_t)(uint32_t)tp_blocks(), each = lines / blocks;
-	const tp_pipe k = tp_pipe_share(each, lines - each * blocks, a.chunk);
-	const uint64_t left = t.bytes > k.begin ? t.bytes - k.begin : 0;
-	return { t.address + k.begin, left < k.bytes ? left : k.bytes, k.chunks, t.tag, { t.offer.offset + k.begin, t.offer.index, 0 } };
-}
-TP_DEVICE void tp_pipes_run_transfers(tp_pipes_shared &sh, char *memory, const tp_pipe_transfers &t)
-{
-	const tp_pipe_args &a = t.pipe;
-	tp_pipe most = { 0, 0, 0 };
-	tp_pipe_open(sh, a);
-	TP_NO_UNROLL
-	for (int q = tp_thread(); q < a.nranks - 1; q += tp_threads()) {
-		sh.push[q] = tp_pipe_transfer_part(a, t.send[tp_pipe_peer(a, q)]);
-		sh.collect[q] = tp_pipe_transfer_part(a, t.receive[tp_pipe_peer(a, q)]);
-	}
-	tp_block_sync();
-	TP_NO_UNROLL
-	for (int q = 0; q < a.nranks - 1; q++)
-		if (most.chunks < sh.push[q].chunks) most.chunks = sh.push[q].chunks;
-	tp_pipes_move(sh, memory, a, most);
-}
 
 #endif

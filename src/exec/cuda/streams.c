@@ -1,12 +1,8 @@
 /* Sends and receives by lines (streams.h): where rings lie, and cuts of groups to launches. Gather and scatter are nothing but
- * that and go the same way. (All-gather and all-to-all do better in step with each other, as fused kernels.)
- *
- * Of a large transfer only the beginning goes by lines, by which unequal sizes are seen even if one end takes it for a small one; the rest follows
- * through pipes (pipes.h), in a launch of its own: of the first transfer of each two ranks and direction in a cut, which is the same at both ends. */
+ * that and go the same way. (All-gather and all-to-all do better in step with each other, as fused kernels.) */
 #include "exec/cuda/internal.h"
 
 enum {
-	LINED_BYTES = 64 << 10,         /* of a large transfer */
 	PART_UNITS = 32,                /* what is worth another block: a look of eight warps */
 	RINGS_MOST = 8 << 20,           /* bytes of all rings together, where slots of the least size allow it */
 	SLOT_UNITS = 64, SLOT_UNITS_LEAST = 8,
@@ -54,68 +50,41 @@ static unsigned parts_of(const struct tp_cuda_exec *exec, size_t bytes)
 { return (unsigned)TP_MIN(tp_div_up(units_of(bytes), PART_UNITS), (size_t)exec->nchannels); }
 
 /* Channels that a transfer uses, as bits. */
-static uint64_t channels_of(const struct tp_cuda_exec *exec, const struct tp_exec_transfer *t, size_t bytes)
+static uint64_t channels_of(const struct tp_cuda_exec *exec, const struct tp_exec_transfer *t)
 {
-	unsigned nparts = parts_of(exec, bytes), base = base_of(exec, t), n = (unsigned)exec->nchannels;
+	unsigned nparts = parts_of(exec, t->bytes), base = base_of(exec, t), n = (unsigned)exec->nchannels;
 	uint64_t all = n == 64 ? UINT64_MAX : (1ull << n) - 1, bits = nparts == 64 ? UINT64_MAX : (1ull << nparts) - 1;
 	return (bits << base | (base ? bits >> (n - base) : 0)) & all;
-}
-
-static bool is_large(const struct tp_cuda_exec *exec, const struct tp_exec_transfer *t)
-{
-	return exec->fused.pipes.level != TP_CUDA_PIPES_NONE && t->bytes >= exec->fused.table.transfers && t->bytes > LINED_BYTES && t->peer != exec->boot->rank;
-}
-
-static void add_large(const struct tp_cuda_exec *exec, struct tp_pipe_transfers *large, const struct tp_exec_transfer *t)
-{
-	const char *rest = (char *)t->buf + LINED_BYTES;
-	const size_t bytes = t->bytes - LINED_BYTES;
-	struct tp_dev_offer none = { 0 };
-	tp_pipes_add(large, t->is_send, t->peer, rest, bytes, (uint32_t)(bytes ^ (uint64_t)bytes >> 32), t->is_send ? none : tp_cuda_find_offer(exec, rest, bytes));
-}
-
-static ncclResult_t launch_large(struct tp_cuda_exec *exec, CUstream stream, struct tp_pipe_transfers *large)
-{
-	const unsigned blocks = tp_pipes_end_transfers(&exec->fused, large);
-	if (!blocks) return ncclSuccess;
-	large->pipe.table = (uint64_t)(uintptr_t)exec->buffers.table;
-	large->pipe.offers = exec->buffers.table != NULL;
-	return tp_cuda_exec_run_shared(exec, stream, exec->kernels->push_transfers, blocks, TP_DEV_THREADS, exec->fused.pipes.shared, large);
 }
 
 ncclResult_t tp_cuda_streams_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, const struct tp_cuda_ordered *order,
 	int count)
 {
 	struct tp_dev_streams_more *args = &exec->streams.args;
-	struct tp_pipe_transfers large;
 	uint64_t channels = 0;
 	unsigned blocks = 0;
 	int n = 0;
 	bool more = count > TP_DEV_STREAMS;
 	if (count > TP_DEV_STREAMS_MORE)
 		return TP_FAIL(ncclInternalError, "rank %d: %d sends and receives in one launch: %d are possible", exec->boot->rank, count, TP_DEV_STREAMS_MORE);
-	tp_pipes_begin_transfers(&exec->fused, &large);
 	for (int i = 0; i < count; i++) {
 		const struct tp_exec_transfer *t = &call->transfers[order[i].index];
 		bool self = t->peer == exec->boot->rank;
 		if (self && !t->bytes) continue;
-		uint32_t *last = &exec->transfer_last[2 * (size_t)t->peer + t->is_send];
-		bool splits = !*last && is_large(exec, t);
-		size_t bytes = splits ? LINED_BYTES : t->bytes;
-		uint32_t units = units_of(bytes), nparts = parts_of(exec, bytes);
-		if (splits) add_large(exec, &large, t);
-		args->streams[n] = (struct tp_dev_stream){ .buf = (uint64_t)(uintptr_t)t->buf, .bytes = bytes, .units = units, .units_each = units / nparts,
+		uint32_t units = units_of(t->bytes), nparts = parts_of(exec, t->bytes);
+		args->streams[n] = (struct tp_dev_stream){ .buf = (uint64_t)(uintptr_t)t->buf, .bytes = t->bytes, .units = units, .units_each = units / nparts,
 			.units_more = units % nparts, .base = (uint16_t)base_of(exec, t), .nparts = (uint16_t)nparts, .is_send = t->is_send, .is_first = 1,
 			.peer = (int16_t)t->peer };
-		channels |= channels_of(exec, t, bytes);
+		channels |= channels_of(exec, t);
 		if (self) args->streams[n].from = (uint64_t)(uintptr_t)call->transfers[order[i].from].buf;
-		bool offers = !self && exec->buffers.table && bytes >= args->head.offers_from;
+		bool offers = !self && exec->buffers.table && t->bytes >= args->head.offers_from;
 		more |= offers;
 		if (offers && !t->is_send) {
-			struct tp_dev_offer offer = tp_cuda_find_offer(exec, t->buf, bytes);
+			struct tp_dev_offer offer = tp_cuda_find_offer(exec, t->buf, t->bytes);
 			args->streams[n].offset = offer.offset;
 			args->streams[n].index = (uint16_t)offer.index;
 		}
+		uint32_t *last = &exec->transfer_last[2 * (size_t)t->peer + t->is_send];
 		if (*last) {
 			args->streams[*last - 1].next = (uint16_t)(n + 1);
 			args->streams[n].is_first = 0;
@@ -130,22 +99,13 @@ ncclResult_t tp_cuda_streams_launch(struct tp_cuda_exec *exec, CUstream stream, 
 		if (channels >> c & 1) args->head.channels[blocks++] = (uint8_t)c;
 	args->head.ntransfers = (uint32_t)n;
 	if (!n) return ncclSuccess;
-	TP_TRY(tp_cuda_exec_run(exec, stream, more ? exec->kernels->streams_more : exec->kernels->streams, blocks, TP_DEV_THREADS, args));
-	return launch_large(exec, stream, &large);
-}
-
-bool tp_cuda_streams_are_large(const struct tp_cuda_exec *exec, const struct tp_exec_call *call)
-{
-	for (int i = 0; i < call->ntransfers; i++)
-		if (is_large(exec, &call->transfers[i])) return true;
-	return false;
+	return tp_cuda_exec_run(exec, stream, more ? exec->kernels->streams_more : exec->kernels->streams, blocks, TP_DEV_THREADS, args);
 }
 
 int tp_cuda_streams_blocks(const struct tp_cuda_exec *exec, const struct tp_exec_call *call)
 {
 	uint64_t channels = 0;
-	if (tp_cuda_streams_are_large(exec, call)) return (int)exec->fused.table.max_blocks;
-	for (int i = 0; i < call->ntransfers; i++) channels |= channels_of(exec, &call->transfers[i], call->transfers[i].bytes);
+	for (int i = 0; i < call->ntransfers; i++) channels |= channels_of(exec, &call->transfers[i]);
 	return (int)__builtin_popcountll(channels);
 }
 

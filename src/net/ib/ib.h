@@ -257,7 +257,8 @@ struct tp_ib_path {
 	uint64_t moved_ms, look_ms, probe_ms, probed_ms, watched_ms;   /* last completion; last look, last probe, first probe; how long it has been looked after since */
 	uint64_t round_ms, silent_ms;           /* last life sign; how long nothing has got through while they did */
 	uint64_t slowest_ms;                    /* the longest that a probe took lately */
-	uint32_t pings_at_probe, pongs_at_round;
+	uint64_t answered_ms;                   /* of what it was watched, when the peer last answered */
+	uint32_t pongs_at_round, pongs_at_look;
 	bool probing;
 	char why[800];                          /* DEAD: the reason */
 };

@@ -435,9 +435,8 @@ static void judge_stall(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	if (!path->probing) {
 		path->probing = true;
 		path->look_ms = path->probed_ms = path->round_ms = now;
-		path->watched_ms = path->silent_ms = 0;
-		path->pings_at_probe = comm->pings;
-		path->pongs_at_round = atomic_load_explicit(&comm->control.pongs, memory_order_relaxed);
+		path->watched_ms = path->silent_ms = path->answered_ms = 0;
+		path->pongs_at_round = path->pongs_at_look = atomic_load_explicit(&comm->control.pongs, memory_order_relaxed);
 		ping(comm, now);
 		probe(comm, path, now);
 		return;
@@ -445,6 +444,9 @@ static void judge_stall(struct tp_ib_comm *comm, struct tp_ib_path *path)
 	/* How often this side looks must not matter, but time in which it didn't look at all says nothing of the path. */
 	path->watched_ms += TP_MIN(now - path->look_ms, 2 * every);
 	path->look_ms = now;
+	uint32_t pongs = atomic_load_explicit(&comm->control.pongs, memory_order_relaxed);
+	if (pongs != path->pongs_at_look) path->answered_ms = path->watched_ms;
+	path->pongs_at_look = pongs;
 	count_round(comm, path, now);
 	if (now - path->probe_ms >= every) probe(comm, path, now);
 	if (path->probes == 0) {
@@ -454,7 +456,7 @@ static void judge_stall(struct tp_ib_comm *comm, struct tp_ib_path *path)
 		return;
 	}
 	bool silent = path->silent_ms >= timeout;
-	bool gone = path->watched_ms >= timeout + timeout / 2 && answered_since(comm, path->pings_at_probe) == 0 && tp_ib_control_unacknowledged(&comm->control) > 0;
+	bool gone = path->watched_ms - path->answered_ms >= timeout + timeout / 2 && (int32_t)(comm->pings - pongs) > 0 && tp_ib_control_unacknowledged(&comm->control) > 0;
 	if (!silent && !gone) return;
 	/* Not on what was so before this thread lost its processor. */
 	if (tp_ib_poll_path(comm, path) > 0) path->moved_ms = 0;
