@@ -54,7 +54,6 @@ struct tp_gpu_rank {
 	const struct tp_gpu *gpu;
 	struct tp_cuda_kernels *kernels;
 	enum tp_cuda_pipes pipes;               /* agreed */
-	int nranks;                             /* of the communicator */
 	pthread_t loader;                       /* loads them, while `loads` */
 	bool loads;
 	pthread_t asker;                        /* asks NVML about the GPU, while `asks` */
@@ -102,7 +101,7 @@ ncclResult_t tp_gpu_rank_like(const struct tp_gpu_rank *parent, struct tp_gpu_ra
 void tp_gpu_rank_free(struct tp_gpu_rank *rank);        /* nothing was made with others */
 /* A GPU's first rank in this process: kernels begin to be loaded, and NVML to be asked, by threads, since the one takes about as long as meeting
  * the other ranks does, and the other 30 ms in a virtual machine, and nothing needs either until then. */
-void tp_gpu_rank_begin(struct tp_gpu_rank *rank, int nranks);
+void tp_gpu_rank_begin(struct tp_gpu_rank *rank);
 /* Kernels, and how many blocks (comm->nchannels). Collective. */
 ncclResult_t tp_gpu_rank_agree(struct ncclComm *comm);
 size_t tp_gpu_rank_region_bytes(const struct ncclComm *comm);

@@ -75,7 +75,7 @@ void tp_gpu_budget_fill(const struct ncclComm *comm, struct tp_gpu_budget *out)
 	const struct tp_gpu *gpu = comm->gpu->gpu;
 	const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
 	*out = (struct tp_gpu_budget){ .process = comm->boot->peers[comm->rank].process_hash,
-		.resident = tp_cuda_kernels_resident(comm->gpu->kernels), .mps = gpu->mps, .launch_blocking = blocking && atoi(blocking) != 0 };
+		.resident = tp_cuda_kernels_resident(comm->gpu->kernels, comm->nranks), .mps = gpu->mps, .launch_blocking = blocking && atoi(blocking) != 0 };
 	memcpy(out->uuid, gpu->uuid, sizeof(out->uuid));
 	memcpy(out->bus_id, gpu->bus_id, TP_MIN(sizeof(out->bus_id), sizeof(gpu->bus_id)));
 	out->available = out->resident - promised(gpu);

@@ -51,7 +51,7 @@ ncclResult_t tp_gpu_rank_like(const struct tp_gpu_rank *parent, struct tp_gpu_ra
 static void *load_kernels(void *arg)
 {
 	struct tp_gpu_rank *rank = arg;
-	rank->load_result = tp_cuda_kernels_load(rank->gpu, rank->nranks, &rank->kernels);
+	rank->load_result = tp_cuda_kernels_load(rank->gpu, &rank->kernels);
 	return NULL;
 }
 
@@ -74,10 +74,9 @@ static bool is_first(const struct tp_gpu *gpu)
 }
 
 /* Where there is no thread to be had, await_kernels loads, and the topology asks. */
-void tp_gpu_rank_begin(struct tp_gpu_rank *rank, int nranks)
+void tp_gpu_rank_begin(struct tp_gpu_rank *rank)
 {
 	sigset_t every, before;
-	rank->nranks = nranks;
 	if (!is_first(rank->gpu)) return;
 	sigfillset(&every);
 	pthread_sigmask(SIG_SETMASK, &every, &before);
@@ -94,7 +93,7 @@ static void await_nvml(struct tp_gpu_rank *rank)
 
 static ncclResult_t await_kernels(struct tp_gpu_rank *rank)
 {
-	if (!rank->loads) return rank->kernels ? ncclSuccess : tp_cuda_kernels_load(rank->gpu, rank->nranks, &rank->kernels);
+	if (!rank->loads) return rank->kernels ? ncclSuccess : tp_cuda_kernels_load(rank->gpu, &rank->kernels);
 	pthread_join(rank->loader, NULL);
 	rank->loads = false;
 	return rank->load_result;

@@ -42,7 +42,7 @@ static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args,
 {
 	struct tp_boot_args boot = { .rank = args->rank, .nranks = args->nranks, .nids = args->nids, .ids = args->ids,
 		.device = comm->device, .abort = &comm->abort_flag, .name = args->name };
-	if (comm->gpu) tp_gpu_rank_begin(comm->gpu, args->nranks);
+	if (comm->gpu) tp_gpu_rank_begin(comm->gpu);
 	TP_TRY(tp_boot_open(&boot, &comm->boot));
 	comm->alarm = comm->boot->alarm;
 	comm->alarm_seen = 0;

@@ -12,13 +12,14 @@
 #include "exec/exec.h"
 #include "gpu/gpu.h"
 
-/* All kernels that a communicator of so many ranks may launch, loaded into gpu's context; once a context and level of pipes, kept until the process ends.
- * Loads everything: a lazy load may wait for a kernel that spins. An error where this build has no kernels or none for this GPU. */
+/* All kernels, loaded into gpu's context; once a context, kept until the process ends. Loads everything that any communicator may launch: a later
+ * load may wait for a kernel that spins. An error where this build has no kernels or none for this GPU. */
 struct tp_cuda_kernels;
-ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, int nranks, struct tp_cuda_kernels **out);
+ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kernels **out);
 bool tp_cuda_kernels_built(void);                       /* was nvcc there when this library was built? */
-/* Blocks of any of our kernels that are loaded that fit the device at once (from registers, shared memory, threads; the least over kernels). */
-int tp_cuda_kernels_resident(const struct tp_cuda_kernels *kernels);
+/* Blocks of any of our kernels that fit the device at once (from registers, shared memory, threads; the least over kernels). Pipes, which take most of a
+ * multiprocessor, count from the first communicator on whose ranks are so few that it may use them. */
+int tp_cuda_kernels_resident(struct tp_cuda_kernels *kernels, int nranks);
 /* What goes through pipes (exec/cuda/pipes.h), and so whether there are any: nothing; what only moves; reductions and broadcasts in two
  * steps too. By the table of sizes (TELPHER_CUDA_TABLE), for ranks of one host with GPUs of their own, or that share them. Ranks agree on the
  * least of all. */

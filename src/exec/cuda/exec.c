@@ -63,7 +63,7 @@ static ncclResult_t take_all(struct tp_cuda_exec *exec)
 	exec->ends = tp_alloc(nends, sizeof(*exec->ends), "ends of links");
 	exec->local_ends = tp_alloc((size_t)exec->nchannels * 2 * TP_CUDA_LOCAL_LINKS, sizeof(*exec->local_ends), "ends of links");
 	if (!exec->ends || !exec->local_ends) return ncclSystemError;
-	TP_TRY(tp_cuda_kernels_load(exec->gpu, exec->boot->nranks, &exec->kernels));
+	TP_TRY(tp_cuda_kernels_load(exec->gpu, &exec->kernels));
 	TP_TRY(create_stream(exec));
 	TP_TRY(tp_gpu_alloc_host(exec->gpu, TP_CUDA_STAGING_BYTES, "uploads", &exec->staging_memory));
 	TP_TRY(tp_gpu_alloc_host(exec->gpu, sizeof(struct tp_dev_status), "the kernels' status", &exec->status_memory));

@@ -34,8 +34,9 @@ struct tp_cuda_kernels {
 	CUfunction copy[TP_CUDA_NKINDS];
 	CUfunction transfers, transfers_more, streams, streams_more;
 	CUfunction copies;
-	int resident;
-	enum tp_cuda_pipes wanted, pipes;   /* that were asked for; that are loaded and can be used */
+	int resident, resident_with_pipes;
+	enum tp_cuda_pipes pipes;           /* that are loaded and can be used */
+	_Atomic bool pipes_used;            /* by some communicator of this process */
 	int shared_most;                    /* bytes of shared memory that a block may have */
 };
 /* reduces: of this type and operation; else the copying one. */

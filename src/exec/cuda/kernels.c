@@ -1,5 +1,6 @@
 /* Kernels: from the images in this library to functions of a context. All of them are loaded at once, for a lazy load may wait
  * for a kernel that spins. */
+#include <stdatomic.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +40,7 @@ struct loading {
 	CUmodule modules[MOST_MODULES];
 	const char *names[MOST_MODULES];
 	int nmodules;
-	int resident;                   /* blocks on a multiprocessor, the least so far */
+	int resident, with_pipes;       /* blocks on a multiprocessor, the least so far: of what isn't pipes; of all */
 	int shared;                     /* bytes that launches give to blocks of what is being loaded */
 	CUfunction functions[MOST_FUNCTIONS];
 	int nfunctions;
@@ -81,7 +82,8 @@ static ncclResult_t load_function(struct loading *l, CUfunction function)
 	} else {
 		TP_CUDA_TRY(gpu, OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, TP_DEV_THREADS, 0));
 	}
-	if (blocks < l->resident) l->resident = blocks;
+	if (blocks < l->with_pipes) l->with_pipes = blocks;
+	if (!l->shared && blocks < l->resident) l->resident = blocks;
 	if (l->nfunctions == MOST_FUNCTIONS) return TP_FAIL(ncclInternalError, "this library has more than %d kernels", MOST_FUNCTIONS);
 	l->functions[l->nfunctions++] = function;
 	TP_CUDA_TRY(gpu, FuncGetAttribute(&own, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function));
@@ -111,9 +113,9 @@ static ncclResult_t set_carveouts(struct loading *l)
 	int percent = (int)tp_param_int(&params[PARAM_CARVEOUT]), reserved = 0;
 	/* Of each block, by the driver. */
 	if (tp_cuda->DeviceGetAttribute(&reserved, CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, gpu->device) != CUDA_SUCCESS || reserved <= 0) reserved = 1024;
-	const int least = least_carveout(gpu, l->resident * ((int)tp_align_up((size_t)l->block_bytes, 128) + reserved));
+	const int least = least_carveout(gpu, l->with_pipes * ((int)tp_align_up((size_t)l->block_bytes, 128) + reserved));
 	percent = TP_MAX(percent, least);
-	TP_INFO(TP_INIT, "device %d: %d blocks on a multiprocessor, of up to %d bytes of shared memory each: %d %% of it asked for", gpu->ordinal, l->resident, l->block_bytes,
+	TP_INFO(TP_INIT, "device %d: %d blocks on a multiprocessor, of up to %d bytes of shared memory each: %d %% of it asked for", gpu->ordinal, l->with_pipes, l->block_bytes,
 		percent);
 	for (int i = 0; i < l->nfunctions; i++)
 		TP_CUDA_TRY(gpu, FuncSetAttribute(l->functions[i], CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent));
@@ -235,20 +237,20 @@ static ncclResult_t load_all(struct loading *l)
 	TP_TRY(find_function(l, "streams", "tp_streams", &l->kernels->streams));
 	TP_TRY(find_function(l, "streams", "tp_streams_more", &l->kernels->streams_more));
 	TP_TRY(find_function(l, "copies", "tp_copies", &l->kernels->copies));
-	if (l->resident < 1)
+	if (l->with_pipes < 1)
 		return TP_FAIL(ncclSystemError, "a block of %d threads of our kernels doesn't fit %s", TP_DEV_THREADS, l->kernels->gpu->name);
 	l->kernels->resident = l->resident * l->kernels->gpu->sms;
+	l->kernels->resident_with_pipes = l->with_pipes * l->kernels->gpu->sms;
 	return set_carveouts(l);
 }
 
 static ncclResult_t load_new(const struct tp_gpu *gpu, enum tp_cuda_pipes wanted, struct tp_cuda_kernels **out)
 {
-	struct loading l = { .kernels = tp_alloc(1, sizeof(struct tp_cuda_kernels), "the table of kernels"), .resident = 1 << 16, .wanted = wanted };
+	struct loading l = { .kernels = tp_alloc(1, sizeof(struct tp_cuda_kernels), "the table of kernels"), .resident = 1 << 16, .with_pipes = 1 << 16, .wanted = wanted };
 	bool pushed;
 	int mode;
 	if (!l.kernels) return ncclSystemError;
 	l.kernels->gpu = gpu;
-	l.kernels->wanted = wanted;
 	if (tp_cuda->DeviceGetAttribute(&l.kernels->shared_most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, gpu->device) != CUDA_SUCCESS)
 		l.kernels->shared_most = 0;
 	ncclResult_t result = tp_gpu_enter(gpu, &pushed);
@@ -264,13 +266,14 @@ static ncclResult_t load_new(const struct tp_gpu *gpu, enum tp_cuda_pipes wanted
 	return result;
 }
 
-ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, int nranks, struct tp_cuda_kernels **out)
+ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kernels **out)
 {
 	enum tp_cuda_pipes wanted;
-	TP_TRY(find_wanted(gpu, nranks, false, &wanted));
+	/* Two ranks may use most. */
+	TP_TRY(find_wanted(gpu, 2, false, &wanted));
 	pthread_mutex_lock(&lock);
 	struct tp_cuda_kernels *k = loaded;
-	while (k && (k->gpu != gpu || k->wanted != wanted)) k = k->next;
+	while (k && k->gpu != gpu) k = k->next;
 	ncclResult_t result = ncclSuccess;
 	if (!k) {
 		result = load_new(gpu, wanted, &k);
@@ -284,12 +287,8 @@ ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, int nranks, struct t
 	return result;
 }
 
-int tp_cuda_kernels_resident(const struct tp_cuda_kernels *kernels)
+int tp_cuda_kernels_resident(struct tp_cuda_kernels *kernels, int nranks)
 {
-	int least = kernels->resident;
-	pthread_mutex_lock(&lock);
-	for (const struct tp_cuda_kernels *k = loaded; k; k = k->next)
-		if (k->gpu == kernels->gpu) least = TP_MIN(least, k->resident);
-	pthread_mutex_unlock(&lock);
-	return least;
+	if (tp_cuda_pipes_wanted(kernels, nranks, false) != TP_CUDA_PIPES_NONE) atomic_store_explicit(&kernels->pipes_used, true, memory_order_relaxed);
+	return atomic_load_explicit(&kernels->pipes_used, memory_order_relaxed) ? kernels->resident_with_pipes : kernels->resident;
 }
