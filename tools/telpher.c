@@ -56,8 +56,10 @@ int tool_next_option(poptContext context, struct poptOption *options)
 	char *had[MOST] = { 0 };
 	int code;
 
-	for (int i = 0; i < MOST && (options[i].longName || options[i].shortName || options[i].arg); i++)
+	for (int i = 0; i < MOST && (options[i].longName || options[i].shortName || options[i].arg); i++) {
 		if ((options[i].argInfo & POPT_ARG_MASK) == POPT_ARG_STRING && options[i].arg && options[i].val == 0) options[i].val = TEXT + i;
+		if (options[i].val == TEXT + i) had[i] = *(char **)options[i].arg;      /* of a call before, between options that return */
+	}
 	while ((code = poptGetNextOpt(context)) >= TEXT) {
 		char **text = options[code - TEXT].arg;
 		free(had[code - TEXT]);

@@ -10,8 +10,10 @@ for command in "${commands[@]}"; do
 	twice=()
 	# shellcheck disable=SC2086
 	for option in $("$telpher" $command --help | grep -o -- '--[a-z-]*=' | grep -v -- --env | tr -d =); do twice+=("$option=1" "$option=2"); done
+	# One that returns between them.
+	[ "$command" != run ] || twice=(--paths=1 --env=A=B "${twice[@]}")
 	[ "$command" != env ] || twice=(--date=1 --date=2)
-	# An option that there isn't ends it all once the others are read. (run's --env is done with where it is read.)
+	# An option that there isn't ends it all once the others are read.
 	# shellcheck disable=SC2086
 	said=$("$telpher" $command "${twice[@]}" --nonsense 2>&1)
 	status=$?
