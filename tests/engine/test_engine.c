@@ -117,14 +117,19 @@ static int give_fd(struct tp_runnable *self, int *fds, uint32_t *events, int max
 	return 1;
 }
 
+static void make_job_of_pipe(struct job *job)
+{
+	make_job(job, 0);
+	assert_int_equal(pipe(job->fds), 0);
+	job->runnable.poll_fds = give_fd;
+}
+
 static void a_caller_that_sleeps_on_descriptors_still_hears_the_bell(void **state)
 {
 	(void)state;
 	struct job job;
 	pthread_t thread;
-	make_job(&job, 0);
-	assert_int_equal(pipe(job.fds), 0);
-	job.runnable.poll_fds = give_fd;
+	make_job_of_pipe(&job);
 	pthread_create(&thread, NULL, feed_slowly, &job);
 	tp_engine_wait((struct tp_runnable *const[]){ &job.runnable }, 1, has_done_five, &job);
 	pthread_join(thread, NULL);
@@ -156,9 +161,7 @@ static void who_waits_patiently_looks_when_it_comes_and_hardly_before(void **sta
 	(void)state;
 	struct job job;
 	pthread_t thread;
-	make_job(&job, 0);
-	assert_int_equal(pipe(job.fds), 0);
-	job.runnable.poll_fds = give_fd;
+	make_job_of_pipe(&job);
 	atomic_store(&job.runnable.patient, 1);
 	pthread_create(&thread, NULL, write_slowly, &job);
 	char byte[5];
