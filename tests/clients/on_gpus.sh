@@ -4,7 +4,8 @@
 # Usage: on_gpus.sh LIBRARY_DIR [NCCL_TESTS_DIR]
 #   LIBRARY_DIR     holds libnccl.so.2 (…/lib/telpher)
 #   NCCL_TESTS_DIR  holds all_reduce_perf and the others, built with MPI=1
-# What to run: PARTS="nccl_tests torch cupy jax mpi4py" (default: all), RANKS="2 4" on one GPU. MPS is used where it can be started:
+# What to run: PARTS="nccl_tests torch cupy jax mpi4py" (default: all), RANKS="2 4" on one GPU, of nccl-tests KINDS="sizes types unaligned
+# graphs registered windows" (default: all; sizes from 8 B to LARGEST, each FACTOR times the one before). MPS is used where it can be started:
 # without it, kernels of different processes take turns in slices of milliseconds. Each part prints one line: ok, FAILED or skipped.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
@@ -49,16 +50,29 @@ mpi() { # mpi RANKS COMMAND…
 	mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$n" -x LD_PRELOAD -x LD_LIBRARY_PATH "$@"
 }
 
-run_nccl_tests() { # RANKS, "NCCL_TESTS_DEVICE=0" or nothing, name of the run
-	local n=$1 device=$2 tag=$3 program
-	for program in all_reduce all_gather reduce_scatter broadcast reduce alltoall gather scatter sendrecv hypercube; do
-		[ -x "$nccl_tests/${program}_perf" ] || continue
+# One run of each program: nccl_tests_kind KIND RANKS "NCCL_TESTS_DEVICE=0 or nothing" TAG. Out of place and in place, every result checked.
+nccl_tests_kind() {
+	local kind=$1 n=$2 device=$3 tag=$4 program args
+	for program in all_reduce all_gather reduce_scatter broadcast reduce alltoall alltoallv gather scatter sendrecv hypercube; do
+		[ -x "$nccl_tests/${program}_perf" ] || { echo "skipped nccl-tests-$program: no such program in $nccl_tests"; continue; }
 		[ "$program" = hypercube ] && [ $((n & (n - 1))) -ne 0 ] && continue
-		part "nccl-tests-$program-$tag" 100 env $device bash -c "$(declare -f mpi); mpi $n $nccl_tests/${program}_perf -b 8 -e ${LARGEST:-128M} -f ${FACTOR:-8} -c 1 -n 5 -w 2 -g 1"
+		case $kind in
+		sizes) args="-b 8 -e ${LARGEST:-128M} -f ${FACTOR:-8} -n 5 -w 2" ;;
+		types) args="-b 4 -e 4M -f 64 -n 3 -w 1 -d all" ;;
+		unaligned) args="-b 64 -e 1M -f 64 -n 3 -w 1 -u 1 -d all" ;;
+		graphs) args="-b 8 -e 16M -f 8 -n 5 -w 2 -G 3" ;;
+		registered) args="-b 8 -e 64M -f 8 -n 5 -w 2 -R 1" ;;
+		windows) args="-b 8 -e 64M -f 8 -n 5 -w 2 -R 2" ;;
+		*) echo "on_gpus: '$kind' is not a kind; kinds are sizes types unaligned graphs registered windows"; exit 2 ;;
+		esac
+		case $kind-$program in types-all_reduce | types-reduce_scatter | types-reduce | unaligned-all_reduce) args="$args -o all" ;; esac
+		part "nccl-tests-$program-$kind-$tag" 200 env $device bash -c "$(declare -f mpi); mpi $n $nccl_tests/${program}_perf $args -c 1 -g 1"
 	done
-	part "nccl-tests-types-$tag" 200 env $device bash -c "$(declare -f mpi); mpi $n $nccl_tests/all_reduce_perf -b 4 -e 4M -f 64 -c 1 -n 3 -w 1 -d all -o all"
-	part "nccl-tests-reduce-scatter-types-$tag" 200 env $device bash -c "$(declare -f mpi); mpi $n $nccl_tests/reduce_scatter_perf -b 4 -e 4M -f 64 -c 1 -n 3 -w 1 -d all -o all"
-	part "nccl-tests-graphs-$tag" 100 env $device bash -c "$(declare -f mpi); mpi $n $nccl_tests/all_reduce_perf -b 8 -e 16M -f 8 -c 1 -n 5 -w 2 -G 3"
+}
+
+run_nccl_tests() { # RANKS, "NCCL_TESTS_DEVICE=0" or nothing, name of the run
+	local kind
+	for kind in ${KINDS:-sizes types unaligned graphs registered windows}; do nccl_tests_kind "$kind" "$@"; done
 }
 
 start_mps

@@ -77,17 +77,18 @@ static bool see_regions(struct tp_boot *boot, struct tp_links *links, struct tp_
 enum { PARAM_LL128 };
 static struct tp_param params[] = {
 	[PARAM_LL128] = { .name = "TELPHER_LL128", .kind = TP_PARAM_ENUM, .fallback = "auto", .choices = "auto|on|off",
-		.doc = "GPUs: lines of 128 bytes with flags in them; auto: where all pairs of GPUs are joined by NVLink, over which they land whole" },
+		.doc = "GPUs: lines of 128 bytes with flags in them; auto: where all pairs of ranks share a GPU or are joined by NVLink, over which they land whole" },
 };
 TP_PARAM_TABLE("exec", params)
 
-/* Does all that this rank exchanges go over NVLink? */
-static bool is_nvlink(struct tp_boot *boot, struct tp_links *links)
+/* Does all that this rank exchanges go over NVLink, or stay on its GPU? */
+static bool lines_land_whole(struct tp_boot *boot, struct tp_links *links)
 {
 	for (int r = 0; r < boot->nranks; r++) {
 		struct tp_link_path path;
 		if (r == boot->rank) continue;
-		if (tp_links_path(links, boot->rank, r, &path) != ncclSuccess || strncmp(path.text, "NV", 2) != 0) return false;
+		if (tp_links_path(links, boot->rank, r, &path) != ncclSuccess) return false;
+		if (strncmp(path.text, "NV", 2) != 0 && strcmp(path.text, "one GPU") != 0) return false;
 	}
 	return true;
 }
@@ -96,7 +97,7 @@ static bool is_nvlink(struct tp_boot *boot, struct tp_links *links)
 static bool allows_128(struct tp_boot *boot, struct tp_links *links, int nvlink)
 {
 	int64_t asked = tp_param_int(&params[PARAM_LL128]);
-	return asked == 1 || (asked == 0 && (nvlink >= 0 ? nvlink : is_nvlink(boot, links)));
+	return asked == 1 || (asked == 0 && (nvlink >= 0 ? nvlink : lines_land_whole(boot, links)));
 }
 
 ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const struct tp_fused_options *options, struct tp_fused *out)
