@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""JAX: psum, all_gather, psum_scatter, all_to_all, ppermute under shard_map, a process a rank.
+"""JAX: psum, all_gather, psum_scatter, all_to_all, ppermute under shard_map, and a training step, a process a rank.
 
 Usage: jax_psum.py RANKS [DEVICES]. Rank r takes GPU r % DEVICES.
 """
@@ -34,6 +34,17 @@ def rank_main(rank, n, devices, port):
 	assert (run(lambda a: jax.lax.ppermute(a, "i", [(r, (r + 1) % n) for r in range(n)]), x) == parts[(rank - 1) % n]).all()
 	big = np.ones((n * 1024, 1024), np.float32)
 	assert (run(lambda a: jax.lax.psum(a, "i"), big) == n).all()
+
+	# A step of training, the batch over the ranks: the compiler puts in the all-reduce. Beside it the same step on this rank alone.
+	weights = np.linspace(-1, 1, 16 * 4, dtype=np.float32).reshape(16, 4)
+	batch = np.random.default_rng(7).standard_normal((8 * n, 16)).astype(np.float32)
+	step = jax.jit(lambda w, b: w - 0.1 * jax.grad(lambda w: jnp.mean(jnp.tanh(b @ w) ** 2))(w))
+	shared = jax.make_array_from_callback(batch.shape, sharding, lambda index: batch[index])
+	everywhere = jax.make_array_from_callback(weights.shape, NamedSharding(mesh, P()), lambda index: weights[index])
+	trained, alone = everywhere, jnp.asarray(weights)
+	for _ in range(3):
+		trained, alone = step(trained, shared), step(alone, jnp.asarray(batch))
+	assert np.allclose(np.asarray(trained.addressable_data(0)), np.asarray(alone), atol=1e-4)
 	jax.distributed.shutdown()
 
 

@@ -132,6 +132,17 @@ def groups(rank, n, generation):
 		x = torch.ones(1000, device="cuda")
 		dist.all_reduce(x, group=part)
 		check("split_group", x, torch.full((1000,), float(len(halves[rank >= n // 2])), device="cuda"))
+	if n > 2 and hasattr(dist, "shrink_group"):
+		all_of_them = dist.new_group(list(range(n)))
+		x = torch.ones(1000, device="cuda")
+		dist.all_reduce(x, group=all_of_them)
+		torch.cuda.synchronize()
+		if rank != n - 1:
+			fewer = dist.shrink_group([n - 1], group=all_of_them)
+			x = torch.ones(1000, device="cuda")
+			dist.all_reduce(x, group=fewer)
+			check("shrink_group", x, torch.full((1000,), float(n - 1), device="cuda"))
+	dist.barrier()
 
 
 def asynchronous(rank, n):
@@ -177,17 +188,17 @@ def graphs(rank, n):
 	torch.cuda.synchronize()
 
 
-def start(rank, n, devices, port, generation):
+def start(rank, n, devices, port, generation, seconds=120):
 	device = rank % devices
 	torch.cuda.set_device(device)
 	os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port + generation))
-	dist.init_process_group("nccl", rank=rank, world_size=n, device_id=torch.device("cuda", device), timeout=datetime.timedelta(seconds=120))
+	dist.init_process_group("nccl", rank=rank, world_size=n, device_id=torch.device("cuda", device), timeout=datetime.timedelta(seconds=seconds))
 
 
 def worker(rank, n, devices, port):
 	sizes = [1, 17, 1000, 100003] if os.environ.get("QUICK") else [1, 17, 1000, 100003, 1 << 21]
 	started = time.time()
-	for generation in range(2):
+	for generation in range(int(os.environ.get("GENERATIONS", "2"))):
 		start(rank, n, devices, port, generation)
 		for part in (reductions, movement, transfers):
 			part(rank, n, sizes if generation == 0 else sizes[:2])
@@ -197,6 +208,25 @@ def worker(rank, n, devices, port):
 				print(f"  generation {generation}, {getattr(part, '__name__', 'groups')}: right after {time.time() - started:.1f} s", flush=True)
 		torch.cuda.synchronize()
 		dist.destroy_process_group()
+
+
+def stuck(rank, n, devices, port):
+	"""The last rank stays away from a collective; PyTorch's watchdog must be able to abort what the others wait in."""
+	os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING="1", TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="30", TORCH_NCCL_DUMP_ON_TIMEOUT="0")
+	start(rank, n, devices, port, 0, seconds=5)
+	x = torch.ones(1 << 20, device="cuda")
+	dist.all_reduce(x)
+	torch.cuda.synchronize()
+	if rank == n - 1:
+		time.sleep(40)              # alive all the while
+		os._exit(0)
+	try:
+		dist.all_reduce(x)
+		torch.cuda.synchronize()
+	except Exception as e:
+		print(f"  rank {rank}: {str(e).splitlines()[0][:160]}", flush=True)
+		os._exit(3)
+	os._exit(0)
 
 
 def victim(rank, n, devices, port):
@@ -217,20 +247,22 @@ def victim(rank, n, devices, port):
 	os._exit(0)
 
 
-def killed(n, devices, port):
+def ending_badly(what, body, last, n, devices, port):
+	"""Runs body on n ranks; the last one's exit code is known, all others must end, and not well."""
 	started = time.time()
 	context = mp.get_context("spawn")
-	ranks = [context.Process(target=victim, args=(r, n, devices, port)) for r in range(n)]
+	ranks = [context.Process(target=body, args=(r, n, devices, port)) for r in range(n)]
 	for p in ranks:
 		p.start()
 	for p in ranks:
 		p.join(90)
 		if p.is_alive():
-			p.kill()
-			raise AssertionError("a rank hangs after another one was killed")
+			for q in ranks:
+				q.kill()
+			raise AssertionError(f"{what}: a rank hangs")
 	codes = [p.exitcode for p in ranks]
-	assert codes[-1] == -signal.SIGKILL and all(c not in (0, None) for c in codes[:-1]), codes
-	print(f"  killed rank: the others ended with {codes[:-1]}, {time.time() - started:.1f} s in all", flush=True)
+	assert codes[-1] == last and all(c not in (0, None) for c in codes[:-1]), (what, codes)
+	print(f"  {what}: the others ended with {codes[:-1]}, {time.time() - started:.1f} s in all", flush=True)
 
 
 if __name__ == "__main__":
@@ -239,5 +271,6 @@ if __name__ == "__main__":
 	print(f"torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}, {count} ranks on {gpus} GPU(s)", flush=True)
 	mp.spawn(worker, (count, gpus, base), count)
 	if count > 1:
-		killed(count, gpus, base + 10)
+		ending_badly("killed rank", victim, -signal.SIGKILL, count, gpus, base + 10)
+		ending_badly("rank that stays away", stuck, 0, count, gpus, base + 11)
 	print("torch_calls: all right", flush=True)

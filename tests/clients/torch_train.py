@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a small transformer on 1 rank, then on several by DDP and by FSDP2: the losses must be the same.
+"""Trains a small transformer on 1 rank, then on several by DDP, by FSDP2 and tensor parallel: the losses must be the same.
 
 Usage: torch_train.py RANKS [DEVICES]. Rank r takes GPU r % DEVICES (default 1: all share one GPU).
 """
@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS, BATCH, LENGTH, WORDS, WIDTH = 8, 16, 32, 128, 128
@@ -41,12 +43,18 @@ def train(rank, n, mode):
 		for layer in model.layers:
 			fully_shard(layer)
 		fully_shard(model)
-	optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+	elif mode == "tensor":
+		shards = {}
+		for i in range(len(model.layers)):
+			shards |= {f"layers.{i}.linear1": ColwiseParallel(), f"layers.{i}.linear2": RowwiseParallel()}
+		parallelize_module(model, init_device_mesh("cuda", (n,)), shards)
+	pieces = 1 if mode == "tensor" else n       # of a batch: tensor parallel ranks see all of it
+	optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 	data = torch.Generator().manual_seed(2)
 	losses = []
 	for _ in range(STEPS):
 		tokens = torch.randint(0, WORDS, (BATCH, LENGTH + 1), generator=data)
-		mine = tokens[rank * BATCH // n:(rank + 1) * BATCH // n].cuda()
+		mine = tokens[rank % pieces * BATCH // pieces:(rank % pieces + 1) * BATCH // pieces].cuda()
 		logits = model(mine[:, :-1])
 		loss = nn.functional.cross_entropy(logits.reshape(-1, WORDS), mine[:, 1:].reshape(-1))
 		optimizer.zero_grad()
@@ -86,7 +94,7 @@ if __name__ == "__main__":
 	base = 30000 + os.getpid() % 10000
 	alone = run(1, 1, "single", base)
 	assert alone[-1] < alone[0]
-	for i, kind in enumerate(("ddp", "fsdp")):
+	for i, kind in enumerate(("ddp", "fsdp", "tensor")):
 		several = run(count, gpus, kind, base + 1 + i)
 		worst = max(abs(a - b) / abs(a) for a, b in zip(alone, several))
 		assert worst < 1e-3, f"{kind}: losses differ by {worst:.2e}"
