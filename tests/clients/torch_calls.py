@@ -212,7 +212,8 @@ def worker(rank, n, devices, port):
 
 def stuck(rank, n, devices, port):
 	"""The last rank stays away from a collective; PyTorch's watchdog must be able to abort what the others wait in."""
-	os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING="1", TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="30", TORCH_NCCL_DUMP_ON_TIMEOUT="0")
+	# Before it aborts, the watchdog sleeps four times as long as a dump may take.
+	os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING="1", TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC="1000")
 	start(rank, n, devices, port, 0, seconds=5)
 	x = torch.ones(1 << 20, device="cuda")
 	dist.all_reduce(x)
@@ -222,6 +223,8 @@ def stuck(rank, n, devices, port):
 	try:
 		dist.all_reduce(x)
 		torch.cuda.synchronize()
+		print(f"  rank {rank}: let go by the abort", flush=True)
+		time.sleep(30)                  # the watchdog ends the process
 	except Exception as e:
 		print(f"  rank {rank}: {str(e).splitlines()[0][:160]}", flush=True)
 		os._exit(3)

@@ -41,8 +41,8 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 	out->pipes = 0;
 	out->copies = out->copies_rooted = NEVER;
 	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. Measured with two and four
-	 * ranks: beyond, lines of 128 bytes are better by up to two times where several ranks give and take, and worse where all is reduced. */
-	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, 16 * MB, NEVER };
+	 * ranks: beyond, lines of 128 bytes are as good as steps between two, twice as good between four, and worse where all is reduced. */
+	for (int c = 0; c < TP_FUSED_CLASSES; c++) out->limits[c] = (struct tp_fused_limit){ 4 * MB, GB, NEVER };
 	out->limits[TP_FUSED_ONE_SHOT] = (struct tp_fused_limit){ 4 * MB, 4 * MB, NEVER };
 	out->limits[TP_FUSED_TWO_SHOT] = (struct tp_fused_limit){ 4 * MB, 8 * MB, NEVER };
 	out->limits[TP_FUSED_ROOTED] = (struct tp_fused_limit){ 1 * MB, 16 * MB, NEVER };
