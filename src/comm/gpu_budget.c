@@ -2,8 +2,9 @@
  *
  * Kernels of co-operating ranks wait for each other, so all blocks of all of them must be on the device at once; a block more would
  * wait for a place that nobody gives up. The device holds so many (tp_cuda_kernels_resident); ranks that run on it at the
- * same time share them: those of this process, and under MPS those of other processes too. Processes without MPS take turns
- * and each has the whole device in its turn.
+ * same time share them: those of this process, and under MPS those of the communicator's other processes too, each
+ * with what it has promised before (what processes outside the communicator have, nobody here knows). Processes without MPS take turns and each
+ * has the whole device in its turn.
  *
  * Communicators of one process may run at the same time too. Each takes at most half of what the earlier ones have left (the first on a
  * device so small that half is less than 32: up to 32, but for an eighth, or the next one's kernels would have no place beside its own), so that
@@ -97,20 +98,37 @@ enum tp_cuda_pipes tp_gpu_budget_pipes(const struct ncclComm *comm, const struct
 	return (enum tp_cuda_pipes)least;
 }
 
+/* Do kernels of both run at the same time on one device? */
+static bool run_together(const struct tp_gpu_budget *a, const struct tp_gpu_budget *b)
+{
+	return same_device(a, b) && (a->process == b->process || (a->mps && b->mps));
+}
+
+/* What is left of a rank's device: each process knows what it has promised itself, and no process what the others have. */
+static int available_of(const struct tp_gpu_budget *all, int nranks, int rank, int *sharers)
+{
+	int resident = all[rank].resident, promised = 0;
+	*sharers = 0;
+	for (int r = 0; r < nranks; r++) {
+		int same = 0;
+		if (!run_together(&all[r], &all[rank])) continue;
+		++*sharers;
+		resident = TP_MIN(resident, all[r].resident);
+		while (!same_device(&all[same], &all[r]) || all[same].process != all[r].process) same++;
+		if (same == r) promised += all[r].resident - all[r].available;
+	}
+	return resident - promised;
+}
+
 /* What a rank can have, from its device's point of view. */
 static int share_of(const struct tp_gpu_budget *all, int nranks, int rank)
 {
 	const struct tp_gpu_budget *own = &all[rank];
-	int sharers = 0, available = own->available;
-	for (int r = 0; r < nranks; r++) {
-		if (!same_device(&all[r], own) || (all[r].process != own->process && !(own->mps && all[r].mps))) continue;
-		sharers++;
-		available = TP_MIN(available, all[r].available);
-	}
+	int sharers, available = available_of(all, nranks, rank, &sharers);
 	int fair = TP_MAX(available, 0) / 2 / sharers;
 	int cap = fair >= MOST ? MOST : USUAL;
 	/* A small device that nobody else uses yet. */
-	if (fair < cap && sharers == 1 && own->available == own->resident) fair = own->resident - (own->resident + KEPT - 1) / KEPT;
+	if (fair < cap && sharers == 1 && available == own->resident) fair = own->resident - (own->resident + KEPT - 1) / KEPT;
 	fair = TP_MAX(TP_MIN(fair, cap), 1);
 	fair = TP_MIN(TP_MAX(fair, own->least), own->most);
 	/* What was wished for beyond the others' share, but never more than can be there at all. */

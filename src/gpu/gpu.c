@@ -18,7 +18,9 @@ static struct tp_param params[] = {
 };
 TP_PARAM_TABLE("gpu", params)
 
-#define OLDEST_DRIVER 12000
+/* Arguments of a kernel of more than 4 KB (groups of many sends and receives have up to 30) want CUDA 12.1, R530; kernels compressed for size, as ours
+ * are (kernels.cmake), 12.4, R550. Both on all GPUs that we have kernels for. */
+#define OLDEST_DRIVER 12040
 
 const struct tp_cuda *tp_cuda;
 static struct tp_cuda table;
@@ -84,7 +86,8 @@ static ncclResult_t find_functions(void *library, const char *path)
 	for (size_t i = 0; i < TP_ARRAY_LEN(symbols); i++) {
 		void *function = dlsym(library, symbols[i].symbol);
 		if (!function && symbols[i].must)
-			return TP_FAIL(ncclSystemError, "%s has no function %s: it is older than CUDA 12.0, or no driver library", path, symbols[i].symbol);
+			return TP_FAIL(ncclSystemError, "%s has no function %s: it is older than CUDA %d.%d, or no driver library", path, symbols[i].symbol,
+				OLDEST_DRIVER / 1000, OLDEST_DRIVER % 1000 / 10);
 		memcpy((char *)&table + symbols[i].offset, &function, sizeof(function));
 	}
 	return ncclSuccess;
@@ -111,8 +114,8 @@ static ncclResult_t start(void *library, const char *path, const char *driver, b
 		return TP_FAIL(ncclSystemError, "this machine has a GPU driver (%s), but it doesn't work: cuInit of %s gives %s (%d)%s. Repair it, or set "
 			"TELPHER_DEVICE=host to use host memory", driver ? driver : path, path, error_name(error), (int)error, advice(error));
 	if (driver_version < OLDEST_DRIVER)
-		return TP_FAIL(ncclSystemError, "the GPU driver (%s) is for CUDA %d.%d; 12.0 is the oldest that serves. Update it, or set TELPHER_DEVICE=host to "
-			"use host memory", path, driver_version / 1000, driver_version % 1000 / 10);
+		return TP_FAIL(ncclSystemError, "the GPU driver (%s) is for CUDA %d.%d; %d.%d is the oldest that serves. Update it, or set TELPHER_DEVICE=host to "
+			"use host memory", path, driver_version / 1000, driver_version % 1000 / 10, OLDEST_DRIVER / 1000, OLDEST_DRIVER % 1000 / 10);
 	if (device_count > 0) opened = WITH;
 	return ncclSuccess;
 }

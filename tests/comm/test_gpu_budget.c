@@ -99,6 +99,48 @@ static void later_communicators_get_less_but_never_nothing(void **state)
 	assert_true(promised <= 264 + 40);
 }
 
+/* Several processes of a device under MPS, ranks_a_process ranks in each, make one communicator after the other. */
+static int promised_under_mps(int processes, int ranks_a_process, int resident, int communicators)
+{
+	int taken = 0;
+	for (int i = 0; i < communicators; i++) {
+		set(processes * ranks_a_process, MOST_RANKS, false, resident);
+		for (int r = 0; r < comm.nranks; r++) {
+			all[r].process = (uint64_t)(r / ranks_a_process) + 1;
+			all[r].mps = 1;
+			all[r].available = resident - taken / processes;
+		}
+		int got = channels();
+		taken += got * comm.nranks;
+		/* A block for each rank is promised always. */
+		assert_true(got == 1 || taken <= resident);
+	}
+	return taken;
+}
+
+static void all_communicators_of_processes_under_mps_fit_at_once(void **state)
+{
+	(void)state;
+	for (int processes = 1; processes <= 8; processes++)
+		for (int ranks = 1; ranks <= 2; ranks++)
+			for (int resident = 32; resident <= 300; resident += 4)
+				promised_under_mps(processes, ranks, resident, 6);
+	assert_true(promised_under_mps(8, 1, 264, 3) <= 264);
+	assert_true(promised_under_mps(4, 1, 264, 4) <= 264);
+}
+
+/* A process that has made communicators without the others, and processes beside MPS, which take turns with those under it. */
+static void what_one_process_has_promised_the_others_cannot_have(void **state)
+{
+	(void)state;
+	set(4, 4, false, 264);
+	for (int r = 0; r < 4; r++) all[r].mps = 1;
+	all[2].available = all[3].available = 164;
+	assert_int_equal(channels(), 8);
+	all[2].mps = all[3].mps = 0;
+	assert_int_equal(channels(), 64);
+}
+
 static void wishes_are_kept_where_the_gpu_can_hold_them(void **state)
 {
 	(void)state;
@@ -150,6 +192,7 @@ int main(void)
 		cmocka_unit_test(a_gpu_for_each_rank_has_all_that_is_of_use), cmocka_unit_test(a_second_communicator_fits_beside_the_first),
 		cmocka_unit_test(kernels_that_wait_for_each_other_fit_at_once),
 		cmocka_unit_test(processes_take_turns_on_a_gpu_but_under_mps), cmocka_unit_test(later_communicators_get_less_but_never_nothing),
+		cmocka_unit_test(all_communicators_of_processes_under_mps_fit_at_once), cmocka_unit_test(what_one_process_has_promised_the_others_cannot_have),
 		cmocka_unit_test(wishes_are_kept_where_the_gpu_can_hold_them),
 		cmocka_unit_test(blocking_launches_and_ranks_of_one_process_are_an_error), cmocka_unit_test(sharers_are_counted),
 	};

@@ -79,6 +79,7 @@ CUresult initialise()
 	set.apart = number("FAKE_CUDA_APART", 0) != 0;
 	set.capability = (int)number("FAKE_CUDA_CAPABILITY", 90);
 	set.broken = (int)number("FAKE_CUDA_BROKEN", 0);
+	set.version = (int)number("FAKE_CUDA_VERSION", 13000);
 	set.trace = number("FAKE_CUDA_TRACE", 0) != 0;
 	set.launch_blocking = number("CUDA_LAUNCH_BLOCKING", 0) != 0;
 	const char *loading = getenv("CUDA_MODULE_LOADING");
@@ -213,7 +214,7 @@ CUresult cuInit(unsigned int flags)
 
 CUresult cuDriverGetVersion(int *version)
 {
-	*version = 13000;
+	*version = set.version;
 	return CUDA_SUCCESS;
 }
 

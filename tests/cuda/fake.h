@@ -19,6 +19,7 @@
  *   FAKE_CUDA_DMABUF=1           DMA-BUFs, as far as their descriptors (which can be mapped, but hold zeros)
  *   FAKE_CUDA_APART=1            device memory lies elsewhere: whoever touches its addresses is killed, kernels too; copies do as ever
  *   FAKE_CUDA_BROKEN=e           cuInit returns error e
+ *   FAKE_CUDA_VERSION=n          the driver is for CUDA n / 1000 (13000)
  *   FAKE_CUDA_FAIL=name:n:e,…    the n-th call of that function returns error e; "kernel": the n-th kernel fails as it runs
  *   FAKE_CUDA_TRACE=1            every call on stderr
  *   FAKE_CUDA_SEED=n             kernels' threads take turns at random (emulator.cpp)
@@ -53,7 +54,7 @@ extern "C" FAKE_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph 
 namespace fake {
 
 struct settings {
-	int devices = 1, sms = 16, blocks_per_sm = 2, peer_group = 0, capability = 90, broken = 0;
+	int devices = 1, sms = 16, blocks_per_sm = 2, peer_group = 0, capability = 90, broken = 0, version = 13000;
 	size_t memory_bytes = (size_t)2048 << 20;
 	bool vmm = true, ipc = true, dma_buf = false, apart = false, trace = false, eager = false, launch_blocking = false;
 	std::vector<int> visible;               /* ordinal to device of the machine */

@@ -56,6 +56,49 @@ static void memory_of_the_librarys_own_registers_and_makes_windows(void **state)
 	assert_true(gpu_run(&o, memory_and_windows, NULL));
 }
 
+/* Windows promise the same of all ranks' inputs; where a reduce-scatter's result goes is each rank's own affair. */
+static void scatter_to_anywhere(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	enum { BYTES = 1 << 20, PART = 30001 };
+	void *buffer;
+	ncclWindow_t window;
+	uint8_t result[PART * 4];
+	REQUIRE_OK(ncclMemAlloc(&buffer, BYTES));
+	CUdeviceptr out = gpu_take(g, sizeof(result) + 16, 0);
+	REQUIRE_OK(ncclCommWindowRegister(g->comm, buffer, BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
+	static const struct { ncclDataType_t type; size_t bytes; } types[] = { { ncclUint8, 1 }, { ncclInt32, 4 } };
+	for (int late = 0; late < r->nranks + 1; late++)
+		for (int t = 0; t < 2; t++) {
+			/* Of a row of calls each rank's is odd in another one, in the last all are. Blocks are whole vectors, or the window is of no use. */
+			size_t count = PART / 16 * 16, skew = r->rank == late || late == r->nranks ? types[t].bytes : 0;
+			gpu_fill(g, out, 0xee, sizeof(result) + 16);
+			if (types[t].bytes == 1) CUDA_OK(MemsetD8Async((CUdeviceptr)(uintptr_t)buffer, (unsigned char)(r->rank + 1), count * (size_t)r->nranks, g->streams[0]));
+			else CUDA_OK(MemsetD32Async((CUdeviceptr)(uintptr_t)buffer, (unsigned)r->rank + 1, count * (size_t)r->nranks, g->streams[0]));
+			REQUIRE_OK(ncclReduceScatter(buffer, GPU_PTR(out + skew), count, types[t].type, ncclSum, g->comm, GPU_STREAM(g, 0)));
+			gpu_get(g, result, out, count * types[t].bytes + 16);
+			for (size_t i = 0; i < count * types[t].bytes + 16; i++) {
+				bool inside = i >= skew && i < skew + count * types[t].bytes;
+				REQUIRE(result[i] == (!inside ? 0xee : (i - skew) % types[t].bytes ? 0 : r->nranks * (r->nranks + 1) / 2));
+			}
+		}
+	ranks_barrier(r);
+	REQUIRE_OK(ncclCommWindowDeregister(g->comm, window));
+	ranks_barrier(r);
+	REQUIRE_OK(ncclMemFree(buffer));
+	ranks_barrier(r);
+	gpu_reset(g);
+}
+
+static void a_window_is_scattered_to_any_place_of_each_rank(void **state)
+{
+	(void)state;
+	for (int n = 2; n <= 3; n++) {
+		struct gpu_options o = { .nranks = n, .ndevices = n, .timeout_s = 60, .env = { "TELPHER_CUDA_TABLE=window=1K" } };
+		assert_true(gpu_run(&o, scatter_to_anywhere, NULL));
+	}
+}
+
 static void count_memory(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
@@ -85,6 +128,7 @@ int main(void)
 {
 	gpu_need();
 	const struct CMUnitTest tests[] = { cmocka_unit_test(memory_of_the_librarys_own_registers_and_makes_windows),
+		cmocka_unit_test(a_window_is_scattered_to_any_place_of_each_rank),
 		cmocka_unit_test(a_communicator_takes_less_than_60_mb_of_a_gpu) };
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

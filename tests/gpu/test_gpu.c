@@ -89,6 +89,27 @@ static void a_driver_that_does_not_work_says_what_to_do(void **state)
 	unsetenv("FAKE_CUDA_BROKEN");
 }
 
+static void body_old(void)
+{
+	bool has = true;
+	must(tp_gpu_open(&has) == ncclSystemError);
+	must(strstr(tp_log_last_error(), "is for CUDA 12.3") && strstr(tp_log_last_error(), "12.4 is the oldest") && strstr(tp_log_last_error(), "TELPHER_DEVICE=host"));
+}
+static void body_old_enough(void)
+{
+	bool has = false;
+	must(tp_gpu_open(&has) == ncclSuccess && has);
+}
+static void a_driver_that_is_too_old_says_which_is_needed(void **state)
+{
+	(void)state;
+	setenv("FAKE_CUDA_VERSION", "12030", 1);
+	in_child(1, body_old);
+	setenv("FAKE_CUDA_VERSION", "12040", 1);
+	in_child(1, body_old_enough);
+	unsetenv("FAKE_CUDA_VERSION");
+}
+
 static void body_no_device(void)
 {
 	bool has = true;
@@ -465,6 +486,7 @@ int main(void)
 		cmocka_unit_test(a_library_that_is_named_and_missing_is_an_error),
 		cmocka_unit_test(a_library_without_the_functions_is_named),
 		cmocka_unit_test(a_driver_that_does_not_work_says_what_to_do),
+		cmocka_unit_test(a_driver_that_is_too_old_says_which_is_needed),
 		cmocka_unit_test(no_device_is_no_gpu_and_no_error),
 		cmocka_unit_test(devices_are_described_once_a_context),
 		cmocka_unit_test(a_context_of_the_program_is_taken_as_it_is),

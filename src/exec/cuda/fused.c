@@ -285,12 +285,14 @@ bool tp_fused_fit_windows(const struct tp_fused *f, const struct tp_exec_call *c
 	if (s.class != TP_FUSED_TWO_SHOT && s.class != TP_FUSED_SCATTER) return false;
 	if (s.sends < f->table.window || s.slice > MOST_BYTES / (size_t)f->nranks) return false;
 	if (s.gathers) s.slice = s.in_stride = s.out_stride = tp_align_up(tp_div_up(s.slice, (size_t)f->nranks), 128);
-	/* Windows begin at pages; the offsets are the same on all ranks, an output that is no window isn't. */
-	if ((windows->in_offset | s.in_stride) % 16 || (s.gathers ? windows->out_offset : (uint64_t)(uintptr_t)call->output) % 16) return false;
+	/* Windows begin at pages, and the offsets are the same on all ranks. An output that is no window is each rank's own affair, so nothing is
+	 * asked of it: the kernel stores to any place. */
+	if ((windows->in_offset | s.in_stride | (s.gathers ? windows->out_offset : 0)) % 16) return false;
 	out->kind = TP_FUSED_WINDOW;
 	out->reduces = true;
 	out->name = s.gathers ? "TWO_SHOT/WINDOW" : "DIRECT/WINDOW";
 	fill_args(f, call, &s, &out->args);
+	out->args.aligned = s.gathers || out->args.output % 16 == 0;
 	out->args.in_bases = windows->in_bases;
 	out->args.in_offset = windows->in_offset;
 	out->args.out_bases = windows->out_bases;

@@ -51,7 +51,7 @@ struct tp_fused_args {
 	uint8_t pattern;                            /* enum tp_fused_pattern */
 	uint8_t gathers;                            /* two-shot: what was reduced goes to all */
 	uint8_t owners;                             /* two steps: slices belong to all ranks but the root, in their order */
-	uint8_t aligned;                            /* buffers and strides are, to 16 bytes (LL) or 8 (LL128) */
+	uint8_t aligned;                            /* buffers and strides are, to 16 bytes (LL), to 8 (LL128); windows: the output, to 16 */
 	uint8_t gives_way;                          /* peers run on the same GPU */
 	uint8_t counts;                             /* somebody wants to know when kernels are done */
 	struct tp_dev_reduce reduce;

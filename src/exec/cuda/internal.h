@@ -47,7 +47,7 @@ static inline CUfunction tp_cuda_kernel(const struct tp_cuda_kernels *k, enum tp
 /* The images that this build has (images.c.in); count 0: built without nvcc. */
 struct tp_cuda_image { const char *name; const void *data; };
 extern const struct tp_cuda_image tp_cuda_images[];
-extern const int tp_cuda_nimages;
+extern const int tp_cuda_nimages, tp_cuda_images_toolkit;   /* the CUDA that compiled them: 13000 */
 
 /* ---- exec.c ---- */
 enum { TP_CUDA_PLAN_BUCKETS = 64, TP_CUDA_LOCAL_LINKS = 64, TP_CUDA_STAGING_BYTES = 64 << 10 };

@@ -165,7 +165,15 @@ static ncclResult_t load_image(struct loading *l, const char *name, const void *
 	const struct tp_gpu *gpu = l->kernels->gpu;
 	if (l->nmodules == MOST_MODULES) return TP_FAIL(ncclInternalError, "this library has more than %d files of kernels", MOST_MODULES);
 	CUresult result = tp_cuda->ModuleLoadData(&l->modules[l->nmodules], data);
-	if (result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_INVALID_PTX)
+	const bool unfit = result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_INVALID_PTX || result == CUDA_ERROR_INVALID_IMAGE
+		|| result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
+	/* A driver takes what later minor versions compiled, not later major ones. */
+	const int toolkit = tp_param_string(&params[PARAM_FILE]) ? 0 : tp_cuda_images_toolkit;
+	if (unfit && gpu->driver_version / 1000 < toolkit / 1000)
+		return TP_FAIL(ncclSystemError, "the driver, for CUDA %d.%d, doesn't take this library's kernels, which CUDA %d.%d has compiled: they need a driver for CUDA %d.0 "
+			"or newer. Update it, or build the library with an older CUDA", gpu->driver_version / 1000, gpu->driver_version % 1000 / 10, toolkit / 1000,
+			toolkit % 1000 / 10, toolkit / 1000);
+	if (unfit && result != CUDA_ERROR_INVALID_IMAGE)
 		return TP_FAIL(ncclSystemError, "this library has no kernels for %s (compute capability %d.%d): it is older than what they are built for, or "
 			"the driver (%d.%d) is too old to compile them", gpu->name, gpu->major, gpu->minor, gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
 	if (result != CUDA_SUCCESS) return tp_gpu_fail(__FILE__, __LINE__, __func__, gpu, name, result);

@@ -12,6 +12,7 @@ set(TELPHER_IMAGES "")
 set(TELPHER_IMAGE_TABLE "")
 set(fatbins "")
 set(TELPHER_IMAGE_COUNT 0)
+set(TELPHER_IMAGE_TOOLKIT 0)
 if(NOT TELPHER_CUDA STREQUAL OFF)
 	find_program(TELPHER_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
 	if(NOT TELPHER_NVCC AND TELPHER_CUDA STREQUAL ON)
@@ -19,6 +20,10 @@ if(NOT TELPHER_CUDA STREQUAL OFF)
 	endif()
 endif()
 if(TELPHER_NVCC AND NOT TELPHER_CUDA STREQUAL OFF)
+	execute_process(COMMAND ${TELPHER_NVCC} --version OUTPUT_VARIABLE version)
+	if(version MATCHES "release ([0-9]+)\\.([0-9]+)")
+		math(EXPR TELPHER_IMAGE_TOOLKIT "${CMAKE_MATCH_1} * 1000 + ${CMAKE_MATCH_2} * 10")
+	endif()
 	# Translated twice only, for conversions of 8-bit floats came with 8.9; the second is assembled for all from 9.0 on, and kept.
 	set(codes "")
 	foreach(arch ${TELPHER_CUDA_ARCHITECTURES})
@@ -33,7 +38,7 @@ if(TELPHER_NVCC AND NOT TELPHER_CUDA STREQUAL OFF)
 	foreach(kernel ${kernels})
 		get_filename_component(name ${kernel} NAME_WE)
 		set(fatbin ${CMAKE_BINARY_DIR}/kernels/${name}.fatbin)
-		# A multiplication and an addition stay two operations, or GPUs and hosts would disagree.
+		# A multiplication and an addition stay two operations, or GPUs and hosts would disagree. Compressed for size: gpu.c says which driver that needs.
 		add_custom_command(OUTPUT ${fatbin}
 			COMMAND ${TELPHER_NVCC} -fatbin -std=c++17 -O3 -fmad=false --compress-mode=size -I${CMAKE_SOURCE_DIR}/src ${codes}
 				-MD -MF ${fatbin}.d -MT ${fatbin} -o ${fatbin} ${kernel}

@@ -12,7 +12,7 @@
 
 TP_DEVICE uint64_t tp_window_base(uint64_t bases, int rank, uint64_t offset) { return ((const uint64_t *)bases)[rank] + offset; }
 
-/* One vector's reduction, bytes < 16 only at the slice's end. */
+/* One vector's reduction, bytes < 16 only at the slice's end, to any place. */
 template <class R>
 TP_DEVICE void tp_window_some(const tp_fused_args &a, const R &reduction, const uint64_t *in, const uint64_t *out, uint64_t at, uint32_t bytes)
 {
@@ -43,7 +43,7 @@ TP_DEVICE void tp_window_run(const tp_fused_args &a, tp_window_places &places)
 		places.out[p] = a.gathers ? tp_window_base(a.out_bases, p, a.out_offset) : 0;
 	}
 	tp_lines_barrier(a, k);
-	const uint32_t left = tp_lines_left(a, a.rank, 0), vectors = left / 16;
+	const uint32_t left = tp_lines_left(a, a.rank, 0), vectors = a.aligned ? left / 16 : 0;
 	const uint64_t slice = (uint64_t)a.rank * a.in_stride;
 	const uint32_t step = (uint32_t)(tp_threads() * tp_blocks()), mine = (uint32_t)(tp_block() * tp_threads() + tp_thread());
 	TP_NO_UNROLL
@@ -76,7 +76,10 @@ TP_DEVICE void tp_window_run(const tp_fused_args &a, tp_window_places &places)
 				if (first + (uint32_t)d * step < vectors) tp_store16(to + (uint64_t)(first + (uint32_t)d * step) * 16, result[d]);
 		}
 	}
-	if (mine == 0 && left % 16 && !k.stopped) tp_window_some<R>(a, reduction, places.in, places.out, slice + vectors * 16, left % 16);
+	/* The end, or all where this rank's own output lies anywhere. */
+	TP_NO_UNROLL
+	for (uint32_t at = (vectors + mine) * 16; at < left && !k.stopped; at += step * 16)
+		tp_window_some<R>(a, reduction, places.in, places.out, slice + at, left - at < 16 ? left - at : 16);
 	tp_lines_barrier(a, k);
 	tp_lines_end(a, k);
 }

@@ -5,7 +5,7 @@
 enum { GUARD = 32, GUARD_BYTE = 0xa5 };
 
 /* A call's buffers, until all are checked: nobody waits between calls. */
-struct buffers { unsigned char *in_memory, *out_memory, *in, *out; size_t block, nin, nout, shift; };
+struct buffers { unsigned char *in_memory, *out_memory, *in, *out; size_t block, nin, nout, shift, out_shift; };
 
 /* ---- late ranks ---- */
 
@@ -122,13 +122,13 @@ static bool prepare(struct fused_rank *k, const struct fused_call *c, struct buf
 	struct fused_world *w = k->world;
 	size_t each = tp_type_bytes(c->type);
 	*b = (struct buffers){ .block = c->count * each, .nin = many_in(c->coll) ? (size_t)w->n : 1, .nout = many_out(c->coll) ? (size_t)w->n : 1,
-		.shift = c->shift * each };
+		.shift = c->shift * each, .out_shift = (c->shift + (c->odd >> k->rank & 1)) * each };
 	CHECK(k, !posix_memalign((void **)&b->in_memory, 16, b->shift + b->block * b->nin + GUARD));
-	CHECK(k, !posix_memalign((void **)&b->out_memory, 16, b->shift + b->block * b->nout + GUARD));
+	CHECK(k, !posix_memalign((void **)&b->out_memory, 16, b->out_shift + b->block * b->nout + GUARD));
 	memset(b->in_memory, GUARD_BYTE, b->shift + b->block * b->nin + GUARD);
-	memset(b->out_memory, GUARD_BYTE, b->shift + b->block * b->nout + GUARD);
+	memset(b->out_memory, GUARD_BYTE, b->out_shift + b->block * b->nout + GUARD);
 	b->in = has_in(c, k->rank) ? b->in_memory + b->shift : NULL;
-	b->out = has_out(c, k->rank) ? b->out_memory + b->shift : NULL;
+	b->out = has_out(c, k->rank) ? b->out_memory + b->out_shift : NULL;
 	if (c->in_place && b->in && b->out && c->coll != TP_ALL_TO_ALL) {
 		if (many_in(c->coll)) b->out = b->in + b->block * (size_t)k->rank;
 		else b->in = b->out + (many_out(c->coll) ? b->block * (size_t)k->rank : 0);
@@ -222,8 +222,9 @@ static bool verify(struct fused_rank *k, const struct fused_call *c, const struc
 	free(want);
 	CHECK(k, right);
 	for (size_t i = 0; i < GUARD; i++)
-		CHECK(k, b->in_memory[b->shift + b->block * b->nin + i] == GUARD_BYTE && b->out_memory[b->shift + b->block * b->nout + i] == GUARD_BYTE);
-	for (size_t i = 0; i < b->shift; i++) CHECK(k, b->in_memory[i] == GUARD_BYTE && b->out_memory[i] == GUARD_BYTE);
+		CHECK(k, b->in_memory[b->shift + b->block * b->nin + i] == GUARD_BYTE && b->out_memory[b->out_shift + b->block * b->nout + i] == GUARD_BYTE);
+	for (size_t i = 0; i < b->shift; i++) CHECK(k, b->in_memory[i] == GUARD_BYTE);
+	for (size_t i = 0; i < b->out_shift; i++) CHECK(k, b->out_memory[i] == GUARD_BYTE);
 	return true;
 }
 

@@ -27,6 +27,7 @@ struct fused_call {
 	ncclRedOp_t op;
 	int scaling;                            /* 0: none, 1: average, 2: multiplied first, 3: the same by a scalar in device memory */
 	size_t count, shift;                    /* shift: of the buffers, in elements */
+	unsigned odd;                           /* not in place: ranks whose output lies an element further, as bits */
 	bool in_place, lines128, windows;
 	bool owners;                            /* broadcast and reduce of three ranks and more: in two steps */
 	bool pipes;                             /* through pipes: lines128 */

@@ -81,6 +81,8 @@ static void windows_are_reduced_where_they_lie(void **unused)
 					calls[ncalls] = (struct fused_call){ .coll = scatter ? TP_REDUCE_SCATTER : TP_ALL_REDUCE, .algo = scatter ? TP_ALGO_DIRECT : TP_ALGO_TWO_SHOT,
 						.root = -1, .type = (ncclDataType_t)type, .op = (ncclRedOp_t)op, .scaling = op == ncclSum ? (int)(i % 4) : 0, .windows = true,
 						.count = scatter ? tp_align_up(counts[i], whole) : counts[i], .in_place = i % 2, .tag = (uint32_t)ncalls * 2 + 1 };
+					/* Only outputs that are no windows are each rank's own. */
+					if (scatter && i % 2 == 0) calls[ncalls].odd = (unsigned)(ncalls % (1 << n));
 				}
 		fused_lateness = 1;
 		fused_run_calls(n, 3, 0, calls, ncalls);
