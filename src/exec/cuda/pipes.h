@@ -1,4 +1,4 @@
-/* Large messages through pipes (pipes_move.h): what the host passes to the kernels, and which calls run so. Read by C and CUDA C. */
+/* Large messages through pipes (pipes_move.h, streams_pipes.h): what the host passes to the kernels, and which calls run so. Read by C and CUDA C. */
 #ifndef TP_EXEC_CUDA_PIPES_H
 #define TP_EXEC_CUDA_PIPES_H
 
@@ -35,12 +35,16 @@ struct tp_pipe_args {
 	uint8_t stores, gathers;                    /* what was reduced goes to OUTPUT here; at its slice's place */
 	uint8_t aligned;                            /* buffers and strides are, to 16 bytes */
 	uint8_t reduce_warps, collect_warps;
+	uint16_t stages;                            /* transfers: chunks of shared memory */
 	uint8_t gives_way, counts;
 	uint8_t offers;                             /* what only moves: receivers offer their buffers */
 	uint64_t table;                             /* registered buffers, and OUTPUT among them */
 	struct tp_dev_offer offer;
 	struct tp_dev_reduce reduce;
 };
+
+/* Sends and receives of which some go through pipes (streams_pipes.h): pipe has what of it isn't a collective's. Kernel: tp_streams_piped. */
+struct tp_dev_streams_piped { struct tp_dev_streams_more lines; struct tp_pipe_args pipe; };
 
 #ifndef __cplusplus
 #include "exec/cuda.h"
@@ -72,6 +76,8 @@ void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, int shar
 struct tp_fused;
 struct tp_exec_call;
 struct tp_fused_shape;
+/* Of transfers: all that isn't a call's. */
+void tp_pipes_fill_transfers(const struct tp_fused *fused, struct tp_pipe_args *out);
 void tp_pipes_fit(const struct tp_fused *fused, const struct tp_exec_call *call, const struct tp_fused_shape *shape, struct tp_pipe_launch *out);
 #endif
 #endif
