@@ -176,7 +176,7 @@ static void draw_sizes(struct random *random, int n, int *counts, size_t (*bytes
 	}
 }
 
-/* Groups in a row, without a look at the results between them, and a collective now and then: any number of transfers of any sizes for each two ranks, in an order
+/* Groups in a row, without a look at the results between them, and often a collective before them: any number of transfers of any sizes for each two ranks, in an order
  * that each rank has for itself, but for those of two ranks and direction. */
 static void of_all_sizes_in_any_order(struct gpu_rank *g)
 {
@@ -188,9 +188,9 @@ static void of_all_sizes_in_any_order(struct gpu_rank *g)
 	size_t bytes[MOST_RANKS * MOST_RANKS][3];
 	for (int round = 0; round < ROUNDS; round++) {
 		struct exchange x = { .n = 0 };
-		const struct gpu_op drawn = { .kind = (enum op_kind)below(&all, NKINDS), .rank = rank, .nranks = n, .count = 20000, .type = ncclFloat32, .op = ncclSum, .seed = 5 };
+		const struct gpu_op drawn = { .kind = round % 2 ? ALL_REDUCE : (enum op_kind)below(&all, NKINDS), .rank = rank, .nranks = n, .count = 20000, .type = ncclFloat32, .op = ncclSum, .seed = 5 };
 		struct gpu_op o = drawn;
-		bool collective = below(&all, 2);
+		bool collective = round % 4 != 0;
 		if (collective) op_prepare(g, &o);
 		if (collective) REQUIRE_OK(op_issue(&o, g->comm, g->streams[1]));
 		for (int group = 0; group < 2; group++) {

@@ -34,9 +34,9 @@ struct tp_cuda_kernels {
 	CUfunction copy[TP_CUDA_NKINDS];
 	CUfunction transfers, transfers_more, streams, streams_more;
 	CUfunction copies, streams_piped;   /* streams_piped: where there are pipes */
-	int resident, resident_with_pipes;
+	int resident[TP_CUDA_PIPES_ALL + 1];        /* of what communicators of that level launch */
 	enum tp_cuda_pipes pipes;           /* that are loaded and can be used */
-	_Atomic bool pipes_used;            /* by some communicator of this process */
+	_Atomic int pipes_used;             /* enum tp_cuda_pipes: the most of a communicator of this process */
 	int shared_most;                    /* bytes of shared memory that a block may have */
 };
 /* reduces: of this type and operation; else the copying one. */

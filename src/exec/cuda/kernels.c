@@ -229,6 +229,19 @@ enum tp_cuda_pipes tp_cuda_pipes_wanted(const struct tp_cuda_kernels *kernels, i
 	return find_wanted(kernels->gpu, nranks, shared_gpu, &wanted) == ncclSuccess ? TP_MIN(wanted, kernels->pipes) : TP_CUDA_PIPES_NONE;
 }
 
+/* Blocks that the device holds of what communicators launch whose pipes carry so much. */
+static ncclResult_t count_residents(struct loading *l)
+{
+	struct tp_cuda_kernels *k = l->kernels;
+	int transfers = l->resident;
+	if (l->wanted >= TP_CUDA_PIPES_TRANSFER)
+		TP_CUDA_TRY(k->gpu, OccupancyMaxActiveBlocksPerMultiprocessor(&transfers, k->streams_piped, TP_DEV_THREADS, TP_PIPE_SHARED));
+	k->resident[TP_CUDA_PIPES_NONE] = l->resident * k->gpu->sms;
+	k->resident[TP_CUDA_PIPES_TRANSFER] = TP_MIN(l->resident, transfers) * k->gpu->sms;
+	k->resident[TP_CUDA_PIPES_MOVE] = k->resident[TP_CUDA_PIPES_ALL] = l->with_pipes * k->gpu->sms;
+	return ncclSuccess;
+}
+
 static ncclResult_t load_all(struct loading *l)
 {
 	static const enum tp_cuda_pipes least[TP_CUDA_NKINDS] = { [TP_CUDA_FUSED + TP_FUSED_PUSH] = TP_CUDA_PIPES_MOVE,
@@ -250,8 +263,7 @@ static ncclResult_t load_all(struct loading *l)
 	TP_TRY(find_function(l, "copies", "tp_copies", &l->kernels->copies));
 	if (l->with_pipes < 1)
 		return TP_FAIL(ncclSystemError, "a block of %d threads of our kernels doesn't fit %s", TP_DEV_THREADS, l->kernels->gpu->name);
-	l->kernels->resident = l->resident * l->kernels->gpu->sms;
-	l->kernels->resident_with_pipes = l->with_pipes * l->kernels->gpu->sms;
+	TP_TRY(count_residents(l));
 	return set_carveouts(l);
 }
 
@@ -300,6 +312,7 @@ ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kerne
 
 int tp_cuda_kernels_resident(struct tp_cuda_kernels *kernels, int nranks)
 {
-	if (tp_cuda_pipes_wanted(kernels, nranks, false) != TP_CUDA_PIPES_NONE) atomic_store_explicit(&kernels->pipes_used, true, memory_order_relaxed);
-	return atomic_load_explicit(&kernels->pipes_used, memory_order_relaxed) ? kernels->resident_with_pipes : kernels->resident;
+	int wanted = (int)tp_cuda_pipes_wanted(kernels, nranks, false), used = atomic_load_explicit(&kernels->pipes_used, memory_order_relaxed);
+	while (used < wanted && !atomic_compare_exchange_weak_explicit(&kernels->pipes_used, &used, wanted, memory_order_relaxed, memory_order_relaxed)) { }
+	return kernels->resident[TP_MAX(used, wanted)];
 }

@@ -37,7 +37,7 @@ uint32_t tp_pipes_shared(int most)
 void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, int shared_most, uint64_t counters, const uint64_t *rings, struct tp_pipes *out)
 {
 	*out = (struct tp_pipes){ .level = level, .nchannels = nchannels, .chunk = { chunk_of(nranks, false), chunk_of(nranks, true) },
-		.pipe_bytes = HEADS + ring_bytes(level, nranks), .shared = tp_pipes_shared(shared_most),
+		.pipe_bytes = HEADS + ring_bytes(level, nranks), .shared = level == TP_CUDA_PIPES_TRANSFER ? TP_PIPE_SHARED : tp_pipes_shared(shared_most),
 		.counters = counters };
 	memcpy(out->rings, rings, (size_t)nranks * sizeof(*rings));
 }

@@ -9,7 +9,8 @@ enum {
 	TP_PIPE_PUSHERS = 4, TP_PIPE_TILES = 3,     /* warps that push, at most; tiles, and warps that send them */
 	TP_PIPE_DEPTH = 4,                          /* a divisor of it: warps that collect from a peer, or feed what is reduced: they have chunks in turn */
 	TP_PIPE_COLLECTORS = 8,                     /* of a block, at most */
-	TP_PIPE_SHARED = 96 << 10, TP_PIPE_SHARED_MOST = 208 << 10          /* a block's memory: at least, and where the GPU has it */
+	TP_PIPE_SHARED = 96 << 10, TP_PIPE_SHARED_MOST = 208 << 10          /* a block's memory: at least (and where transfers alone
+	                                               go through pipes: so that no fewer blocks fit a multiprocessor), and where the GPU has it */
 };
 
 /* Kernels: tp_pipe_<type>_<op> (all-reduce, reduce-scatter, reduce), tp_pipe_copy (broadcast in two steps), tp_push_copy (all that only

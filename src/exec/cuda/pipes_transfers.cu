@@ -1,7 +1,7 @@
 /* Sends and receives of which some go through pipes. */
 #include "exec/cuda/streams.h"
 
-TP_KERNEL_BLOCKS(tp_streams_piped, tp_dev_streams_piped, 1)
+TP_KERNEL_BLOCKS(tp_streams_piped, tp_dev_streams_piped, 2)
 {
 	TP_SHARED(tp_streams_shared, shared);
 	TP_SHARED(tp_stream_pipes, block);
