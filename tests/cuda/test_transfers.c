@@ -1,7 +1,7 @@
 /* Sends and receives on GPU ranks: groups of every shape. Each message has its own data: (from, to, nth between the two). */
 #include "cuda/helper_ops.h"
 
-enum { MOST_RANKS = SANITIZED ? 4 : 8, MOST = 64, MARGIN = 64, RUBBISH = 0x5d };
+enum { MOST_RANKS = SANITIZED ? 4 : 8, ROOM = 8, MOST = 64, MARGIN = 64, RUBBISH = 0x5d };
 
 struct message { bool sends; int peer, nth; size_t bytes; CUdeviceptr at; };
 struct exchange { struct message all[MOST]; int n; };
@@ -184,8 +184,8 @@ static void of_all_sizes_in_any_order(struct gpu_rank *g)
 	enum { ROUNDS = SANITIZED ? 4 : 8 };
 	struct random all = { 11 }, own = { 1000 + (uint64_t)r->rank };
 	const int rank = r->rank, n = r->nranks;
-	int counts[MOST_RANKS * MOST_RANKS];
-	size_t bytes[MOST_RANKS * MOST_RANKS][3];
+	int counts[ROOM * ROOM];
+	size_t bytes[ROOM * ROOM][3];
 	for (int round = 0; round < ROUNDS; round++) {
 		struct exchange x = { .n = 0 };
 		const struct gpu_op drawn = { .kind = round % 2 ? ALL_REDUCE : (enum op_kind)below(&all, NKINDS), .rank = rank, .nranks = n, .count = 20000, .type = ncclFloat32, .op = ncclSum, .seed = 5 };
@@ -194,7 +194,7 @@ static void of_all_sizes_in_any_order(struct gpu_rank *g)
 		if (collective) op_prepare(g, &o);
 		if (collective) REQUIRE_OK(op_issue(&o, g->comm, g->streams[1]));
 		for (int group = 0; group < 2; group++) {
-			int next[2 * MOST_RANKS] = { 0 }, left = 0, first = x.n;
+			int next[2 * ROOM] = { 0 }, left = 0, first = x.n;
 			draw_sizes(&all, n, counts, bytes);
 			for (int p = 0; p < n; p++) left += counts[rank * n + p] + counts[p * n + rank];
 			while (left) {
