@@ -75,6 +75,7 @@ struct group {
 	struct library library;
 	int nranks, ndevices;
 	bool threads, registers, buffers;               /* buffers: registered memory is no window */
+	_Atomic bool unregistered;                      /* some rank has no registered memory */
 	size_t most_bytes;
 	ncclDataType_t type;
 	pthread_barrier_t barrier;          /* ranks */

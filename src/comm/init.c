@@ -58,7 +58,7 @@ static ncclResult_t join(struct ncclComm *comm, const struct tp_init_args *args,
 	if (comm->gpu) {
 		links.gpu = comm->gpu->gpu;
 		links.region_bytes = tp_gpu_rank_region_bytes(comm);
-		links.carries_large = comm->gpu->pipes != TP_CUDA_PIPES_NONE;
+		links.carries_large = comm->gpu->pipes >= TP_CUDA_PIPES_MOVE;
 	}
 	TP_TRY(tp_links_create(comm->boot, &links, &comm->links));
 	if (comm->gpu) TP_TRY(tp_gpu_rank_open(comm));

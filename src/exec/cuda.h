@@ -20,10 +20,10 @@ bool tp_cuda_kernels_built(void);                       /* was nvcc there when t
 /* Blocks of any of our kernels that fit the device at once (from registers, shared memory, threads; the least over kernels). Pipes, which take most of a
  * multiprocessor, count from the first communicator on whose ranks are so few that it may use them. */
 int tp_cuda_kernels_resident(struct tp_cuda_kernels *kernels, int nranks);
-/* What goes through pipes (exec/cuda/pipes.h), and so whether there are any: nothing; what only moves; reductions and broadcasts in two
- * steps too. By the table of sizes (TELPHER_CUDA_TABLE), for ranks of one host with GPUs of their own, or that share them. Ranks agree on the
+/* What goes through pipes (exec/cuda/pipes.h), and so whether there are any: nothing; sends and receives; collectives that only move too; reductions and
+ * broadcasts in two steps too. By the table of sizes (TELPHER_CUDA_TABLE), for ranks of one host with GPUs of their own, or that share them. Ranks agree on the
  * least of all. */
-enum tp_cuda_pipes { TP_CUDA_PIPES_NONE, TP_CUDA_PIPES_MOVE, TP_CUDA_PIPES_ALL };
+enum tp_cuda_pipes { TP_CUDA_PIPES_NONE, TP_CUDA_PIPES_TRANSFER, TP_CUDA_PIPES_MOVE, TP_CUDA_PIPES_ALL };
 enum tp_cuda_pipes tp_cuda_pipes_wanted(const struct tp_cuda_kernels *kernels, int nranks, bool shared_gpu);
 
 struct tp_cuda_exec;

@@ -199,13 +199,14 @@ static uint64_t first_seed;
 static void run_seed(uint64_t seed)
 {
 	static const char *const settings[] = { NULL, NULL, NULL, "FAKE_CUDA_VMM=0", "FAKE_CUDA_PEER_GROUP=2", "FAKE_CUDA_PEER_GROUP=1", "FAKE_CUDA_SEED=1",
-		"TELPHER_CUDA_TABLE=two_shot=4K:4K:4K,gather=4K:4K:4K,scatter=4K:4K:4K,pairs=4K:4K:4K,rooted=4K:4K:4K,reduce=4K,pipes=2" };
+		"TELPHER_CUDA_TABLE=two_shot=4K:4K:4K,gather=4K:4K:4K,scatter=4K:4K:4K,pairs=4K:4K:4K,rooted=4K:4K:4K,reduce=4K,transfers=4K,pipes=2" };
 	struct random random = { seed ^ 0x1234567 };
 	struct gpu_options options = { .nranks = 1 + (int)below(&random, 8), .pool_bytes = (size_t)16 << 20 };
 	options.threads = below(&random, 3) == 0;
 	options.nhosts = !options.threads && below(&random, 4) == 0 ? 1 + (int)below(&random, (size_t)options.nranks) : 1;
 	options.ndevices = below(&random, 2) ? 1 : 1 + (int)below(&random, (size_t)options.nranks);
 	options.env[0] = settings[below(&random, sizeof(settings) / sizeof(settings[0]))];
+	if (options.env[0] && strstr(options.env[0], "transfers=")) options.env[1] = "TELPHER_LL128=on";
 	if (!gpu_run(&options, run_program, &seed))
 		fail_msg("seed %llu: %d ranks, %d hosts, %d GPUs, %s, %s", (unsigned long long)seed, options.nranks, options.nhosts, options.ndevices,
 			options.threads ? "threads" : "processes", options.env[0] ? options.env[0] : "no settings");

@@ -3,6 +3,7 @@
 #include "cuda/helper_ops.h"
 
 #define PIPES "TELPHER_CUDA_TABLE=offer=1,gather=0:0:0,pairs=0:0:0,rooted=0:0:0,pipes=2"
+#define PIPED "TELPHER_CUDA_TABLE=offer=1,stream=1,transfers=4K,pipes=2"
 #define STREAMS "TELPHER_CUDA_TABLE=offer=1,stream=1,pipes=0"
 
 static char log_name[64];
@@ -114,6 +115,15 @@ static void sends_store_into_registered_buffers_of_whoever_has_registered(void *
 	run(PLAN(3, streaming, 60000), 2, false, 2, STREAMS, NULL);
 	run(PLAN(5, streaming, 60000), 4, true, 1, STREAMS, NULL);
 	run(PLAN(6, streaming, 60000), 3, false, 1, STREAMS, NULL);
+}
+
+static void large_sends_store_into_registered_buffers_through_pipes(void **state)
+{
+	(void)state;
+	run(PLAN(3, streaming, 60000), 2, false, 2, PIPED, "NCCL_MAX_CTAS=1");
+	run(PLAN(5, streaming, 60000), 4, true, 1, PIPED, NULL);
+	run(PLAN(6, streaming, 60000), 3, false, 1, PIPED, "NCCL_MAX_CTAS=1");
+	run(PLAN(0xff, streaming, 9000), 8, true, 4, PIPED, "NCCL_MAX_CTAS=2");
 }
 
 static void memory_that_is_shared_by_ipc_is_stored_to_as_well(void **state)
@@ -339,6 +349,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(pipes_store_into_registered_buffers_of_whoever_has_registered),
 		cmocka_unit_test(sends_store_into_registered_buffers_of_whoever_has_registered),
+		cmocka_unit_test(large_sends_store_into_registered_buffers_through_pipes),
 		cmocka_unit_test(memory_that_is_shared_by_ipc_is_stored_to_as_well),
 		cmocka_unit_test(captured_graphs_outlive_registrations), cmocka_unit_test(captures_register_what_they_receive_into),
 		cmocka_unit_test(what_a_graph_registered_stays_while_something_receives_into_it),

@@ -1,7 +1,7 @@
 /* Sends and receives on GPU ranks: groups of every shape. Each message has its own data: (from, to, nth between the two). */
 #include "cuda/helper_ops.h"
 
-enum { MOST_RANKS = SANITIZED ? 4 : 8, MOST = 64, MARGIN = 64, RUBBISH = 0x5d };
+enum { MOST_RANKS = SANITIZED ? 4 : 8, ROOM = 8, MOST = 64, MARGIN = 64, RUBBISH = 0x5d };
 
 struct message { bool sends; int peer, nth; size_t bytes; CUdeviceptr at; };
 struct exchange { struct message all[MOST]; int n; };
@@ -166,6 +166,80 @@ static void mixed_group(struct gpu_rank *g)
 	REQUIRE_OK(ncclCommDestroy(other));
 }
 
+/* What all ranks draw alike: how many transfers each has for each other, their sizes. */
+static void draw_sizes(struct random *random, int n, int *counts, size_t (*bytes)[3])
+{
+	static const size_t some[] = { 0, 100, 4095, 4096, 5003, 20000, 70001, 200003 };
+	for (int i = 0; i < n * n; i++) {
+		counts[i] = (int)below(random, n > 4 ? 3 : 4);
+		for (int k = 0; k < 3; k++) bytes[i][k] = some[below(random, n > 4 ? 6 : 8)];
+	}
+}
+
+/* Groups in a row, without a look at the results between them, and often a collective before them: any number of transfers of any sizes for each two ranks, in an order
+ * that each rank has for itself, but for those of two ranks and direction. */
+static void of_all_sizes_in_any_order(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	enum { ROUNDS = SANITIZED ? 4 : 8 };
+	struct random all = { 11 }, own = { 1000 + (uint64_t)r->rank };
+	const int rank = r->rank, n = r->nranks;
+	int counts[ROOM * ROOM];
+	size_t bytes[ROOM * ROOM][3];
+	for (int round = 0; round < ROUNDS; round++) {
+		struct exchange x = { .n = 0 };
+		const struct gpu_op drawn = { .kind = round % 2 ? ALL_REDUCE : (enum op_kind)below(&all, NKINDS), .rank = rank, .nranks = n, .count = 20000, .type = ncclFloat32, .op = ncclSum, .seed = 5 };
+		struct gpu_op o = drawn;
+		bool collective = round % 4 != 0;
+		if (collective) op_prepare(g, &o);
+		if (collective) REQUIRE_OK(op_issue(&o, g->comm, g->streams[1]));
+		for (int group = 0; group < 2; group++) {
+			int next[2 * ROOM] = { 0 }, left = 0, first = x.n;
+			draw_sizes(&all, n, counts, bytes);
+			for (int p = 0; p < n; p++) left += counts[rank * n + p] + counts[p * n + rank];
+			while (left) {
+				int p = (int)below(&own, (size_t)n);
+				bool sends = below(&own, 2);
+				const int which = sends ? rank * n + p : p * n + rank, k = next[2 * p + sends];
+				if (k == counts[which]) continue;
+				next[2 * p + sends]++;
+				left--;
+				add(g, &x, sends, p, bytes[which][k]);
+			}
+			if (x.n == first) continue;
+			REQUIRE_OK(ncclGroupStart());
+			issue(g, &x, first, x.n, g->comm, 1);
+			REQUIRE_OK(ncclGroupEnd());
+		}
+		gpu_sync(g, 1);
+		if (collective) op_check(g, &o);
+		check(g, &x);
+	}
+}
+
+/* Rank 0 gives to 1 and 2 in one group; 1 takes it only after it has heard from 2, which answers only to what it has got. */
+static void who_is_not_ready_holds_up_nobody_else(struct gpu_rank *g)
+{
+	const int rank = g->r->rank, n = g->r->nranks;
+	static const size_t some[] = { 100, 90000 };
+	for (int way = 0; way < 16 && n > 2; way++) {
+		struct exchange x = { .n = 0 };
+		const size_t to_one = some[way & 1], to_two = some[way >> 1 & 1], on = some[way >> 2 & 1];
+		const int one = way >> 3 ? 2 : 1, two = 3 - one;
+		if (rank == 0) {
+			add(g, &x, true, one, to_one);
+			add(g, &x, true, two, to_two);
+			exchange(g, &x);
+		} else if (rank <= 2) {
+			add(g, &x, false, rank == one ? two : 0, rank == one ? on : to_two);
+			add(g, &x, rank == two, rank == one ? 0 : one, rank == one ? to_one : on);
+			for (int i = 0; i < 2; i++) issue(g, &x, i, i + 1, g->comm, 1);
+			gpu_sync(g, 1);
+			check(g, &x);
+		}
+	}
+}
+
 static void shapes(struct gpu_rank *g)
 {
 	ring(g);
@@ -174,12 +248,19 @@ static void shapes(struct gpu_rank *g)
 	many_of_a_pair(g);
 	one_sided(g);
 	mixed_group(g);
+	of_all_sizes_in_any_order(g);
+	who_is_not_ready_holds_up_nobody_else(g);
 }
 
+static bool run_with(int nranks, bool threads, int ndevices, int nhosts, const char *const *settings)
+{
+	struct gpu_options o = { .nranks = nranks, .threads = threads, .ndevices = ndevices, .nhosts = nhosts, .pool_bytes = (size_t)12 << 20 };
+	for (int i = 0; settings[i]; i++) o.env[i] = settings[i];
+	return gpu_run(&o, shapes, NULL);
+}
 static bool run(int nranks, bool threads, int ndevices, int nhosts, const char *setting)
 {
-	struct gpu_options o = { .nranks = nranks, .threads = threads, .ndevices = ndevices, .nhosts = nhosts, .pool_bytes = (size_t)6 << 20, .env = { setting } };
-	return gpu_run(&o, shapes, NULL);
+	return run_with(nranks, threads, ndevices, nhosts, (const char *const[]){ setting, NULL });
 }
 
 static void in_processes(void **state)
@@ -206,6 +287,19 @@ static void by_lines_of_128_bytes(void **state)
 	for (int n = 2; n <= MOST_RANKS; n = n < 4 ? n + 1 : 2 * n) assert_true(run(n, false, 1, 1, "TELPHER_LL128=on"));
 	assert_true(run(4, true, 2, 1, "TELPHER_LL128=on"));
 }
+/* With few blocks chunks go round their rings. */
+static void large_ones_through_pipes(void **state)
+{
+	(void)state;
+	static const char *const all[] = { "TELPHER_LL128=on", "TELPHER_CUDA_TABLE=transfers=4K,pipes=2", NULL };
+	static const char *const mixed[] = { "TELPHER_LL128=on", "NCCL_MAX_CTAS=1",
+		"TELPHER_CUDA_TABLE=two_shot=4K:4K:4K,gather=4K:4K:4K,scatter=4K:4K:4K,pairs=4K:4K:4K,rooted=4K:4K:4K,two_step=0:0:0,two_step_from=4K,reduce=4K,transfers=4K,pipes=2",
+		NULL };
+	for (int n = 2; n <= MOST_RANKS; n = n < 4 ? n + 1 : 2 * n) assert_true(run_with(n, n % 2, 1, 1, mixed));
+	assert_true(run_with(4, true, 2, 1, mixed));
+	assert_true(run_with(3, false, 3, 1, all));
+	assert_true(run_with(2, true, 2, 1, all));
+}
 static void between_hosts(void **state)
 {
 	(void)state;
@@ -217,6 +311,6 @@ int main(void)
 {
 	gpu_need();
 	const struct CMUnitTest tests[] = { cmocka_unit_test(in_processes), cmocka_unit_test(in_threads), cmocka_unit_test(on_several_gpus),
-		cmocka_unit_test(by_lines_of_128_bytes), cmocka_unit_test(between_hosts) };
+		cmocka_unit_test(by_lines_of_128_bytes), cmocka_unit_test(large_ones_through_pipes), cmocka_unit_test(between_hosts) };
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

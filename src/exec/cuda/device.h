@@ -138,8 +138,8 @@ struct tp_dev_transfers { struct tp_dev_transfers_head head; struct tp_dev_trans
 struct tp_dev_transfers_more { struct tp_dev_transfers_head head; struct tp_dev_transfer transfers[TP_DEV_TRANSFERS_MORE]; };
 
 /* The same between ranks that map each other's regions (streams.h): units of TP_DEV_STREAM_UNIT bytes, of which each part has units_each, the
- * first units_more one more. */
-enum { TP_DEV_STREAM_UNIT = 120, TP_DEV_STREAM_SLOTS = 4, TP_DEV_STREAM_RANKS = 8, TP_DEV_STREAM_LANES = 16 };
+ * first units_more one more. Of what goes through pipes, the first TP_DEV_STREAM_PIPED_UNITS: whole lines of 128 bytes, less than a slot. */
+enum { TP_DEV_STREAM_UNIT = 120, TP_DEV_STREAM_SLOTS = 4, TP_DEV_STREAM_RANKS = 8, TP_DEV_STREAM_LANES = 16, TP_DEV_STREAM_PIPED_UNITS = 16 };
 struct tp_dev_stream {
 	uint64_t buf, bytes, from;
 	uint64_t offset;                            /* of the offer, where index isn't 0 */
@@ -155,6 +155,7 @@ struct tp_dev_stream {
 struct tp_dev_streams_head {
 	uint64_t comm, counters;
 	uint64_t table, offers_from;                /* registered buffers; sizes of transfers for which offers are made */
+	uint64_t pipes_from;                        /* sizes of transfers that go through pipes; streams_pipes.h */
 	uint64_t rings[TP_DEV_STREAM_RANKS];        /* of each rank */
 	uint32_t slot_units, ntransfers;
 	int16_t rank, nranks;

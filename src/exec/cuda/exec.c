@@ -98,9 +98,9 @@ ncclResult_t tp_cuda_exec_create(struct tp_boot *boot, struct tp_links *links, c
 	struct tp_fused_options fused = { .gpu = options->gpu, .nchannels = options->nchannels, .shared_gpu = options->shared_gpu,
 		.counts = options->counts, .pipes = options->pipes, .no_ctas = options->no_ctas, .comm = exec->comm };
 	if (result == ncclSuccess) result = tp_fused_init(boot, links, &fused, &exec->fused);
+	if (result == ncclSuccess) result = init_pipes(exec, options->pipes);
 	if (result == ncclSuccess) result = tp_cuda_streams_init(exec);
 	if (result == ncclSuccess) result = tp_cuda_copies_init(exec);
-	if (result == ncclSuccess) result = init_pipes(exec, options->pipes);
 	if (result == ncclSuccess) *out = exec;
 	else tp_cuda_exec_destroy(exec);
 	return result;

@@ -53,7 +53,7 @@ struct word {
 	uint32_t version, usable, allows_128;
 	struct tp_fused_table table;
 };
-enum { WORD_VERSION = 3 };
+enum { WORD_VERSION = 4 };
 
 static bool see_regions(struct tp_boot *boot, struct tp_links *links, struct tp_fused *f)
 {

@@ -82,6 +82,7 @@ struct tp_fused_table {
 	uint64_t owners;                            /* broadcast and reduce of three ranks and more: from so many bytes on in two steps */
 	uint64_t stream;                            /* gather and scatter: blocks from so many bytes on as sends and receives */
 	uint64_t offer;                             /* what a rank sends another: from so many bytes on registered buffers are offered */
+	uint64_t transfers;                         /* sends and receives: from so many bytes on through pipes */
 	uint64_t reduce;                            /* reduce in one step: from so many bytes on through pipes */
 	uint64_t pipes;                             /* whether there are any: 0: no; 1: over NVLink, where GPUs have bulk copies; 2: yes */
 };

@@ -33,10 +33,10 @@ struct tp_cuda_kernels {
 	CUfunction reduce[TP_CUDA_NKINDS][ncclNumTypes][TP_CUDA_NOPS];      /* NULL: the kind has none */
 	CUfunction copy[TP_CUDA_NKINDS];
 	CUfunction transfers, transfers_more, streams, streams_more;
-	CUfunction copies;
-	int resident, resident_with_pipes;
+	CUfunction copies, streams_piped;   /* streams_piped: where there are pipes */
+	int resident[TP_CUDA_PIPES_ALL + 1];        /* of what communicators of that level launch */
 	enum tp_cuda_pipes pipes;           /* that are loaded and can be used */
-	_Atomic bool pipes_used;            /* by some communicator of this process */
+	_Atomic int pipes_used;             /* enum tp_cuda_pipes: the most of a communicator of this process */
 	int shared_most;                    /* bytes of shared memory that a block may have */
 };
 /* reduces: of this type and operation; else the copying one. */
@@ -59,7 +59,7 @@ struct tp_cuda_streams {
 	uint32_t slot_units;
 	size_t rings_at;                            /* in the region */
 	uint64_t counters;                          /* the device's address */
-	struct tp_dev_streams_more args;
+	struct tp_dev_streams_piped args;
 };
 struct tp_cuda_chunk { struct tp_cuda_chunk *next; struct tp_gpu_memory memory; size_t used; };
 struct tp_cuda_exec {
@@ -154,6 +154,8 @@ size_t tp_cuda_streams_region_bytes(int nlocal, int nchannels);
 ncclResult_t tp_cuda_streams_init(struct tp_cuda_exec *exec);
 ncclResult_t tp_cuda_streams_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, const struct tp_cuda_ordered *order,
 	int count);
+/* Does any of them go through pipes? */
+bool tp_cuda_streams_are_piped(const struct tp_cuda_exec *exec, const struct tp_exec_call *call);
 int tp_cuda_streams_blocks(const struct tp_cuda_exec *exec, const struct tp_exec_call *call);
 /* A collective that is nothing but sends and receives, as such: false: it isn't, or other kernels are better. transfers: 2 * nranks. */
 bool tp_cuda_streams_take(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_exec_transfer *transfers,

@@ -66,6 +66,7 @@ static ncclDataType_t plain_type(ncclDataType_t type, ncclRedOp_t op)
 /* Its code is there from now on. */
 static ncclResult_t load_function(struct loading *l, CUfunction function)
 {
+	static const char *const does[] = { [TP_CUDA_PIPES_TRANSFER] = "carry sends", [TP_CUDA_PIPES_MOVE] = "move", [TP_CUDA_PIPES_ALL] = "reduce" };
 	const struct tp_gpu *gpu = l->kernels->gpu;
 	int value, blocks, own;
 	if (tp_cuda->FuncLoad) TP_CUDA_TRY(gpu, FuncLoad(function));
@@ -75,7 +76,7 @@ static ncclResult_t load_function(struct loading *l, CUfunction function)
 		CUresult result = tp_cuda->FuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, l->shared);
 		if (result == CUDA_SUCCESS) result = tp_cuda->OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, TP_DEV_THREADS, (size_t)l->shared);
 		if (result != CUDA_SUCCESS || blocks < 1) {
-			if (l->wanted >= l->level) TP_INFO(TP_INIT, "device %d: a multiprocessor has no room for a block of pipes that %s", gpu->ordinal, l->level == TP_CUDA_PIPES_ALL ? "reduce" : "move");
+			if (l->wanted >= l->level) TP_INFO(TP_INIT, "device %d: a multiprocessor has no room for a block of pipes that %s", gpu->ordinal, does[l->level]);
 			l->wanted = TP_MIN(l->wanted, l->level - 1);
 			return ncclSuccess;
 		}
@@ -197,6 +198,13 @@ static ncclResult_t load_file(struct loading *l, const char *path)
 	return result;
 }
 
+/* From which level on a file of pipes is needed. */
+static enum tp_cuda_pipes level_of(const char *name)
+{
+	if (strcmp(name, "pipes_transfers") == 0) return TP_CUDA_PIPES_TRANSFER;
+	return strcmp(name, "pipes_copy") == 0 ? TP_CUDA_PIPES_MOVE : TP_CUDA_PIPES_ALL;
+}
+
 static ncclResult_t load_images(struct loading *l)
 {
 	const char *path = tp_param_string(&params[PARAM_FILE]);
@@ -206,7 +214,7 @@ static ncclResult_t load_images(struct loading *l)
 			"TELPHER_DEVICE=host");
 	for (int i = 0; i < tp_cuda_nimages; i++) {
 		const char *name = tp_cuda_images[i].name;
-		if (strncmp(name, "pipes_", 6) == 0 && l->wanted < (strcmp(name, "pipes_copy") == 0 ? TP_CUDA_PIPES_MOVE : TP_CUDA_PIPES_ALL)) continue;
+		if (strncmp(name, "pipes_", 6) == 0 && l->wanted < level_of(name)) continue;
 		TP_TRY(load_image(l, name, tp_cuda_images[i].data));
 	}
 	return ncclSuccess;
@@ -229,11 +237,27 @@ enum tp_cuda_pipes tp_cuda_pipes_wanted(const struct tp_cuda_kernels *kernels, i
 	return find_wanted(kernels->gpu, nranks, shared_gpu, &wanted) == ncclSuccess ? TP_MIN(wanted, kernels->pipes) : TP_CUDA_PIPES_NONE;
 }
 
+/* Blocks that the device holds of what communicators launch whose pipes carry so much. */
+static ncclResult_t count_residents(struct loading *l)
+{
+	struct tp_cuda_kernels *k = l->kernels;
+	int transfers = l->resident;
+	if (l->wanted >= TP_CUDA_PIPES_TRANSFER)
+		TP_CUDA_TRY(k->gpu, OccupancyMaxActiveBlocksPerMultiprocessor(&transfers, k->streams_piped, TP_DEV_THREADS, TP_PIPE_SHARED));
+	k->resident[TP_CUDA_PIPES_NONE] = l->resident * k->gpu->sms;
+	k->resident[TP_CUDA_PIPES_TRANSFER] = TP_MIN(l->resident, transfers) * k->gpu->sms;
+	k->resident[TP_CUDA_PIPES_MOVE] = k->resident[TP_CUDA_PIPES_ALL] = l->with_pipes * k->gpu->sms;
+	return ncclSuccess;
+}
+
 static ncclResult_t load_all(struct loading *l)
 {
 	static const enum tp_cuda_pipes least[TP_CUDA_NKINDS] = { [TP_CUDA_FUSED + TP_FUSED_PUSH] = TP_CUDA_PIPES_MOVE,
 		[TP_CUDA_FUSED + TP_FUSED_PIPE] = TP_CUDA_PIPES_ALL };
 	TP_TRY(load_images(l));
+	l->level = TP_CUDA_PIPES_TRANSFER;
+	l->shared = (int)tp_pipes_shared(l->kernels->shared_most);
+	if (l->wanted >= l->level) TP_TRY(find_function(l, "pipes_transfers", "tp_streams_piped", &l->kernels->streams_piped));
 	for (enum tp_cuda_kind kind = 0; kind < TP_CUDA_NKINDS; kind++) {
 		l->level = least[kind];
 		if (l->wanted >= l->level) TP_TRY(find_kind(l, kind));
@@ -247,8 +271,7 @@ static ncclResult_t load_all(struct loading *l)
 	TP_TRY(find_function(l, "copies", "tp_copies", &l->kernels->copies));
 	if (l->with_pipes < 1)
 		return TP_FAIL(ncclSystemError, "a block of %d threads of our kernels doesn't fit %s", TP_DEV_THREADS, l->kernels->gpu->name);
-	l->kernels->resident = l->resident * l->kernels->gpu->sms;
-	l->kernels->resident_with_pipes = l->with_pipes * l->kernels->gpu->sms;
+	TP_TRY(count_residents(l));
 	return set_carveouts(l);
 }
 
@@ -297,6 +320,7 @@ ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kerne
 
 int tp_cuda_kernels_resident(struct tp_cuda_kernels *kernels, int nranks)
 {
-	if (tp_cuda_pipes_wanted(kernels, nranks, false) != TP_CUDA_PIPES_NONE) atomic_store_explicit(&kernels->pipes_used, true, memory_order_relaxed);
-	return atomic_load_explicit(&kernels->pipes_used, memory_order_relaxed) ? kernels->resident_with_pipes : kernels->resident;
+	int wanted = (int)tp_cuda_pipes_wanted(kernels, nranks, false), used = atomic_load_explicit(&kernels->pipes_used, memory_order_relaxed);
+	while (used < wanted && !atomic_compare_exchange_weak_explicit(&kernels->pipes_used, &used, wanted, memory_order_relaxed, memory_order_relaxed)) { }
+	return kernels->resident[TP_MAX(used, wanted)];
 }

@@ -224,7 +224,7 @@ const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec
 	struct tp_pipe_launch pipes;
 	if (!call->plan) {
 		*blocks = tp_cuda_transfers_blocks(exec, call);
-		return exec->streams.usable ? "SEND_RECV/LL128" : "SEND_RECV/SIMPLE";
+		return !exec->streams.usable ? "SEND_RECV/SIMPLE" : tp_cuda_streams_are_piped(exec, call) ? "SEND_RECV/PIPE" : "SEND_RECV/LL128";
 	}
 	if (tp_cuda_copies_take(call)) {
 		*blocks = 1;

@@ -9,8 +9,9 @@ void tp_cuda_exec_set_buffers(struct tp_cuda_exec *exec, const struct tp_cuda_bu
 	for (int r = 0; r < boot->nranks; r++)
 		if (boot->peers[r].local != r) return;
 	exec->buffers = *buffers;
-	exec->streams.args.head.table = (uint64_t)(uintptr_t)buffers->table;
-	exec->streams.args.head.offers_from = exec->fused.table.offer;
+	exec->streams.args.lines.head.table = (uint64_t)(uintptr_t)buffers->table;
+	exec->streams.args.lines.head.offers_from = exec->fused.table.offer;
+	exec->streams.args.pipe.table = exec->streams.args.lines.head.table;
 }
 
 struct tp_dev_offer tp_cuda_find_offer(const struct tp_cuda_exec *exec, const void *buffer, size_t bytes)

@@ -16,7 +16,7 @@ static uint32_t chunk_of(int nlocal, bool reduces) { return nlocal == 2 ? (reduc
 static uint32_t ring_bytes(enum tp_cuda_pipes level, int nlocal)
 {
 	const uint32_t one = SLOTS * chunk_of(nlocal, false);
-	return level == TP_CUDA_PIPES_MOVE ? one : TP_MAX(one, 2 * SLOTS * chunk_of(nlocal, true));
+	return level < TP_CUDA_PIPES_ALL ? one : TP_MAX(one, 2 * SLOTS * chunk_of(nlocal, true));
 }
 
 size_t tp_pipes_region_bytes(enum tp_cuda_pipes level, int nlocal, int nchannels)
@@ -37,7 +37,7 @@ uint32_t tp_pipes_shared(int most)
 void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, int shared_most, uint64_t counters, const uint64_t *rings, struct tp_pipes *out)
 {
 	*out = (struct tp_pipes){ .level = level, .nchannels = nchannels, .chunk = { chunk_of(nranks, false), chunk_of(nranks, true) },
-		.pipe_bytes = HEADS + ring_bytes(level, nranks), .shared = tp_pipes_shared(shared_most),
+		.pipe_bytes = HEADS + ring_bytes(level, nranks), .shared = level == TP_CUDA_PIPES_TRANSFER ? TP_PIPE_SHARED : tp_pipes_shared(shared_most),
 		.counters = counters };
 	memcpy(out->rings, rings, (size_t)nranks * sizeof(*rings));
 }
@@ -149,4 +149,12 @@ void tp_pipes_fit(const struct tp_fused *f, const struct tp_exec_call *call, con
 	a->lines_each = lines / out->blocks;
 	a->lines_more = lines % out->blocks;
 	if (s.reduces) tp_cuda_fill_reduce(call, &a->reduce);
+}
+
+void tp_pipes_fill_transfers(const struct tp_fused *f, struct tp_pipe_args *out)
+{
+	*out = args_of(f);
+	out->stages = (uint16_t)TP_MIN(f->pipes.shared / out->chunk, UINT16_MAX);
+	out->pushers = f->nranks == 2 ? MOVERS_OF_TWO : TP_PIPE_PUSHERS;
+	out->collectors = 2;
 }

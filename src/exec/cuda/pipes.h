@@ -1,4 +1,4 @@
-/* Large messages through pipes (pipes_move.h): what the host passes to the kernels, and which calls run so. Read by C and CUDA C. */
+/* Large messages through pipes (pipes_move.h, streams_pipes.h): what the host passes to the kernels, and which calls run so. Read by C and CUDA C. */
 #ifndef TP_EXEC_CUDA_PIPES_H
 #define TP_EXEC_CUDA_PIPES_H
 
@@ -9,7 +9,8 @@ enum {
 	TP_PIPE_PUSHERS = 4, TP_PIPE_TILES = 3,     /* warps that push, at most; tiles, and warps that send them */
 	TP_PIPE_DEPTH = 4,                          /* a divisor of it: warps that collect from a peer, or feed what is reduced: they have chunks in turn */
 	TP_PIPE_COLLECTORS = 8,                     /* of a block, at most */
-	TP_PIPE_SHARED = 96 << 10, TP_PIPE_SHARED_MOST = 208 << 10          /* a block's memory: at least, and where the GPU has it */
+	TP_PIPE_SHARED = 96 << 10, TP_PIPE_SHARED_MOST = 208 << 10          /* a block's memory: at least (and where transfers alone
+	                                               go through pipes: so that no fewer blocks fit a multiprocessor), and where the GPU has it */
 };
 
 /* Kernels: tp_pipe_<type>_<op> (all-reduce, reduce-scatter, reduce), tp_pipe_copy (broadcast in two steps), tp_push_copy (all that only
@@ -35,12 +36,16 @@ struct tp_pipe_args {
 	uint8_t stores, gathers;                    /* what was reduced goes to OUTPUT here; at its slice's place */
 	uint8_t aligned;                            /* buffers and strides are, to 16 bytes */
 	uint8_t reduce_warps, collect_warps;
+	uint16_t stages;                            /* transfers: chunks of shared memory */
 	uint8_t gives_way, counts;
 	uint8_t offers;                             /* what only moves: receivers offer their buffers */
 	uint64_t table;                             /* registered buffers, and OUTPUT among them */
 	struct tp_dev_offer offer;
 	struct tp_dev_reduce reduce;
 };
+
+/* Sends and receives of which some go through pipes (streams_pipes.h): pipe has what of it isn't a collective's. Kernel: tp_streams_piped. */
+struct tp_dev_streams_piped { struct tp_dev_streams_more lines; struct tp_pipe_args pipe; };
 
 #ifndef __cplusplus
 #include "exec/cuda.h"
@@ -72,6 +77,8 @@ void tp_pipes_init(enum tp_cuda_pipes level, int nranks, int nchannels, int shar
 struct tp_fused;
 struct tp_exec_call;
 struct tp_fused_shape;
+/* Of transfers: all that isn't a call's. */
+void tp_pipes_fill_transfers(const struct tp_fused *fused, struct tp_pipe_args *out);
 void tp_pipes_fit(const struct tp_fused *fused, const struct tp_exec_call *call, const struct tp_fused_shape *shape, struct tp_pipe_launch *out);
 #endif
 #endif

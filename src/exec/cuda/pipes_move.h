@@ -1,6 +1,5 @@
-/* Large messages: chunks without flags in them, pushed through shared memory by bulk copies, so that links carry data alone and no
- * thread of the sender waits for its stores. Each (peer, block) has two pipes here, one a phase: a ring of chunks that the peer writes, a flag for
- * each, and, in the sender's memory, how far the receiver has read.
+/* Large messages: chunks without flags in them, pushed through shared memory by bulk copies into rings at the receiver (pipes_ring.h), so that links carry
+ * data alone and no thread of the sender waits for its stores.
  *
  * A block's warps have parts of their own, and none waits for another but for its data:
  *   push     INPUT's slices, through shared memory, to those they belong to (phase 0)
@@ -13,13 +12,6 @@
  * others' are under way, and no flag waits for a later chunk. The threads of a warp that pushes, feeds or sends have a peer each; a warp that
  * collects has one peer.
  *
- * Kernels divide the same memory in chunks of their own size, so a block writes to a ring only once all of it, of kernels before, has been read.
- *
- * A chunk's number counts on for ever, kernel after kernel, so that no kernel has to meet another; it is the chunk's flag, beside the
- * call's tag. A flag is stored once the chunk's bulk copy has arrived. 31 bits are enough, as each flag is compared with the one number that
- * is due, and the reader is never a ring ahead. How far chunks have been read is said by TP_PIPE_DEPTH heads, which have numbers in turn, so that warps
- * that read chunks in turn don't wait for each other.
- *
  * Where nothing is reduced, receivers offer their buffers (offers.h), in the line of the heads. A chunk that is pushed in bulk to a buffer that was
  * offered goes there, and its flag says so in its lowest bit; the rest of the protocol is the same.
  *
@@ -29,12 +21,7 @@
 #ifndef TP_EXEC_CUDA_PIPES_MOVE_H
 #define TP_EXEC_CUDA_PIPES_MOVE_H
 
-#include "exec/cuda/lines_move.h"
-#include "exec/cuda/offers.h"
-#include "exec/cuda/pipes.h"
-
-/* What a block moves to or from a peer: from where or to where, bytes, chunks (empty ones too), the call's tag, what is offered for it. */
-struct tp_pipe_part { uint64_t at, bytes; uint32_t chunks, tag; tp_dev_offer offer; };
+#include "exec/cuda/pipes_ring.h"
 
 struct tp_pipes_shared {
 	tp_pipe_part push[TP_PIPE_PEERS], collect[TP_PIPE_PEERS], own;      /* own: INPUT's part that is reduced here */
@@ -49,47 +36,13 @@ struct tp_pipes_shared {
 	uint32_t stopped;
 };
 
-/* This block's part of each slice. */
-struct tp_pipe { uint64_t begin, bytes; uint32_t chunks; };
 /* A group of warps. */
 struct tp_pipe_group { int number, thread, warps; };
 
-TP_DEVICE int tp_pipe_lane() { return tp_thread() % TP_WARP; }
 TP_DEVICE int tp_pipe_peer(const tp_pipe_args &a, int q) { int p = a.rank + 1 + q; return p < a.nranks ? p : p - a.nranks; }
 TP_DEVICE bool tp_pipe_has(uint32_t mask, int rank) { return mask >> rank & 1; }
-TP_DEVICE tp_dev_comm *tp_pipe_comm(const tp_pipe_args &a) { return (tp_dev_comm *)a.comm; }
-/* Two pipes: heads (TP_PIPE_DEPTH a phase) and an offer, then flags of each phase, each in a line, then chunks of each. */
-TP_DEVICE char *tp_pipe_place(const tp_pipe_args &a, int at, int from)
-{ return (char *)a.rings[at] + ((uint64_t)(uint32_t)(from - (from > at)) * a.nchannels + (uint32_t)tp_block()) * a.pipe_bytes; }
-TP_DEVICE uint32_t *tp_pipe_head(const tp_pipe_args &a, int sender, int receiver, int phase, uint32_t number)
-{ return (uint32_t *)tp_pipe_place(a, sender, receiver) + phase * TP_PIPE_DEPTH + number % TP_PIPE_DEPTH; }
-TP_DEVICE char *tp_pipe_offer(const tp_pipe_args &a, int sender, int receiver) { return tp_pipe_place(a, sender, receiver) + 2 * TP_PIPE_DEPTH * 4; }
-TP_DEVICE uint64_t *tp_pipe_flag(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
-{ return (uint64_t *)(tp_pipe_place(a, receiver, sender) + 128 + phase * 128) + (number & (a.slots - 1u)); }
-TP_DEVICE char *tp_pipe_slot(const tp_pipe_args &a, int receiver, int sender, int phase, uint32_t number)
-{ return tp_pipe_place(a, receiver, sender) + 384 + ((uint32_t)phase * a.slots + (number & (a.slots - 1u))) * a.chunk; }
-
-/* Bytes of a chunk. */
-TP_DEVICE uint32_t tp_pipe_bytes(const tp_pipe_args &a, const tp_pipe_part &part, uint32_t c)
-{
-	const uint64_t in = (uint64_t)c * a.chunk, left = part.bytes > in ? part.bytes - in : 0;
-	return left < a.chunk ? (uint32_t)left : a.chunk;
-}
 /* What goes to a peer. */
 TP_DEVICE const tp_pipe_part &tp_pipe_sent(const tp_pipes_shared &sh, int phase, int q) { return phase ? sh.own : sh.push[q]; }
-
-/* A turn in vain. False: stop. */
-TP_DEVICE bool tp_pipe_wait(tp_pipes_shared &sh, const tp_pipe_args &a, unsigned turn)
-{
-	tp_lines_delay();
-	if (tp_block_load(&sh.stopped)) return false;
-	if (tp_block_stopped(tp_pipe_comm(a), turn)) {
-		tp_block_set(&sh.stopped, 1);
-		return false;
-	}
-	tp_nap(turn, a.gives_way);
-	return true;
-}
 
 TP_DEVICE void tp_pipe_meet(const tp_pipe_group &g)
 {
@@ -114,15 +67,11 @@ TP_DEVICE void tp_pipe_publish(const tp_pipes_shared &sh, const tp_pipe_args &a,
 		const uint32_t number = sh.sent[phase][q] + c + 1;
 		const tp_pipe_part &part = tp_pipe_sent(sh, phase, q);
 		if (!tp_pipe_has(to, p) || c >= part.chunks) continue;
-		const uint32_t straight = phase == 0 && tp_pipe_straight(sh, a, warp, q, c);
-		/* A release, though the bulk copy has been waited for: flags were seen to come before the last bytes of their chunks. Pairs with tp_pipe_await. */
-		tp_store_release64(tp_pipe_flag(a, p, a.rank, phase, number), (number << 1 | straight) | (uint64_t)part.tag << 32);
+		const bool straight = phase == 0 && tp_pipe_straight(sh, a, warp, q, c);
+		tp_pipe_tell(a, phase, p, number, part.tag, straight);
 	}
 }
 
-/* Has a peer read the chunk of that number? */
-TP_DEVICE bool tp_pipe_is_read(const tp_pipe_args &a, int phase, int q, uint32_t number)
-{ return (int32_t)(number - tp_load_read(tp_pipe_head(a, a.rank, tp_pipe_peer(a, q), phase, number))) <= 0; }
 /* The same as this warp has seen it. */
 TP_DEVICE bool tp_pipe_was_read(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int warp, int q, uint32_t number)
 {
@@ -146,42 +95,15 @@ TP_DEVICE bool tp_pipe_await_room(tp_pipes_shared &sh, const tp_pipe_args &a, in
 			if (c >= a.slots) ok &= tp_pipe_was_read(sh, a, phase, number, q, sent + c + 1 - a.slots);
 			else
 				for (uint32_t d = 0; d < TP_PIPE_DEPTH; d++)
-					ok &= tp_pipe_was_read(sh, a, phase, number, q, sent - d) & tp_pipe_is_read(a, phase ^ 1, q, sh.sent[phase ^ 1][q] - d);
+					ok &= tp_pipe_was_read(sh, a, phase, number, q, sent - d) & tp_pipe_is_read(a, phase ^ 1, p, sh.sent[phase ^ 1][q] - d);
 		}
 		if (tp_warp_all(ok)) return true;
-		if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return false;
+		if (tp_warp_any(!tp_pipe_wait(&sh.stopped, a, turn))) return false;
 	}
-}
-
-/* A thread's, until chunk c has come from a peer, to the ring or straight to OUTPUT. TP_PIPE_STOP: it won't. */
-enum { TP_PIPE_STOP, TP_PIPE_CAME, TP_PIPE_CAME_STRAIGHT };
-TP_DEVICE uint32_t tp_pipe_await(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, uint32_t c, uint32_t tag)
-{
-	const int p = tp_pipe_peer(a, q);
-	const uint32_t number = sh.received[phase][q] + c + 1;
-	const uint64_t *flag = tp_pipe_flag(a, a.rank, p, phase, number);
-	tp_lines_delay();
-	for (unsigned turn = 0;; turn++) {
-		const uint64_t found = tp_load_acquire64(flag);
-		if ((uint32_t)found >> 1 == (number & 0x7fffffffu)) {
-			if (found >> 32 == tag) return found & 1 ? TP_PIPE_CAME_STRAIGHT : TP_PIPE_CAME;
-			tp_block_fault(tp_pipe_comm(a), TP_BLOCK_TAG, p, tp_block(), (uint32_t)(found >> 32), tag);
-			tp_block_set(&sh.stopped, 1);
-			return TP_PIPE_STOP;
-		}
-		if (!tp_pipe_wait(sh, a, turn)) return TP_PIPE_STOP;
-	}
-}
-/* Chunk c of a peer has been read. What was read is in registers or in shared memory: no order is needed but that of the barrier before this. */
-TP_DEVICE void tp_pipe_consumed(tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q, uint32_t c)
-{
-	const uint32_t number = sh.received[phase][q] + c + 1;
-	tp_store_read(tp_pipe_head(a, tp_pipe_peer(a, q), a.rank, phase, number), number);
 }
 
 /* ---- push ---- */
 
-TP_DEVICE const char *tp_pipe_at(const tp_pipe_args &a, const tp_pipe_part &part, uint32_t c) { return (const char *)part.at + (uint64_t)c * a.chunk; }
 TP_DEVICE char *tp_pipe_stage(const tp_pipe_args &a, char *stages, int q, int number)
 { return stages + ((a.fans ? 0u : (uint32_t)q * a.pushers) + (uint32_t)number) * a.chunk; }
 
@@ -248,7 +170,7 @@ TP_FAR bool tp_pipe_take_offers(tp_pipes_shared &sh, const tp_pipe_args &a, int 
 		uint64_t offset = 0;
 		uint32_t index = 0;
 		if (!tp_pipe_has(a.push_to, p)) continue;
-		for (unsigned turn = 0; ok && !tp_offer_look(tp_pipe_offer(a, a.rank, p), sh.sent[0][q] + 1, &offset, &index); turn++) ok = tp_pipe_wait(sh, a, turn);
+		for (unsigned turn = 0; ok && !tp_offer_look(tp_pipe_offer(a, a.rank, p), sh.sent[0][q] + 1, &offset, &index); turn++) ok = tp_pipe_wait(&sh.stopped, a, turn);
 		const uint64_t entry = ok ? tp_offer_entry(a.table, p, index) : 0;
 		sh.straight[number][q] = entry && (entry + offset) % 16 == 0 ? entry + offset : 0;
 	}
@@ -308,7 +230,7 @@ TP_FAR void tp_pipe_send(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pi
 	TP_NO_UNROLL
 	for (uint32_t c = (uint32_t)number; a.sources && c < k.chunks; c += a.tiles) {
 		for (unsigned turn = 0; tp_warp_any(tp_block_load(&sh.made) <= c); turn++)
-			if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return;
+			if (tp_warp_any(!tp_pipe_wait(&sh.stopped, a, turn))) return;
 		if (!tp_pipe_await_room(sh, a, 1, number, a.send_to, c)) return;
 		const uint32_t bytes = tp_pipe_bytes(a, sh.own, c), whole = (bytes + 15) & ~15u;
 		TP_NO_UNROLL
@@ -330,50 +252,6 @@ TP_FAR void tp_pipe_send(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_pi
 
 /* ---- collect ---- */
 
-/* Whole vectors, all aligned: apart from what may call functions, or loads would wait for each other. near: from a slot. */
-template <int U, bool NEAR>
-TP_DEVICE void tp_pipe_copy_vectors(const char *from, char *to, uint64_t bytes, int thread, int threads)
-{
-	const uint32_t step = (uint32_t)threads * 16;
-	uint64_t i = (uint64_t)thread * 16;
-	TP_NO_UNROLL
-	for (; i + (U - 1) * step < bytes; i += U * step) {
-		tp_four v[U];
-		TP_UNROLL
-		for (int u = 0; u < U; u++) v[u] = NEAR ? tp_load16(from + i + (uint32_t)u * step) : tp_load_user16(from + i + (uint32_t)u * step);
-		TP_UNROLL
-		for (int u = 0; u < U; u++) tp_store_user16(to + i + (uint32_t)u * step, v[u]);
-	}
-	if (i >= bytes) return;
-	/* Fewer than U are left: those beyond the end are loaded from the last place there is. */
-	tp_four v[U];
-	TP_UNROLL
-	for (int u = 0; u < U; u++) {
-		const char *at = from + (i + (uint32_t)u * step < bytes ? i + (uint32_t)u * step : i);
-		v[u] = NEAR ? tp_load16(at) : tp_load_user16(at);
-	}
-	TP_UNROLL
-	for (int u = 0; u < U; u++)
-		if (i + (uint32_t)u * step < bytes) tp_store_user16(to + i + (uint32_t)u * step, v[u]);
-}
-
-/* Of any bytes from anywhere to anywhere. */
-TP_FAR void tp_pipe_copy_some(const char *from, char *to, uint64_t bytes, bool near, int thread, int threads)
-{
-	TP_NO_UNROLL
-	for (uint64_t i = (uint64_t)thread * 16; i < bytes; i += (uint64_t)threads * 16) {
-		const uint32_t n = bytes - i < 16 ? (uint32_t)(bytes - i) : 16;
-		tp_user_store(to + i, near ? tp_load16(from + i) : tp_user_load(from + i, n), n);
-	}
-}
-
-template <int U, bool NEAR>
-TP_DEVICE void tp_pipe_copy(const char *from, char *to, uint64_t bytes, bool aligned, int thread, int threads)
-{
-	if (aligned && bytes % 16 == 0) tp_pipe_copy_vectors<U, NEAR>(from, to, bytes, thread, threads);
-	else tp_pipe_copy_some(from, to, bytes, NEAR, thread, threads);
-}
-
 /* What is offered to a peer: this part's place. */
 TP_DEVICE void tp_pipe_make_offer(const tp_pipes_shared &sh, const tp_pipe_args &a, int phase, int q)
 {
@@ -389,7 +267,7 @@ TP_FAR void tp_pipe_collect(tp_pipes_shared &sh, const tp_pipe_args &a, int phas
 	if (a.offers && g.thread == 0) tp_pipe_make_offer(sh, a, phase, q);
 	TP_NO_UNROLL
 	for (uint32_t c = 0; c < part.chunks; c++) {
-		if (g.thread == 0) sh.go[g.number] = tp_pipe_await(sh, a, phase, q, c, part.tag);
+		if (g.thread == 0) sh.go[g.number] = tp_pipe_await(&sh.stopped, a, phase, tp_pipe_peer(a, q), sh.received[phase][q] + c + 1, part.tag, TP_BLOCK_TAG);
 		tp_pipe_meet(g);
 		const uint32_t came = sh.go[g.number];
 		if (came == TP_PIPE_STOP) return;
@@ -398,7 +276,7 @@ TP_FAR void tp_pipe_collect(tp_pipes_shared &sh, const tp_pipe_args &a, int phas
 			tp_pipe_copy<6, true>(tp_pipe_slot(a, a.rank, tp_pipe_peer(a, q), phase, sh.received[phase][q] + c + 1), (char *)tp_pipe_at(a, part, c),
 				tp_pipe_bytes(a, part, c), a.aligned, g.thread, g.warps * TP_WARP);
 		tp_pipe_meet(g);
-		if (g.thread == 0) tp_pipe_consumed(sh, a, phase, q, c);
+		if (g.thread == 0) tp_pipe_consumed(a, phase, tp_pipe_peer(a, q), sh.received[phase][q] + c + 1);
 	}
 	if (straight && g.thread == 0) tp_offer_count(tp_pipe_comm(a));
 }
@@ -415,7 +293,7 @@ TP_FAR void tp_pipe_collect_bulk(tp_pipes_shared &sh, const tp_pipe_args &a, int
 	if (a.offers && first && number == 0) tp_pipe_make_offer(sh, a, phase, q);
 	TP_NO_UNROLL
 	for (uint32_t c = (uint32_t)number; c < part.chunks; c += a.collectors) {
-		if (first) sh.go[g.number] = tp_pipe_await(sh, a, phase, q, c, part.tag);
+		if (first) sh.go[g.number] = tp_pipe_await(&sh.stopped, a, phase, tp_pipe_peer(a, q), sh.received[phase][q] + c + 1, part.tag, TP_BLOCK_TAG);
 		tp_pipe_meet(g);
 		const uint32_t came = sh.go[g.number], bytes = tp_pipe_bytes(a, part, c);
 		const char *from = tp_pipe_slot(a, a.rank, tp_pipe_peer(a, q), phase, sh.received[phase][q] + c + 1);
@@ -432,7 +310,7 @@ TP_FAR void tp_pipe_collect_bulk(tp_pipes_shared &sh, const tp_pipe_args &a, int
 		if (came == TP_PIPE_CAME && !bulk) tp_pipe_copy_some(from, to, bytes, true, tp_pipe_lane(), TP_WARP);
 		tp_pipe_meet(g);
 		if (!first) continue;
-		tp_pipe_consumed(sh, a, phase, q, c);
+		tp_pipe_consumed(a, phase, tp_pipe_peer(a, q), sh.received[phase][q] + c + 1);
 		if (!bulk) continue;
 		tp_bulk_store(to, stage, bytes);
 		tp_bulk_commit();
@@ -460,19 +338,6 @@ TP_FAR void tp_pipe_keep(const tp_pipe_args &a, const tp_pipe &k, int slices, in
 
 /* ---- kernels ---- */
 
-TP_DEVICE uint32_t *tp_pipe_counter(const tp_pipe_args &a, int phase, int q)
-{ return (uint32_t *)a.counters + ((uint32_t)tp_block() * 2 + (uint32_t)phase) * 2 * TP_PIPE_RANKS + (uint32_t)tp_pipe_peer(a, q) * 2; }
-
-/* This block's share: of so many lines, each block has `each`, the first `more` one more. */
-TP_DEVICE tp_pipe tp_pipe_share(uint64_t each, uint64_t more, uint32_t chunk)
-{
-	const uint64_t b = (uint64_t)(uint32_t)tp_block();
-	tp_pipe k;
-	k.begin = (each * b + (b < more ? b : more)) * 128;
-	k.bytes = (each + (b < more)) * 128;
-	k.chunks = (uint32_t)((k.bytes + chunk - 1) / chunk);
-	return k;
-}
 /* Of a slice; slices end at total_bytes. */
 TP_DEVICE tp_pipe_part tp_pipe_slice(const tp_pipe_args &a, const tp_pipe &k, uint64_t base, int slice, int place, uint64_t stride)
 {
@@ -489,7 +354,7 @@ TP_DEVICE void tp_pipe_open(tp_pipes_shared &sh, const tp_pipe_args &a)
 	TP_NO_UNROLL
 	for (int i = tp_thread(); i < 2 * (a.nranks - 1); i += tp_threads()) {
 		const int phase = i % 2, q = i / 2;
-		const uint32_t *counter = tp_pipe_counter(a, phase, q);
+		const uint32_t *counter = tp_pipe_counter(a, phase, tp_pipe_peer(a, q));
 		sh.sent[phase][q] = counter[0];
 		sh.received[phase][q] = counter[1];
 		TP_NO_UNROLL
@@ -537,7 +402,7 @@ TP_DEVICE void tp_pipe_end(tp_pipes_shared &sh, const tp_pipe_args &a, const uin
 	TP_NO_UNROLL
 	for (int i = tp_thread(); i < 2 * (a.nranks - 1); i += tp_threads()) {
 		const int phase = i % 2, q = i / 2, p = tp_pipe_peer(a, q);
-		uint32_t *counter = tp_pipe_counter(a, phase, q);
+		uint32_t *counter = tp_pipe_counter(a, phase, tp_pipe_peer(a, q));
 		if (tp_pipe_has(sent[phase], p)) counter[0] = sh.sent[phase][q] + tp_pipe_sent(sh, phase, q).chunks;
 		if (tp_pipe_has(received[phase], p)) counter[1] = sh.received[phase][q] + (a.sources && phase == 0 ? sh.own : sh.collect[q]).chunks;
 	}

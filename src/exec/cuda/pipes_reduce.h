@@ -26,7 +26,7 @@ TP_FAR void tp_pipe_feed(tp_pipes_shared &sh, const tp_pipe_args &a, char *feeds
 		const uint32_t bytes = tp_pipe_bytes(a, sh.own, c), whole = (bytes + 15) & ~15u;
 		/* What the stages held before has been reduced. */
 		for (unsigned turn = 0; tp_warp_any(tp_block_load(&sh.made) + a.feeders <= c); turn++)
-			if (tp_warp_any(!tp_pipe_wait(sh, a, turn))) return;
+			if (tp_warp_any(!tp_pipe_wait(&sh.stopped, a, turn))) return;
 		bool go = true;
 		TP_NO_UNROLL
 		for (int q = tp_pipe_lane(); q < a.nranks; q += TP_WARP) {
@@ -40,7 +40,7 @@ TP_FAR void tp_pipe_feed(tp_pipes_shared &sh, const tp_pipe_args &a, char *feeds
 				tp_bulk_loaded(bar, parity);
 				continue;
 			}
-			go = tp_pipe_await(sh, a, 0, q, c, a.tag) != TP_PIPE_STOP;
+			go = tp_pipe_await(&sh.stopped, a, 0, p, sh.received[0][q] + c + 1, a.tag, TP_BLOCK_TAG) != TP_PIPE_STOP;
 			if (!go || !bytes) continue;
 			tp_bulk_acquired();
 			tp_bulk_load(tp_pipe_feed_stage(a, feeds, (uint32_t)number, p), tp_pipe_slot(a, a.rank, p, 0, sh.received[0][q] + c + 1), whole, bar);
@@ -49,7 +49,7 @@ TP_FAR void tp_pipe_feed(tp_pipes_shared &sh, const tp_pipe_args &a, char *feeds
 		if (!tp_warp_all(go)) return;
 		TP_NO_UNROLL
 		for (int q = tp_pipe_lane(); q < a.nranks - 1; q += TP_WARP)
-			if (tp_pipe_has(a.sources, tp_pipe_peer(a, q))) tp_pipe_consumed(sh, a, 0, q, c);
+			if (tp_pipe_has(a.sources, tp_pipe_peer(a, q))) tp_pipe_consumed(a, 0, tp_pipe_peer(a, q), sh.received[0][q] + c + 1);
 		tp_warp_sync();
 		if (tp_pipe_lane() == 0) tp_block_set(&sh.ready[number], c + 1);       /* seen by tp_pipe_reduce */
 	}
@@ -99,8 +99,8 @@ TP_FAR void tp_pipe_reduce(tp_pipes_shared &sh, const tp_pipe_args &a, const tp_
 		const uint32_t feeder = c % a.feeders;
 		if (g.thread == 0) {
 			bool go = true;
-			for (unsigned turn = 0; go && tp_block_load(&sh.ready[feeder]) <= c; turn++) go = tp_pipe_wait(sh, a, turn);
-			for (unsigned turn = 0; go && tp_block_load(&sh.freed[c % a.tiles]) < c / a.tiles; turn++) go = tp_pipe_wait(sh, a, turn);
+			for (unsigned turn = 0; go && tp_block_load(&sh.ready[feeder]) <= c; turn++) go = tp_pipe_wait(&sh.stopped, a, turn);
+			for (unsigned turn = 0; go && tp_block_load(&sh.freed[c % a.tiles]) < c / a.tiles; turn++) go = tp_pipe_wait(&sh.stopped, a, turn);
 			sh.go[g.number] = go;
 		}
 		tp_pipe_meet(g);

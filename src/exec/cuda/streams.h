@@ -8,6 +8,8 @@
  * writes over a slot once that is known, and so waits only where it is a whole ring ahead.
  * Which warps of a lane move which lines is each end's own affair.
  *
+ * What is larger still goes through pipes, where there are any (streams_pipes.h).
+ *
  * For a large transfer the receiver offers its buffer (offers.h). Its first round goes by lines all the same: so unequal sizes are seen. Where the
  * buffer was offered, the rest counts as one round: the sender's warps store it there, and the first of them tells the receiver once all have. */
 #ifndef TP_EXEC_CUDA_STREAMS_H
@@ -19,8 +21,9 @@
 enum { TP_STREAM_NONE = 0xffff, TP_STREAM_COUNT_BITS = 40, TP_STREAM_DEEP = TP_WARP == 1 ? 2 : 4 };
 
 /* offered: does this receiver's offer of the transfer at hand stand? The first warp's word to the others. stored: warps of this sender that have
- * stored their share of an offered buffer, all transfers together; due: how many that will be. */
-struct tp_stream_lane { uint64_t count; uint32_t seen, transfer, offered, stored, due, pad; };
+ * stored their share of an offered buffer, all transfers together; due: how many that will be. chunks, other_chunks: of the lane's pipe, as kernels before
+ * left them, in the phase of transfers and in the other one. */
+struct tp_stream_lane { uint64_t count; uint32_t seen, transfer, offered, stored, due, chunks, other_chunks, pad; };
 struct tp_streams_shared {
 	tp_stream_lane lanes[TP_DEV_STREAM_LANES];
 	uint32_t nlanes, stopped;
@@ -49,11 +52,16 @@ TP_DEVICE bool tp_stream_part(const tp_dev_stream &t, uint32_t channel, uint32_t
 	*end = *begin + t.units_each + (place < t.units_more);
 	return true;
 }
+/* What a kernel's transfers may be: by lines alone; with offers for some; some through pipes too. */
+enum tp_stream_ways { TP_STREAM_LINES, TP_STREAM_OFFERS, TP_STREAM_PIPES };
+template <int WAYS>
+TP_DEVICE bool tp_stream_is_piped(const tp_dev_streams_head &h, const tp_dev_stream &t) { return WAYS == TP_STREAM_PIPES && !t.from && t.bytes >= h.pipes_from; }
 /* From number + 1 on along the chain: the next that has a part here, or TP_STREAM_NONE. */
-TP_DEVICE uint32_t tp_stream_find(const tp_dev_stream *all, uint32_t next, uint32_t channel, uint32_t nchannels)
+template <int WAYS>
+TP_DEVICE uint32_t tp_stream_find(const tp_dev_streams_head &h, const tp_dev_stream *all, uint32_t next, uint32_t channel)
 {
 	uint32_t begin, end;
-	while (next && !tp_stream_part(all[next - 1], channel, nchannels, &begin, &end)) next = all[next - 1].next;
+	while (next && !tp_stream_is_piped<WAYS>(h, all[next - 1]) && !tp_stream_part(all[next - 1], channel, h.nchannels, &begin, &end)) next = all[next - 1].next;
 	return next ? next - 1 : (uint32_t)TP_STREAM_NONE;
 }
 
@@ -349,14 +357,18 @@ TP_FAR tp_stream_state tp_stream_move_large(const tp_stream stream, tp_stream_la
 TP_DEVICE uint64_t *tp_stream_counter(const tp_dev_streams_head &h, const tp_dev_stream &t, uint32_t channel)
 { return (uint64_t *)h.counters + ((uint32_t)t.peer * 2u + t.is_send) * h.nchannels + channel; }
 
-template <bool OFFERS>
+#include "exec/cuda/streams_pipes.h"
+
+/* pipes: of the block; NULL where no transfer goes through them. */
+template <int WAYS>
 TP_DEVICE void tp_stream_lane_run(tp_streams_shared &sh, const tp_dev_streams_head &h, const tp_dev_stream *all, uint32_t number, uint32_t warp,
-	uint32_t warps)
+	uint32_t warps, const tp_stream_pipe *pipes)
 {
 	const uint32_t channel = h.channels[tp_block()];
 	const tp_stream_lane lane = sh.lanes[number];
 	const tp_dev_stream *t = &all[lane.transfer];
 	const bool copies = t->from != 0;
+	uint32_t chunks = lane.chunks;
 	tp_stream s = { (tp_dev_comm *)h.comm, nullptr, nullptr, lane.count, lane.seen, h.slot_units, warp, warps, 1 + number, t->peer,
 		h.gives_way != 0, false };
 	if (!copies) {
@@ -365,26 +377,36 @@ TP_DEVICE void tp_stream_lane_run(tp_streams_shared &sh, const tp_dev_streams_he
 		s.ack = (uint32_t *)(t->is_send ? near : far);
 	}
 	for (;;) {
-		uint32_t begin, end;
-		tp_stream_part(*t, channel, h.nchannels, &begin, &end);
+		uint32_t begin = 0, end = 0;
+		const bool by_lines = tp_stream_part(*t, channel, h.nchannels, &begin, &end);
 		if (copies) tp_stream_copy(s, t, begin, end);
-		else if (OFFERS && h.table && t->bytes >= h.offers_from && end - begin > s.slot_units) {
+		else if (tp_stream_is_piped<WAYS>(h, *t)) {
+			const tp_stream_pipe pipe = { pipes->args, pipes->block, pipes->stages + number * pipes->nstages * pipes->args->chunk, pipes->nstages, lane.chunks,
+				lane.other_chunks };
+			const tp_stream_piped after = tp_stream_move_piped(s, pipe, h, *t, by_lines, chunks);
+			s.count = after.state.count;
+			s.seen = after.state.seen;
+			s.stopped = after.state.stopped;
+			chunks += after.chunks;
+		} else if (WAYS != TP_STREAM_LINES && h.table && t->bytes >= h.offers_from && end - begin > s.slot_units) {
 			const tp_stream_state after = tp_stream_move_large(s, sh.lanes[number], h, *t, begin, end);
 			s.count = after.count;
 			s.seen = after.seen;
 			s.stopped = after.stopped;
 		} else if (t->is_send) tp_stream_send(s, *t, begin, end);
 		else tp_stream_receive(s, *t, begin, end);
-		const uint32_t next = tp_stream_find(all, t->next, channel, h.nchannels);
+		const uint32_t next = tp_stream_find<WAYS>(h, all, t->next, channel);
 		if (next == TP_STREAM_NONE) break;
 		t = &all[next];
 	}
-	if (!copies && warp == 0 && (uint32_t)tp_thread() % TP_WARP == 0) *tp_stream_counter(h, *t, channel) = s.count;
+	if (copies || warp || (uint32_t)tp_thread() % TP_WARP) return;
+	*tp_stream_counter(h, *t, channel) = s.count;
+	if (WAYS == TP_STREAM_PIPES) tp_pipe_counter(*pipes->args, 0, t->peer)[!t->is_send] = chunks;
 }
 
-/* OFFERS: there may be transfers for which offers are made. Without them it needs fewer registers. */
-template <bool OFFERS>
-TP_DEVICE void tp_streams_kernel(tp_streams_shared &sh, const tp_dev_streams_head &h, const tp_dev_stream *all)
+/* Lanes for which there are transfers. Without offers and pipes it needs fewer registers. */
+template <int WAYS>
+TP_DEVICE void tp_streams_kernel(tp_streams_shared &sh, const tp_dev_streams_head &h, const tp_dev_stream *all, tp_stream_pipe *pipes)
 {
 	tp_dev_comm *comm = (tp_dev_comm *)h.comm;
 	const uint32_t channel = h.channels[tp_block()];
@@ -392,17 +414,23 @@ TP_DEVICE void tp_streams_kernel(tp_streams_shared &sh, const tp_dev_streams_hea
 	tp_block_sync();
 	for (uint32_t i = (uint32_t)tp_thread(); i < h.ntransfers; i += (uint32_t)tp_threads()) {
 		if (!all[i].is_first) continue;
-		const uint32_t transfer = tp_stream_find(all, i + 1, channel, h.nchannels);
+		const uint32_t transfer = tp_stream_find<WAYS>(h, all, i + 1, channel);
 		if (transfer == TP_STREAM_NONE) continue;
-		tp_stream_lane lane = { 0, 0, transfer, 0, 0, 0, 0 };
+		tp_stream_lane lane = { 0, 0, transfer, 0, 0, 0, 0, 0, 0 };
 		if (!all[i].from) lane.count = *tp_stream_counter(h, all[i], channel);
 		if (!all[i].from && all[i].is_send) lane.seen = tp_load_relaxed((const uint32_t *)tp_stream_ring(h, h.rank, all[i].peer, channel));
+		if (WAYS == TP_STREAM_PIPES && !all[i].from) {
+			lane.chunks = tp_pipe_counter(*pipes->args, 0, all[i].peer)[!all[i].is_send];
+			lane.other_chunks = tp_pipe_counter(*pipes->args, 1, all[i].peer)[!all[i].is_send];
+		}
 		sh.lanes[tp_block_take(&sh.nlanes, 1)] = lane;
 	}
+	if (WAYS == TP_STREAM_PIPES) tp_stream_pipes_begin(*pipes->block);
 	if (tp_thread() == tp_threads() - 1) sh.stopped = tp_load_relaxed(&comm->stop);
 	tp_block_sync();
 	const uint32_t nlanes = sh.nlanes, warps = (uint32_t)tp_threads() / TP_WARP / (nlanes ? nlanes : 1), warp = (uint32_t)tp_thread() / TP_WARP;
-	if (warps && !sh.stopped && warp < warps * nlanes) tp_stream_lane_run<OFFERS>(sh, h, all, warp / warps, warp % warps, warps);
+	if (WAYS == TP_STREAM_PIPES) pipes->nstages = pipes->args->stages / (nlanes ? nlanes : 1);
+	if (warps && !sh.stopped && warp < warps * nlanes) tp_stream_lane_run<WAYS>(sh, h, all, warp / warps, warp % warps, warps, pipes);
 	if (h.counts) tp_kernel_end(comm);
 }
 

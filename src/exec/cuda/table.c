@@ -33,6 +33,8 @@ void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out)
 		.copies_rooted = NEVER,
 		.owners = 512 * KB,
 		.stream = 16 * KB,
+		/* Measured with two GPUs; with more it is the same link, one way and peer by peer. */
+		.transfers = nranks <= TP_PIPE_RANKS ? 12 * MB : NEVER,
 		.reduce = nranks == 2 ? 16 * MB : NEVER,
 		.offer = 4 * MB,
 		.pipes = 1,
@@ -56,8 +58,8 @@ enum tp_cuda_pipes tp_fused_table_pipes(const struct tp_fused_table *t)
 	if (!t->pipes) return TP_CUDA_PIPES_NONE;
 	if (t->reduce != NEVER || l[TP_FUSED_TWO_SHOT].pipes != NEVER || l[TP_FUSED_SCATTER].pipes != NEVER || l[TP_FUSED_OWNERS].pipes != NEVER)
 		return TP_CUDA_PIPES_ALL;
-	return l[TP_FUSED_GATHER].pipes != NEVER || l[TP_FUSED_PAIRS].pipes != NEVER || l[TP_FUSED_ROOTED].pipes != NEVER ? TP_CUDA_PIPES_MOVE
-		: TP_CUDA_PIPES_NONE;
+	if (l[TP_FUSED_GATHER].pipes != NEVER || l[TP_FUSED_PAIRS].pipes != NEVER || l[TP_FUSED_ROOTED].pipes != NEVER) return TP_CUDA_PIPES_MOVE;
+	return t->transfers != NEVER ? TP_CUDA_PIPES_TRANSFER : TP_CUDA_PIPES_NONE;
 }
 
 /* ---- what the user says ---- */
@@ -66,7 +68,7 @@ static struct tp_param params[] = {
 	{ .name = "TELPHER_CUDA_TABLE", .kind = TP_PARAM_STRING,
 		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 or NAME=LL:LL128:PIPES (bytes that a rank sends, up to "
 			"which these lines and from which on pipes are used; one_shot, two_shot, gather, scatter, pairs, rooted, two_step), NAME=BYTES (from which on: "
-			"window, two_step_from, stream, copies, copies_rooted: by copy engines, reduce: through pipes, offer: registered buffers), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), "
+			"window, two_step_from, stream, copies, copies_rooted: by copy engines, reduce, transfers: through pipes, offer: registered buffers), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), "
 			"threads=LL:LL128 (of a block), with commas between; rank 0's counts" },
 };
 TP_PARAM_TABLE("exec", params)
@@ -88,15 +90,16 @@ static bool read_bytes(const char **at, uint64_t *out)
 
 static bool read_entry(const char **at, struct tp_fused_table *table)
 {
-	struct { const char *name; uint64_t *first, *second, *third; } entries[TP_FUSED_CLASSES + 8] = { { .name = "window", .first = &table->window },
+	struct { const char *name; uint64_t *first, *second, *third; } entries[TP_FUSED_CLASSES + 9] = { { .name = "window", .first = &table->window },
 		{ .name = "two_step_from", .first = &table->owners }, { .name = "stream", .first = &table->stream },
 		{ .name = "reduce", .first = &table->reduce }, { .name = "offer", .first = &table->offer }, { .name = "pipes", .first = &table->pipes },
-		{ .name = "copies", .first = &table->copies }, { .name = "copies_rooted", .first = &table->copies_rooted } };
+		{ .name = "copies", .first = &table->copies }, { .name = "copies_rooted", .first = &table->copies_rooted },
+		{ .name = "transfers", .first = &table->transfers } };
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) {
-		entries[8 + c].name = class_names[c];
-		entries[8 + c].first = &table->limits[c].ll;
-		entries[8 + c].second = &table->limits[c].ll128;
-		entries[8 + c].third = &table->limits[c].pipes;
+		entries[9 + c].name = class_names[c];
+		entries[9 + c].first = &table->limits[c].ll;
+		entries[9 + c].second = &table->limits[c].ll128;
+		entries[9 + c].third = &table->limits[c].pipes;
 	}
 	if (strncmp(*at, "threads=", 8) == 0) {
 		uint64_t threads[2];
@@ -131,7 +134,7 @@ ncclResult_t tp_fused_read_table(struct tp_fused_table *table)
 		const char *entry = at;
 		if (!read_entry(&at, &t) || (*at && *at != ','))
 			return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: '%s' can't be read at '%s': wanted is NAME=LL:LL128 or NAME=LL:LL128:PIPES (one_shot, two_shot, "
-				"gather, scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream, copies, copies_rooted, reduce, offer), pipes=0, 1 or 2, or threads=LL:LL128, with commas "
+				"gather, scatter, pairs, rooted, two_step), NAME=BYTES (window, two_step_from, stream, copies, copies_rooted, reduce, transfers, offer), pipes=0, 1 or 2, or threads=LL:LL128, with commas "
 				"between", text, entry);
 		if (!*at) break;
 		at++;

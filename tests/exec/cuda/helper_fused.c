@@ -3,6 +3,8 @@
 #include "exec/helper_reduce.h"
 
 enum { GUARD = 32, GUARD_BYTE = 0xa5 };
+/* Rings of sends and receives: of each peer and channel. */
+enum { LINE_UNITS = 32, LINE_RING = 128 + TP_DEV_STREAM_SLOTS * LINE_UNITS * 128 };
 
 /* A call's buffers, until all are checked: nobody waits between calls. */
 struct buffers { unsigned char *in_memory, *out_memory, *in, *out; size_t block, nin, nout, shift, out_shift; };
@@ -159,6 +161,55 @@ static bool launch_pipes(struct fused_rank *k, const struct fused_call *c, const
 	return true;
 }
 
+static void add_transfer(struct tp_dev_streams_more *s, const struct tp_dev_stream *t, uint16_t *last)
+{
+	const uint32_t nchannels = s->head.nchannels, n = (uint32_t)s->head.nranks, distance = (uint32_t)(t->is_send ? t->peer - s->head.rank : s->head.rank - t->peer) + n;
+	const bool piped = t->bytes >= s->head.pipes_from && !t->from;
+	struct tp_dev_stream *out = &s->streams[s->head.ntransfers];
+	*out = *t;
+	out->units = piped ? TP_DEV_STREAM_PIPED_UNITS : (uint32_t)TP_MAX(tp_div_up(t->bytes, TP_DEV_STREAM_UNIT), 1);
+	out->nparts = (uint16_t)(piped ? 1 : TP_MIN(tp_div_up(out->units, 32), nchannels));
+	out->units_each = out->units / out->nparts;
+	out->units_more = out->units % out->nparts;
+	out->base = (uint16_t)(distance % n * TP_MAX(nchannels / n, 1) % nchannels);
+	out->is_first = !*last;
+	if (*last) s->streams[*last - 1].next = (uint16_t)(s->head.ntransfers + 1);
+	*last = (uint16_t)++s->head.ntransfers;
+}
+
+/* Each block in three, so that large and small ones follow each other. */
+static bool launch_transfers(struct fused_rank *k, const struct fused_call *c, const struct buffers *b)
+{
+	const struct fused_world *w = k->world;
+	struct tp_dev_streams_piped *args = calloc(1, sizeof(*args));
+	const struct tp_emulated_kernel *kernel = tp_emulator_find("tp_streams_piped");
+	const size_t cuts[] = { 0, b->block / 2, b->block / 2 + TP_MIN(b->block / 4, 100), b->block };
+	CHECK(k, args && kernel && kernel->args_bytes == sizeof(*args));
+	args->lines.head = (struct tp_dev_streams_head){ .comm = (uint64_t)(uintptr_t)&k->comm, .counters = (uint64_t)(uintptr_t)k->line_counters, .slot_units = LINE_UNITS,
+		.table = c->offers ? (uint64_t)(uintptr_t)k->table : 0, .offers_from = c->offers ? 1000 : UINT64_MAX, .rank = (int16_t)k->rank, .nranks = (int16_t)w->n,
+		.pipes_from = 2 * TP_DEV_STREAM_PIPED_UNITS * TP_DEV_STREAM_UNIT, .nchannels = (uint16_t)w->nchannels, .gives_way = 1 };
+	for (int p = 0; p < w->n; p++) args->lines.head.rings[p] = (uint64_t)(uintptr_t)w->ranks[p].lines;
+	for (int i = 0; i < w->nchannels; i++) args->lines.head.channels[i] = (uint8_t)i;
+	tp_pipes_fill_transfers(&k->fused, &args->pipe);
+	args->pipe.table = (uint64_t)(uintptr_t)k->table;
+	for (int i = 0; i < w->n; i++) {
+		const int to = (k->rank + i) % w->n, from = (k->rank + w->n - i) % w->n;
+		uint16_t last[2] = { 0 };
+		for (int piece = 0; piece < 3; piece++) {
+			const size_t send = (size_t)to * b->block + cuts[piece], receive = (size_t)from * b->block + cuts[piece];
+			struct tp_dev_stream t = { .buf = (uint64_t)(uintptr_t)(b->out + receive), .bytes = cuts[piece + 1] - cuts[piece], .peer = (int16_t)from,
+				.offset = receive, .index = (uint16_t)(c->offers ? (c - w->calls) % TP_DEV_BUFFERS + 1 : 0) };
+			if (!i) t.from = (uint64_t)(uintptr_t)(b->in + send);
+			if (i || t.bytes) add_transfer(&args->lines, &t, &last[0]);
+			t = (struct tp_dev_stream){ .buf = (uint64_t)(uintptr_t)(b->in + send), .bytes = t.bytes, .is_send = 1, .peer = (int16_t)to };
+			if (i) add_transfer(&args->lines, &t, &last[1]);
+		}
+	}
+	tp_emulator_launch(kernel, w->nchannels, TP_DEV_THREADS, w->nchannels, args);
+	free(args);
+	return true;
+}
+
 /* What registration would have told everybody, before any kernel runs. */
 static void tell_buffers(struct fused_rank *k, const struct buffers *buffers)
 {
@@ -181,6 +232,7 @@ static bool launch(struct fused_rank *k, const struct fused_call *c, const struc
 	k->fused.table.owners = c->owners && c->lines128 ? 0 : UINT64_MAX;
 	for (int i = 0; i < TP_FUSED_CLASSES; i++)
 		k->fused.table.limits[i] = (struct tp_fused_limit){ c->lines128 ? 0 : (uint64_t)1 << 40, (uint64_t)1 << 40, UINT64_MAX };
+	if (c->transfers) return launch_transfers(k, c, b);
 	if (c->pipes) return launch_pipes(k, c, &call);
 	struct tp_fused_launch l;
 	if (c->windows) {
@@ -290,6 +342,11 @@ static void open_world(struct fused_world *w, int n, int nchannels, int layout_c
 	for (int r = 0; r < n && pipes_bytes; r++) {
 		assert_int_equal(posix_memalign(&w->ranks[r].pipes, 128, pipes_bytes), 0);
 		assert_int_equal(posix_memalign(&w->ranks[r].counters, 128, counter_bytes), 0);
+		const size_t lines_bytes = (size_t)(n - 1) * (size_t)nchannels * LINE_RING;
+		assert_int_equal(posix_memalign(&w->ranks[r].lines, 128, lines_bytes), 0);
+		memset(w->ranks[r].lines, 0, lines_bytes);
+		w->ranks[r].line_counters = calloc((size_t)n * 2 * (size_t)nchannels, sizeof(uint64_t));
+		assert_non_null(w->ranks[r].line_counters);
 		w->ranks[r].table = calloc((size_t)n * TP_DEV_BUFFERS, sizeof(uint64_t));
 		assert_non_null(w->ranks[r].table);
 	}
@@ -367,6 +424,8 @@ void fused_close(struct fused_world *w)
 		free(w->ranks[r].region);
 		free(w->ranks[r].pipes);
 		free(w->ranks[r].counters);
+		free(w->ranks[r].lines);
+		free(w->ranks[r].line_counters);
 		free(w->ranks[r].table);
 	}
 	tp_layout_free(w->layout);
@@ -442,6 +501,7 @@ void fused_random_pipes(int n, int nchannels, uint32_t epoch, uint32_t chunk, ui
 		calls[i].registered = (unsigned)reduce_draw(&state);
 		if (n > 2 && (calls[i].coll == TP_BROADCAST || calls[i].coll == TP_REDUCE)) calls[i].owners = reduce_draw(&state) % 2;
 		if (calls[i].coll == TP_ALL_REDUCE) calls[i].algo = TP_ALGO_TWO_SHOT;
+		calls[i].transfers = calls[i].coll == TP_ALL_TO_ALL && reduce_draw(&state) % 2;
 	}
 	fused_open(&the_world, n, nchannels, epoch);
 	if (chunk) fused_set_chunk(&the_world, chunk);

@@ -31,6 +31,7 @@ struct fused_call {
 	bool in_place, lines128, windows;
 	bool owners;                            /* broadcast and reduce of three ranks and more: in two steps */
 	bool pipes;                             /* through pipes: lines128 */
+	bool transfers;                         /* all-to-all: as sends and receives, the large ones through pipes */
 	bool offers;                            /* what only moves: receivers offer their buffers */
 	unsigned registered;                    /* whose buffers are registered, as bits */
 	uint32_t tag;
@@ -43,6 +44,7 @@ struct fused_rank {
 	struct tp_dev_status status;
 	struct tp_fused fused;
 	void *region, *pipes, *counters;
+	void *lines, *line_counters;            /* of sends and receives */
 	uint64_t *table;                        /* registered buffers: [rank][TP_DEV_BUFFERS], an entry a call */
 	uint32_t tag_differs;
 	uint64_t in_bases[FUSED_MOST_RANKS], out_bases[FUSED_MOST_RANKS];   /* windows: of the call at hand */

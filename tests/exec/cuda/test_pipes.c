@@ -110,6 +110,31 @@ static void different_kernels_in_a_row_while_ranks_drift_apart(void **unused)
 	fused_lateness = 0;
 }
 
+/* Between collectives that reduce, whose chunks and phases divide the same rings otherwise. */
+static void transfers_and_collectives_take_turns_in_the_same_rings(void **unused)
+{
+	(void)unused;
+	fused_lateness = 10;
+	for (int n = 2; n <= 5; n++) {
+		struct fused_call calls[60];
+		static struct fused_world w;
+		for (int i = 0; i < (int)TP_ARRAY_LEN(calls); i++) {
+			const bool transfers = i % 3 != 0;
+			calls[i] = pipe_call(&fused_kinds[transfers ? 4 : i % 2 ? 1 : (size_t)i % FUSED_KINDS], n, 0, (size_t)(transfers ? 1001 + i * 397 : 700 + i * 301), (uint32_t)i * 7 + 1);
+			calls[i].transfers = transfers;
+			calls[i].shift = i % 5 == 0;
+			calls[i].offers = i % 4 == 0;
+			calls[i].registered = (unsigned)i;
+		}
+		fused_open(&w, n, 1 + n % 3, n % 2 ? 0xffffffe0u : 0);
+		fused_set_chunk(&w, n % 2 ? 2048 : 512);
+		int failed = fused_run(&w, calls, (int)TP_ARRAY_LEN(calls));
+		fused_close(&w);
+		assert_int_equal(failed, 0);
+	}
+	fused_lateness = 0;
+}
+
 static void counters_pass_the_end_of_their_bits(void **unused)
 {
 	(void)unused;
@@ -176,14 +201,14 @@ static void pipes_of_eight_ranks_take_16_mb_at_most(void **unused)
 	assert_int_equal(tp_pipes_region_bytes(TP_CUDA_PIPES_ALL, TP_PIPE_RANKS + 1, 64), 0);
 }
 
-/* What was not measured to be better has none, and no memory for them. */
-static void only_two_gpus_have_pipes_unasked(void **unused)
+/* What was not measured to be better has none, and no memory for them; sends and receives use one link at a time, however many GPUs there are. */
+static void only_two_gpus_have_pipes_for_collectives_unasked(void **unused)
 {
 	(void)unused;
 	struct tp_fused_table table;
 	for (int n = 2; n <= 64; n++) {
 		tp_fused_defaults(false, n, &table);
-		assert_int_equal(tp_fused_table_pipes(&table), n == 2 ? TP_CUDA_PIPES_ALL : TP_CUDA_PIPES_NONE);
+		assert_int_equal(tp_fused_table_pipes(&table), n == 2 ? TP_CUDA_PIPES_ALL : n <= TP_PIPE_RANKS ? TP_CUDA_PIPES_TRANSFER : TP_CUDA_PIPES_NONE);
 		tp_fused_defaults(true, n, &table);
 		assert_int_equal(tp_fused_table_pipes(&table), TP_CUDA_PIPES_NONE);
 	}
@@ -198,11 +223,12 @@ int main(int argc, char **argv)
 		cmocka_unit_test(chunks_come_straight_to_whoever_has_registered),
 		cmocka_unit_test(many_chunks_go_through_full_rings),
 		cmocka_unit_test(different_kernels_in_a_row_while_ranks_drift_apart),
+		cmocka_unit_test(transfers_and_collectives_take_turns_in_the_same_rings),
 		cmocka_unit_test(counters_pass_the_end_of_their_bits),
 		cmocka_unit_test(an_abort_ends_waiting_kernels),
 		cmocka_unit_test(calls_that_differ_are_reported),
 		cmocka_unit_test(pipes_of_eight_ranks_take_16_mb_at_most),
-		cmocka_unit_test(only_two_gpus_have_pipes_unasked),
+		cmocka_unit_test(only_two_gpus_have_pipes_for_collectives_unasked),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
