@@ -118,6 +118,7 @@ struct op {
 	int threads = 0;
 	CUevent event = nullptr;                /* WAIT_EVENT, EVENT_RECORD nodes */
 	CUDA_HOST_NODE_PARAMS host = { nullptr, nullptr };
+	CUDA_KERNEL_NODE_PARAMS kernel = {};
 };
 /* Captured or enqueued; *out (or NULL): the task, if enqueued. */
 CUresult submit(guard &held, CUstream stream, op what, task_ref *out);
