@@ -41,7 +41,7 @@ struct library {
 #define MEMBERS(X) X(ncclGetVersion) X(ncclGetUniqueId) X(ncclCommInitRank) X(ncclCommDestroy) X(ncclGetErrorString) X(ncclAllReduce) \
 	X(ncclAllGather) X(ncclReduceScatter) X(ncclBroadcast) X(ncclReduce) X(ncclSend) X(ncclRecv) X(ncclGroupStart) X(ncclGroupEnd)
 #define OPTIONAL_MEMBERS(X) X(ncclAlltoAll) X(ncclGather) X(ncclScatter) X(ncclMemAlloc) X(ncclMemFree) X(ncclCommRegister) X(ncclCommDeregister) \
-	X(ncclCommWindowRegister) X(ncclCommWindowDeregister) X(ncclResetDebugInit) X(telpher_version) X(telpher_comm_paths)
+	X(ncclCommWindowRegister) X(ncclCommWindowDeregister) X(ncclGetLastError) X(ncclResetDebugInit) X(telpher_version) X(telpher_comm_paths)
 #define MEMBER(function) __typeof__(&function) function;
 	MEMBERS(MEMBER)
 	OPTIONAL_MEMBERS(MEMBER)

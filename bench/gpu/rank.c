@@ -35,7 +35,9 @@ void meet(struct rank *k) { pthread_barrier_wait(&k->g->barrier); }
 void must(const struct rank *k, ncclResult_t result, const char *what)
 {
 	if (result == ncclSuccess) return;
-	fprintf(stderr, "%s, rank %d of %d: %s: %s\n", k->l->name, k->rank, k->g->nranks, what, k->l->ncclGetErrorString(result));
+	const char *why = k->l->ncclGetLastError ? k->l->ncclGetLastError(NULL) : NULL;
+	fprintf(stderr, "%s, rank %d of %d: %s: %s%s%s\n", k->l->name, k->rank, k->g->nranks, what, k->l->ncclGetErrorString(result), why && *why ? ": " : "",
+		why ? why : "");
 	_Exit(1);
 }
 

@@ -51,6 +51,14 @@ static bool has(enum coll c, enum way w)
 	}
 }
 
+enum { NONE_US = 1000 * 1000 * 1000 };     /* in place of a time: not measured */
+static bool was_measured(enum coll c, enum way w)
+{
+	for (int s = 0; s < nsizes; s++)
+		if (times[c][w][s] < NONE_US) return true;
+	return false;
+}
+
 /* Where a kind isn't to be had, something else ran. */
 static bool is_other(enum way w, const struct ran *ran)
 {
@@ -76,7 +84,7 @@ static bool run(enum coll c, const struct tune_options *o)
 				.calls = calls_for(sizes[s], o->calls), .repeats = o->repeats };
 			struct answer a = measure_cell(w, &cell);
 			bool counts = a.done && !a.wrong && !is_other((enum way)w, &a.ran);
-			times[c][w][s] = counts ? a.device_us : 1e12;
+			times[c][w][s] = counts ? a.device_us : NONE_US;
 			right &= !a.wrong;
 			if (counts) printf(" %10.2f/%-3d", a.device_us, a.ran.blocks);
 			else printf(" %14s", a.wrong ? "WRONG" : "none");
@@ -142,7 +150,7 @@ static void print_class(FILE *to, const char *name, enum coll c, bool two, const
 	fprintf(to, "%s=%zu:%zu", name, first < second ? first : second, second);
 	/* One shot has none, and two steps of a broadcast weren't measured through them. */
 	least_of(others, lines, after);
-	if (two ? c == ALL_REDUCE : c != ALL_REDUCE) print_from(to, ":", pipes_from(c, two, others, n));
+	if (was_measured(c, PIPES) && (two ? c == ALL_REDUCE : c != ALL_REDUCE)) print_from(to, ":", pipes_from(c, two, others, n));
 	fprintf(to, "\n");
 }
 
@@ -155,15 +163,16 @@ static void print_entry(FILE *to, const char *name, int split, size_t bytes)
 
 static void least_of_all(double *out, enum coll c, enum way but)
 {
-	for (int s = 0; s < nsizes; s++) out[s] = 1e12;
+	for (int s = 0; s < nsizes; s++) out[s] = NONE_US;
 	for (int w = 0; w < NWAYS; w++)
 		if (w != (int)but && has(c, (enum way)w)) least_of(out, out, times[c][w]);
 }
 
-/* An entry for what begins to be better than all else that a collective has. bytes: what of a size the table counts. */
+/* An entry for what begins to be better than all else that a collective has; none where it wasn't to be had. bytes: what of a size the table counts. */
 static void print_first(FILE *to, const char *name, enum coll c, enum way w, size_t (*bytes)(size_t size, int n), int n)
 {
 	double others[SIZES_MOST];
+	if (!was_measured(c, w)) return;
 	least_of_all(others, c, w);
 	int split = crossover(others, times[c][w]);
 	print_entry(to, name, split, split < nsizes ? bytes(sizes[split], n) : 0);
@@ -193,7 +202,7 @@ static void print_table(FILE *to, int n)
 	print_first(to, "reduce=", REDUCE, PIPES, whole, n);
 	least_of(one, times[SCATTER][ONE_LL], times[SCATTER][ONE_LL128]);
 	split = crossover(one, times[SCATTER][STREAMS]);
-	print_entry(to, "stream=", split, split < nsizes ? block_of(sizes[split], n) : 0);
+	if (was_measured(SCATTER, STREAMS)) print_entry(to, "stream=", split, split < nsizes ? block_of(sizes[split], n) : 0);
 	print_first(to, "offer=", SEND_RECV, OFFERS, whole, n);
 	print_first(to, "window=", ALL_REDUCE, WINDOWS, two_shots, n);
 	print_first(to, "copies=", ALL_GATHER, COPIES, gathers, n);
