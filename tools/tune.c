@@ -305,16 +305,17 @@ static int tune_gpus(const struct request *q)
 {
 	static const char *const places[] = { "../libexec/telpher/bench_gpu", "../bench/bench_gpu" };
 	char self[PATH_MAX], bench[PATH_MAX + 64] = "", library[PATH_MAX], ranks[16];
-	char *words[12] = { bench, "--tune", "--ours", library, "--ranks", ranks };
+	char *words[14] = { bench, "--tune", "--ours", library, "--ranks", ranks };
 	int n = 6;
 	Dl_info ours;
 	ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
 	if (length <= 0) { fprintf(stderr, "telpher tune: where this program lies could not be found out\n"); return 1; }
 	self[length] = 0;
-	if (q->launch || q->nhosts != 1 || q->out || q->only || q->no_check || q->cores)
-		return tool_usage_error("tune", "--gpu measures the GPUs of this machine and prints what TELPHER_CUDA_TABLE takes: it goes with -n, -b and -e alone");
+	if (q->launch || q->nhosts != 1 || q->only || q->no_check || q->cores)
+		return tool_usage_error("tune", "--gpu measures the GPUs of this machine and prints what TELPHER_CUDA_TABLE takes: it goes with -n, -b, -e and -o alone");
 	if (q->min) { words[n++] = "--min"; words[n++] = q->min; }
 	if (q->max) { words[n++] = "--max"; words[n++] = q->max; }
+	if (q->out) { words[n++] = "--table"; words[n++] = q->out; }
 	const char *folder = dirname(self);
 	for (size_t i = 0; i < TP_ARRAY_LEN(places); i++) {
 		snprintf(bench, sizeof(bench), "%s/%s", folder, places[i]);

@@ -6,6 +6,7 @@
 
 struct tp_cuda cuda;
 CUresult (*cuda_kernel_node)(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out);
+CUresult (*cuda_kernel_name)(const char **out, CUkernel kernel);
 
 bool cuda_open(void)
 {
@@ -16,6 +17,7 @@ bool cuda_open(void)
 	TP_CUDA_FUNCTIONS(FIND, FIND)
 #undef FIND
 	*(void **)&cuda_kernel_node = dlsym(opened, "cuGraphKernelNodeGetParams_v2");
+	*(void **)&cuda_kernel_name = dlsym(opened, "cuKernelGetName");
 	return cuda.Init && cuda.Init(0) == CUDA_SUCCESS;
 }
 

@@ -73,6 +73,7 @@ CUresult initialise()
 	set.blocks_per_sm = (int)number("FAKE_CUDA_BLOCKS_PER_SM", 2);
 	set.memory_bytes = (size_t)number("FAKE_CUDA_MEMORY_MB", 2048) << 20;
 	set.peer_group = (int)number("FAKE_CUDA_PEER_GROUP", 0);
+	set.kinds = (int)number("FAKE_CUDA_KINDS", 1);
 	set.vmm = number("FAKE_CUDA_VMM", 1) != 0;
 	set.ipc = number("FAKE_CUDA_IPC", 1) != 0;
 	set.dma_buf = number("FAKE_CUDA_DMABUF", 0) != 0;
@@ -285,7 +286,8 @@ CUresult cuDeviceGetName(char *name, int bytes, CUdevice device)
 {
 	FAKE_ENTER(cuDeviceGetName);
 	FAKE_DEVICE(device);
-	snprintf(name, (size_t)bytes, "Fake GPU");
+	if (set.kinds > 1) snprintf(name, (size_t)bytes, "Fake GPU %d", device % set.kinds);
+	else snprintf(name, (size_t)bytes, "Fake GPU");
 	return CUDA_SUCCESS;
 }
 

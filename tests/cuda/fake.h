@@ -14,6 +14,7 @@
  *   FAKE_CUDA_BLOCKS_PER_SM=n    blocks of 512 threads that one holds (2)
  *   FAKE_CUDA_CAPABILITY=n       compute capability (90)
  *   FAKE_CUDA_MEMORY_MB=n        memory of each, counted by process (2048)
+ *   FAKE_CUDA_KINDS=n            devices are of n kinds (1), by their names: "Fake GPU 0", "Fake GPU 1", …
  *   FAKE_CUDA_PEER_GROUP=n       devices reach each other in groups of n (all); 1: none reaches another
  *   FAKE_CUDA_VMM=0              no virtual memory management;  FAKE_CUDA_IPC=0: no IPC handles
  *   FAKE_CUDA_DMABUF=1           DMA-BUFs, as far as their descriptors (which can be mapped, but hold zeros)
@@ -54,7 +55,7 @@ extern "C" FAKE_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph 
 namespace fake {
 
 struct settings {
-	int devices = 1, sms = 16, blocks_per_sm = 2, peer_group = 0, capability = 90, broken = 0, version = 13000;
+	int devices = 1, sms = 16, blocks_per_sm = 2, peer_group = 0, kinds = 1, capability = 90, broken = 0, version = 13000;
 	size_t memory_bytes = (size_t)2048 << 20;
 	bool vmm = true, ipc = true, dma_buf = false, apart = false, trace = false, eager = false, launch_blocking = false;
 	std::vector<int> visible;               /* ordinal to device of the machine */
@@ -119,6 +120,7 @@ struct op {
 	int threads = 0;
 	CUevent event = nullptr;                /* WAIT_EVENT, EVENT_RECORD nodes */
 	CUDA_HOST_NODE_PARAMS host = { nullptr, nullptr };
+	CUDA_KERNEL_NODE_PARAMS kernel = {};
 };
 /* Captured or enqueued; *out (or NULL): the task, if enqueued. */
 CUresult submit(guard &held, CUstream stream, op what, task_ref *out);

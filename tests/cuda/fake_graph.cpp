@@ -184,6 +184,15 @@ CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *out)
 	return CUDA_SUCCESS;
 }
 
+extern "C" FAKE_EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out);
+CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out)
+{
+	FAKE_ENTER(cuGraphKernelNodeGetParams_v2);
+	if (node->what.type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_ERROR_INVALID_VALUE;
+	*out = node->what.kernel;               /* but for the arguments */
+	return CUDA_SUCCESS;
+}
+
 CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *dependencies, size_t *count)
 {
 	FAKE_ENTER(cuGraphNodeGetDependencies);

@@ -75,6 +75,7 @@ op kernel_op(const CUlaunchConfig &c, CUfunction function, std::vector<char> arg
 	int blocks = (int)c.gridDimX, threads = (int)c.blockDimX;
 	int places = set.sms * set.blocks_per_sm * 512, resident = std::max(1, places / threads);
 	what.type = CU_GRAPH_NODE_TYPE_KERNEL;
+	what.kernel = { function, c.gridDimX, c.gridDimY, c.gridDimZ, c.blockDimX, c.blockDimY, c.blockDimZ, c.sharedMemBytes, nullptr, nullptr, nullptr, nullptr };
 	what.threads = std::min(blocks * threads, places);
 	what.work = [=] {
 		{

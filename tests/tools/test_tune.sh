@@ -37,9 +37,26 @@ expect "no file is left behind" "err table" "$(cd "$dir" && echo *)"
 
 fake=$BUILD_DIR/tests/fake_cuda/libcuda.so.1
 if [ -e "$fake" ] && [ -e "$BUILD_DIR/bench/bench_gpu" ] && [ "${SANITIZE-}" != thread ]; then
-	said=$(TELPHER_CUDA_LIBRARY=$fake TELPHER_CUDA_KERNELS=$fake TELPHER_DEVICE=cuda BENCH_GPU_TINY=1 "$telpher" tune --gpu -n 2 -b 8 -e 8 2>&1)
+	export TELPHER_CUDA_LIBRARY=$fake TELPHER_CUDA_KERNELS=$fake TELPHER_DEVICE=cuda BENCH_GPU_TINY=1
+	said=$("$telpher" tune --gpu -n 2 -b 8 -e 8 -o "$dir/kernels" 2>&1)
 	expect "GPUs, by the benchmark" 0 $?
-	says "the table of kernels" "one_shot=[0-9KMG]+:[0-9KMG]+" "$said"
+	says "the table of kernels" "TELPHER_CUDA_TABLE=one_shot=[0-9KMG]+:[0-9KMG]+" "$said"
+	says "kinds of kernels side by side" "^bytes .*one LL .*steps .*windows" "$said"
+	says "its file is for such machines" '^\[gpu="Fake GPU" ranks=2 join=shared\]$' "$(cat "$dir/kernels")"
+	bench="$BUILD_DIR/bench/bench_gpu --ours $BUILD_DIR/lib/telpher/libnccl.so.2 --ranks 2 --quick --calls 1 --repeats 1 --max 8 --only all_reduce --mode eager"
+	said=$(TELPHER_CUDA_TABLE=@$dir/kernels $bench 2>&1)
+	expect "the library reads it" 0 $?
+	said=$(TELPHER_CUDA_TABLE=@$dir/none $bench 2>&1)
+	expect "and says so if there is none: status" 1 $?
+	says "and says so if there is none" "TELPHER_CUDA_TABLE names .*/none, which can't be opened: No such file" "$said"
+	said=$(BENCH_GPU_SPOIL=1 "$telpher" tune --gpu -n 2 -b 8 -e 8 -o "$dir/wrong" 2>&1)
+	expect "wrong results: status" 1 $?
+	says "wrong results are shown" "^8 .*WRONG" "$said"
+	expect "and make no table" no "$([ -e "$dir/wrong" ] && echo yes || echo no)"
+	said=$("$telpher" tune --gpu -n 2 -b 8 -e 8 -o /nonexistent/table 2>&1)
+	expect "a table that can't be written: status" 1 $?
+	says "a table that can't be written" "can't be written to /nonexistent/table: No such file" "$said"
+	unset TELPHER_CUDA_LIBRARY TELPHER_CUDA_KERNELS TELPHER_DEVICE BENCH_GPU_TINY
 fi
 
 refuses() { # NAME STATUS PATTERN ARGS
@@ -60,5 +77,5 @@ refuses "a word too many" 2 "a word too many" all_reduce
 refuses "no such launcher" 1 "no-such-launcher: No such file.*|the job failed" $small --launch no-such-launcher
 refuses "another number of ranks" 1 "the job had 2 ranks, not the 3" -n 3 $small --launch "$telpher run -n 2 --no-prefix --"
 refuses "a job that writes nothing here" 1 "rank 0 wrote no results here" $small --launch true
-refuses "GPUs with what is for hosts" 2 "goes with -n, -b and -e alone" --gpu --hosts 2
+refuses "GPUs with what is for hosts" 2 "goes with -n, -b, -e and -o alone" --gpu --hosts 2
 exit $((fails > 0))

@@ -48,10 +48,11 @@ size_t tp_fused_region_bytes(int nlocal, int nchannels)
 
 /* ---- agreement ---- */
 
-/* What each rank says; usable where all say so. Of tables, rank 0's counts. */
+/* What each rank says; usable where all say so. Of tables, rank 0's counts: that for its machine, if all ranks are on such, else that for any. */
 struct word {
-	uint32_t version, usable, allows_128;
-	struct tp_fused_table table;
+	uint32_t version, usable, allows_128, pad;
+	struct tp_fused_machine machine;
+	struct tp_fused_table table, any;
 };
 enum { WORD_VERSION = 4 };
 
@@ -93,11 +94,22 @@ static bool lines_land_whole(struct tp_boot *boot, struct tp_links *links)
 	return true;
 }
 
-/* nvlink: 1, 0, -1: look. */
-static bool allows_128(struct tp_boot *boot, struct tp_links *links, int nvlink)
+static bool allows_128(bool land_whole)
 {
 	int64_t asked = tp_param_int(&params[PARAM_LL128]);
-	return asked == 1 || (asked == 0 && (nvlink >= 0 ? nvlink : lines_land_whole(boot, links)));
+	return asked == 1 || (asked == 0 && land_whole);
+}
+
+static bool alike(const struct tp_fused_machine *a, const struct tp_fused_machine *b)
+{ return strcmp(a->gpu, b->gpu) == 0 && a->major == b->major && a->minor == b->minor && a->nranks == b->nranks && a->join == b->join; }
+
+static ncclResult_t make_table(const struct tp_fused_options *options, const struct tp_fused_machine *machine, struct tp_fused_table *out)
+{
+	tp_fused_defaults(machine, out);
+	if (options->no_ctas) out->copies = out->copies_rooted = 0;
+	TP_TRY(tp_fused_read_table(machine, out));
+	out->max_blocks = (uint32_t)TP_MIN((uint32_t)options->nchannels, out->max_blocks);
+	return ncclSuccess;
 }
 
 ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const struct tp_fused_options *options, struct tp_fused *out)
@@ -106,19 +118,27 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 		.counts = options->counts };
 	struct word mine = { .version = WORD_VERSION };
 	mine.usable = see_regions(boot, links, &f);
-	tp_fused_defaults(options->shared_gpu, boot->nranks, &mine.table);
-	if (options->no_ctas) mine.table.copies = mine.table.copies_rooted = 0;
-	TP_TRY(tp_fused_read_table(&mine.table));
-	if (options->nchannels < (int)mine.table.max_blocks) mine.table.max_blocks = (uint32_t)options->nchannels;
-	mine.allows_128 = allows_128(boot, links, -1);
-	/* Over anything but NVLink nobody has measured them. */
-	if (options->pipes == TP_CUDA_PIPES_NONE || (mine.table.pipes == 1 && !mine.allows_128)) mine.table.pipes = 0;
+	const bool land_whole = lines_land_whole(boot, links);
+	mine.machine = (struct tp_fused_machine){ .major = options->gpu->major, .minor = options->gpu->minor, .nranks = boot->nranks,
+		.join = options->shared_gpu ? TP_FUSED_SHARED : land_whole ? TP_FUSED_NVLINK : TP_FUSED_PCIE };
+	snprintf(mine.machine.gpu, sizeof(mine.machine.gpu), "%s", options->gpu->name);
+	const struct tp_fused_machine any = { .nranks = boot->nranks, .join = options->shared_gpu ? TP_FUSED_SHARED : TP_FUSED_PCIE };
+	TP_TRY(make_table(options, &mine.machine, &mine.table));
+	TP_TRY(make_table(options, &any, &mine.any));
+	mine.allows_128 = allows_128(land_whole);
+	for (int i = 0; i < 2; i++) {
+		struct tp_fused_table *t = i ? &mine.any : &mine.table;
+		/* Over anything but NVLink nobody has measured them. */
+		if (options->pipes == TP_CUDA_PIPES_NONE || (t->pipes == 1 && !mine.allows_128)) t->pipes = 0;
+	}
 	struct word *words = tp_alloc((size_t)boot->nranks, sizeof(*words), "what ranks say of fused kernels");
 	if (!words) return ncclSystemError;
 	words[boot->rank] = mine;
 	ncclResult_t result = tp_boot_all_gather(boot, words, sizeof(*words));
+	bool all_alike = true;
+	for (int r = 1; r < boot->nranks; r++) all_alike = all_alike && alike(&words[r].machine, &words[0].machine);
 	f.usable = true;
-	f.table = words[0].table;
+	f.table = all_alike ? words[0].table : words[0].any;
 	for (int r = 0; r < boot->nranks && result == ncclSuccess; r++) {
 		if (words[r].version != WORD_VERSION)
 			result = TP_FAIL(ncclInvalidUsage, "rank %d's fused kernels speak version %u, rank %d's %u: all ranks need the same library", r,
@@ -128,11 +148,15 @@ ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const s
 			if (!f.why_not[0]) snprintf(f.why_not, sizeof(f.why_not), "rank %d doesn't reach all others' memory", r);
 		}
 		f.table.allows_128 = f.table.allows_128 && words[r].allows_128;
-		f.table.pipes = f.table.pipes && words[r].table.pipes;
-		f.table.max_blocks = TP_MIN(f.table.max_blocks, words[r].table.max_blocks);
+		const struct tp_fused_table *its = all_alike ? &words[r].table : &words[r].any;
+		f.table.pipes = f.table.pipes && its->pipes;
+		f.table.max_blocks = TP_MIN(f.table.max_blocks, its->max_blocks);
 	}
 	free(words);
 	if (result != ncclSuccess) return result;
+	if (boot->rank == 0)
+		TP_INFO(TP_TUNING, "kernels are chosen by the table of %s, %d ranks, %s", all_alike ? mine.machine.gpu : "any GPU, for they differ", boot->nranks,
+			tp_fused_join_name((enum tp_fused_join)(all_alike ? mine.machine.join : any.join)));
 	if (f.usable) tp_fused_lay_out(boot->nranks, options->nchannels, &f.layout);
 	else TP_INFO(TP_TUNING, "rank %d: no fused kernels: %s", boot->rank, f.why_not);
 	*out = f;
@@ -324,9 +348,10 @@ bool tp_fused_suggest(const struct tp_fused *f, enum tp_coll coll, size_t block_
 ncclResult_t tp_cuda_suggest_for(int nranks, bool nvlink, enum tp_coll coll, size_t block_bytes, bool *wants, enum tp_algo *out)
 {
 	struct tp_fused f = { .usable = nranks >= 2 && nranks <= TP_DEV_MAX_LOCAL, .nranks = nranks };
-	tp_fused_defaults(false, nranks, &f.table);
-	TP_TRY(tp_fused_read_table(&f.table));
-	f.table.allows_128 = allows_128(NULL, NULL, nvlink);
+	const struct tp_fused_machine machine = { .nranks = nranks, .join = nvlink ? TP_FUSED_NVLINK : TP_FUSED_PCIE };
+	tp_fused_defaults(&machine, &f.table);
+	TP_TRY(tp_fused_read_table(&machine, &f.table));
+	f.table.allows_128 = allows_128(nvlink);
 	*wants = tp_fused_suggest(&f, coll, block_bytes, out);
 	return ncclSuccess;
 }

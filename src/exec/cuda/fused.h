@@ -87,6 +87,15 @@ struct tp_fused_table {
 	uint64_t pipes;                             /* whether there are any: 0: no; 1: over NVLink, where GPUs have bulk copies; 2: yes */
 };
 
+/* What kind of machine a communicator is on, for the table; the same on all ranks, or nothing is known of the GPU. */
+enum tp_fused_join { TP_FUSED_NVLINK, TP_FUSED_PCIE /* whatever is no NVLink */, TP_FUSED_SHARED /* ranks share a GPU */ };
+struct tp_fused_machine {
+	char gpu[64];                               /* its name; empty: not known */
+	int32_t major, minor;                       /* compute capability */
+	int32_t nranks;
+	uint32_t join;                              /* enum tp_fused_join */
+};
+
 /* What of a communicator decides; the same on all ranks but for the addresses. */
 struct tp_fused {
 	bool usable;                                /* all ranks on one host, and each sees all regions */
@@ -147,8 +156,10 @@ bool tp_fused_suggest(const struct tp_fused *fused, enum tp_coll coll, size_t bl
 /* ---- table.c ---- */
 /* What goes through pipes by this table. */
 enum tp_cuda_pipes tp_fused_table_pipes(const struct tp_fused_table *table);
-void tp_fused_defaults(bool shared_gpu, int nranks, struct tp_fused_table *out);
+/* What is built in for such a machine. */
+void tp_fused_defaults(const struct tp_fused_machine *machine, struct tp_fused_table *out);
 /* TELPHER_CUDA_TABLE over what is there. */
-ncclResult_t tp_fused_read_table(struct tp_fused_table *table);
+ncclResult_t tp_fused_read_table(const struct tp_fused_machine *machine, struct tp_fused_table *table);
+const char *tp_fused_join_name(enum tp_fused_join join);
 #endif
 #endif

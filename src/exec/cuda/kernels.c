@@ -220,13 +220,20 @@ static ncclResult_t load_images(struct loading *l)
 	return ncclSuccess;
 }
 
-/* What a communicator of so many ranks could use, whatever the kernels. */
+/* What a communicator of so many ranks could use, whatever the kernels, and however its GPUs are joined. */
 static ncclResult_t find_wanted(const struct tp_gpu *gpu, int nranks, bool shared_gpu, enum tp_cuda_pipes *out)
 {
-	struct tp_fused_table table;
-	tp_fused_defaults(shared_gpu, nranks, &table);
-	TP_TRY(tp_fused_read_table(&table));
-	*out = nranks > TP_PIPE_RANKS || (table.pipes == 1 && gpu->major < 9) ? TP_CUDA_PIPES_NONE : tp_fused_table_pipes(&table);
+	struct tp_fused_machine machine = { .major = gpu->major, .minor = gpu->minor, .nranks = nranks };
+	snprintf(machine.gpu, sizeof(machine.gpu), "%s", gpu->name);
+	*out = TP_CUDA_PIPES_NONE;
+	for (int join = 0; join <= TP_FUSED_SHARED; join++) {
+		struct tp_fused_table table;
+		machine.join = (uint32_t)join;
+		tp_fused_defaults(&machine, &table);
+		TP_TRY(tp_fused_read_table(&machine, &table));
+		bool may = (join == TP_FUSED_SHARED) == shared_gpu && nranks <= TP_PIPE_RANKS && (table.pipes != 1 || gpu->major >= 9);
+		if (may) *out = TP_MAX(*out, tp_fused_table_pipes(&table));
+	}
 	return ncclSuccess;
 }
 

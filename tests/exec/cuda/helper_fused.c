@@ -361,7 +361,7 @@ static void open_world(struct fused_world *w, int n, int nchannels, int layout_c
 		k->fused = (struct tp_fused){ .usable = true, .shared_gpu = true, .rank = r, .nranks = n, .comm = (uint64_t)(uintptr_t)&k->comm };
 		memcpy(k->fused.region, k->comm.region, sizeof(k->fused.region));
 		k->fused.layout = layout;
-		tp_fused_defaults(true, n, &k->fused.table);
+		tp_fused_defaults(&(struct tp_fused_machine){ .nranks = n, .join = TP_FUSED_SHARED }, &k->fused.table);
 		k->fused.table.max_blocks = (uint32_t)nchannels;
 		if (pipes_bytes) open_pipes(k, epoch);
 	}

@@ -207,10 +207,12 @@ static void only_two_gpus_have_pipes_for_collectives_unasked(void **unused)
 	(void)unused;
 	struct tp_fused_table table;
 	for (int n = 2; n <= 64; n++) {
-		tp_fused_defaults(false, n, &table);
+		tp_fused_defaults(&(struct tp_fused_machine){ .gpu = "NVIDIA H200", .major = 9, .nranks = n, .join = TP_FUSED_NVLINK }, &table);
 		assert_int_equal(tp_fused_table_pipes(&table), n == 2 ? TP_CUDA_PIPES_ALL : n <= TP_PIPE_RANKS ? TP_CUDA_PIPES_TRANSFER : TP_CUDA_PIPES_NONE);
-		tp_fused_defaults(true, n, &table);
-		assert_int_equal(tp_fused_table_pipes(&table), TP_CUDA_PIPES_NONE);
+		for (enum tp_fused_join join = TP_FUSED_PCIE; join <= TP_FUSED_SHARED; join++) {
+			tp_fused_defaults(&(struct tp_fused_machine){ .gpu = "NVIDIA H200", .major = 9, .nranks = n, .join = join }, &table);
+			assert_int_equal(tp_fused_table_pipes(&table), TP_CUDA_PIPES_NONE);
+		}
 	}
 }
 
