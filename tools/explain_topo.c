@@ -159,7 +159,11 @@ static bool find_func(enum tp_coll coll, enum tp_nccl_func *out)
 static ncclResult_t find_channels(struct explain_case *c)
 {
 	c->is_nvidia = true;
-	for (int g = 0; g < c->ngpus; g++) c->is_nvidia &= tp_topo_node_of(c->topo, TP_TOPO_GPU, g)->gpu.maker == TP_MAKER_NVIDIA;
+	for (int g = 0; g < c->ngpus; g++) {
+		const struct tp_topo_node *gpu = tp_topo_node_of(c->topo, TP_TOPO_GPU, g);
+		c->is_nvidia &= gpu->gpu.maker == TP_MAKER_NVIDIA;
+		c->sm = g ? TP_MIN(c->sm, gpu->gpu.sm) : gpu->gpu.sm;
+	}
 	TP_TRY(tp_channels_load(c->topo, &c->policy, TP_PATTERN_RING, &c->rings));
 	TP_TRY(tp_channels_load(c->topo, &c->policy, TP_PATTERN_TREE, &c->trees));
 	TP_TRY(tp_channels_load(c->topo, &c->policy, TP_PATTERN_PAIRS, &c->pairs));
@@ -290,9 +294,12 @@ static ncclResult_t choose(const struct explain_case *c, size_t block, struct ex
 	bool wants = false;
 	TP_TRY(tp_ways_choose(&call, &choice));
 	t->least = (int)choice.algo;
-	if (c->all_reach) TP_TRY(tp_cuda_suggest_for(c->nranks, c->all_nvlink, c->q->coll, block, &wants, &wanted));
+	/* Where they don't reach each other there is one rank, as far as fused kernels go. */
+	const struct tp_cuda_foreseen ranks = { .nranks = c->all_reach ? c->nranks : 1, .sm = c->sm, .nvlink = c->all_nvlink };
+	TP_TRY(tp_cuda_suggest_for(&ranks, c->q->coll, block, &wants, &wanted));
 	t->by_table = tp_ways_fit(&call, wants, wanted, &choice);
 	t->best = (int)choice.algo;
+	if (c->is_nvidia && c->nranks > 1 && block) TP_TRY(tp_cuda_kernel_for(&ranks, c->q->coll, choice.algo, block, &t->kernel, &t->in_windows));
 	return ncclSuccess;
 }
 
@@ -317,6 +324,19 @@ const char *explain_dominant(const struct explain_time *t)
 {
 	double most = TP_MAX(TP_MAX(t->latency_us, t->inside_us), TP_MAX(t->across_us, t->reduce_us));
 	return most == t->latency_us ? "latency" : most == t->across_us ? "network" : most == t->inside_us ? "wires inside" : "reduction";
+}
+
+const char *explain_kernel_text(const char *kernel)
+{
+	static const struct { const char *name, *text; } kinds[] = {
+		{ "/LL", "one kernel, in lines of 16 bytes, half of each flags" }, { "/LL128", "one kernel, in lines of 128 bytes that carry their flags" },
+		{ "/PIPE", "one kernel, through pipes: bulk copies push chunks into rings at the receiver" }, { "/STREAM", "one kernel, as sends and receives in lines of 128 bytes" },
+		{ "/WINDOW", "one kernel, straight out of the others' windows and into them" }, { "/COPY", "copy engines, between two kernels that say when" },
+	};
+	const char *protocol = strchr(kernel, '/');
+	for (size_t i = 0; i < TP_ARRAY_LEN(kinds) && protocol; i++)
+		if (strcmp(kinds[i].name, protocol) == 0) return kinds[i].text;
+	return "not fused: a kernel does the plan's steps, through slots";
 }
 
 void explain_nccl_times_of(const struct explain_case *c, size_t bytes, struct explain_nccl_times *out)

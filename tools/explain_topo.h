@@ -48,6 +48,7 @@ struct explain_case {
 	struct tp_cost_model library;   /* its own constants, which know no machine */
 	struct tp_ways machine;         /* what the machine makes of them */
 	bool all_reach, all_nvlink;     /* each GPU reaches all others' memory, by NVLink */
+	int sm;                         /* the least compute capability */
 	double engine_us;               /* what the engine adds to a hop across hosts */
 	struct explain_way ways[TP_NALGOS];
 };
@@ -58,6 +59,7 @@ struct explain_times {
 	struct explain_time of[TP_NALGOS];      /* us < 0: not possible */
 	int best, least, best_of_all;           /* what the library takes; the model's least among those allowed, and of all */
 	bool by_table;                          /* it went by the table of fused kernels */
+	const char *kernel, *in_windows;        /* "TWO_SHOT/LL128", "STEPS"; the latter where buffers lie in symmetric windows; NULL: the library has none */
 };
 struct explain_nccl_time { double us, latency_us, data_us; int nchannels; const char *why_not; };
 struct explain_nccl_times {
@@ -71,6 +73,8 @@ size_t explain_block(const struct explain_case *c, size_t bytes);       /* of a 
 /* Fails where no algorithm is left. */
 ncclResult_t explain_times_of(const struct explain_case *c, size_t bytes, struct explain_times *out);
 void explain_nccl_times_of(const struct explain_case *c, size_t bytes, struct explain_nccl_times *out);
+/* What such a kernel does, for people. */
+const char *explain_kernel_text(const char *kernel);
 /* The term that is the largest: "latency", "wires inside", "network" or "reduction". */
 const char *explain_dominant(const struct explain_time *t);
 /* Which protocol of an algorithm is the best; -1: none is possible. */

@@ -104,6 +104,8 @@ static int add_size(const struct explain_case *c, cJSON *sizes, size_t bytes)
 	cJSON_AddStringToObject(o, "of_all", tp_algo_name((enum tp_algo)t.best_of_all));
 	cJSON_AddStringToObject(o, "by", t.by_table ? "table" : "model");
 	cJSON_AddStringToObject(o, "least", tp_algo_name((enum tp_algo)t.least));
+	if (t.kernel) cJSON_AddStringToObject(o, "kernel", t.kernel);
+	if (t.in_windows) cJSON_AddStringToObject(o, "kernel_in_windows", t.in_windows);
 	add_ways(c, o, &t, explain_block(c, bytes));
 	if (has_nccl(c)) add_nccl(c, o, bytes);
 	return 0;

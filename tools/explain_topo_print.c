@@ -215,6 +215,19 @@ static void print_choice(const struct explain_case *c, const struct explain_time
 			tp_algo_name((enum tp_algo)t->best_of_all));
 }
 
+/* What moves it. */
+static void print_kernel(const struct explain_case *c, const struct explain_times *t, FILE *out)
+{
+	if (c->nranks < 2) return;
+	if (!t->kernel) {
+		fprintf(out, "Kernel: none; %s.\n", c->is_nvidia ? "there is nothing to move" : "the library has kernels for NVIDIA's GPUs");
+		return;
+	}
+	fprintf(out, "Kernel: %s (%s)", t->kernel, explain_kernel_text(t->kernel));
+	if (t->in_windows) fprintf(out, "; between symmetric windows: %s (%s)", t->in_windows, explain_kernel_text(t->in_windows));
+	fprintf(out, ".\n");
+}
+
 /* What NCCL_ALGO=Ring and =Tree would cost. */
 static void print_forced(const struct explain_case *c, const struct explain_times *t, size_t block, FILE *out)
 {
@@ -332,6 +345,7 @@ int explain_topo_print(const struct explain_case *c, FILE *out)
 		print_message(c, bytes, out);
 		print_ways(c, &t, out);
 		print_choice(c, &t, out);
+		print_kernel(c, &t, out);
 		print_limits(c, &t, t.best, explain_block(c, bytes), out);
 		if (c->nranks > 1) print_forced(c, &t, explain_block(c, bytes), out);
 		if (!no_nccl) print_nccl(c, bytes, out);

@@ -50,8 +50,16 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 /* Which algorithm the kernels want for a message, before there is a plan (windows: its buffers lie in such); false: no opinion. The same
  * on all ranks. */
 bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes, bool windows, enum tp_algo *out);
-/* The same of ranks of one host that there are not: each with a GPU of its own and the memory of all others mapped; nvlink: all pairs are joined by it. */
-ncclResult_t tp_cuda_suggest_for(int nranks, bool nvlink, enum tp_coll coll, size_t block_bytes, bool *wants, enum tp_algo *out);
+/* Ranks of one host that there are not: each with a GPU of its own and the memory of all others mapped. */
+struct tp_cuda_foreseen {
+	int nranks, sm;                 /* sm: the least compute capability, 90 for 9.0 */
+	bool nvlink;                    /* all pairs are joined by it */
+};
+ncclResult_t tp_cuda_suggest_for(const struct tp_cuda_foreseen *ranks, enum tp_coll coll, size_t block_bytes, bool *wants, enum tp_algo *out);
+/* What runs of an algorithm, as tp_cuda_exec_explain says it; "STEPS" where no kernel is made for it. in_windows: where all buffers lie in symmetric
+ * windows, aligned to 16 bytes; NULL: the same. */
+ncclResult_t tp_cuda_kernel_for(const struct tp_cuda_foreseen *ranks, enum tp_coll coll, enum tp_algo algo, size_t block_bytes, const char **kernel,
+	const char **in_windows);
 /* Does such a collective go by copy engines, where its output lies in a window that all ranks promise (NCCL_WIN_COLL_SYMMETRIC), as call->out_*
  * say then? The same on all ranks. */
 bool tp_cuda_exec_copies(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes);

@@ -8,9 +8,13 @@
 #include "topo/build.h"
 #include "topo/paths.h"
 
+/* What hangs below a switch. */
+struct load { int gpus, nics, switches; };
+
 struct faults {
 	const struct tp_topo *topo;
 	const struct tp_topo_policy *policy;
+	struct load *loads;             /* [nodes] */
 	struct tp_topo_warning *list;
 	int count, room;
 };
@@ -50,40 +54,63 @@ static double port_speed(const struct tp_topo *topo, const struct tp_topo_node *
 	return bw;
 }
 
-/* Devices of one model should have one kind of link. Without identities: GPUs of one generation, NICs of one speed. */
-static bool are_alike(const struct tp_topo *topo, const struct tp_topo_node *a, const struct tp_topo_node *b)
+/* Switches of one model serve slots of many kinds: only those on which as much hangs are alike. */
+static bool serve_alike(const struct load *a, const struct load *b)
 {
+	return a->gpus + a->nics > 0 && a->gpus == b->gpus && a->nics == b->nics && a->switches == b->switches;
+}
+
+/* Devices of one model should have one kind of link. Without identities: GPUs of one generation, NICs of one speed. */
+static bool are_alike(const struct faults *f, const struct tp_topo_node *a, const struct tp_topo_node *b)
+{
+	const struct tp_topo *topo = f->topo;
 	if (a->kind != b->kind) return false;
+	if (a->kind == TP_TOPO_PCI) return a->pci.vendor == b->pci.vendor && a->pci.device == b->pci.device && serve_alike(&f->loads[a->index], &f->loads[b->index]);
 	if (a->pci.vendor && b->pci.vendor)
 		return a->pci.vendor == b->pci.vendor && a->pci.device == b->pci.device && a->pci.subsystem_device == b->pci.subsystem_device;
 	return a->kind == TP_TOPO_GPU ? a->gpu.sm == b->gpu.sm : port_speed(topo, a) == port_speed(topo, b);
 }
 
 /* What this device's link should be: as it says itself, or as most of its like have it. */
-static void expected_link(const struct tp_topo *topo, const struct tp_topo_node *node, int *width, float *speed, const struct tp_topo_node **twin)
+static void expected_link(const struct faults *f, const struct tp_topo_node *node, int *width, float *speed, const struct tp_topo_node **twin)
 {
+	const struct tp_topo *topo = f->topo;
 	*width = TP_MAX(node->pci.width, node->pci.max_width);
 	*speed = TP_MAX(node->pci.speed, node->pci.max_speed);
 	*twin = NULL;
-	/* Switches of one kind serve slots of many. */
-	if (node->kind == TP_TOPO_PCI) return;
 	int alike = 0, wider = 0;
 	for (int32_t i = 0; i < topo->count[node->kind]; i++) {
 		const struct tp_topo_node *other = tp_topo_node_of(topo, node->kind, i);
-		if (other == node || !are_alike(topo, node, other)) continue;
+		if (other == node || !are_alike(f, node, other)) continue;
 		bool better = other->pci.width > node->pci.width || other->pci.speed > node->pci.speed;
 		alike++;
 		if (!better) continue;
 		wider++;
 		*twin = other;
 	}
-	/* Of two that differ the worse one is in question; a lone better one among many is the odd one. */
-	if (wider * 2 < alike || !wider) {
+	/* Of two that differ the worse one is in question; a lone better one among many is the odd one. Of nameless switches less is known. */
+	if (!wider || wider * 2 < alike || (node->kind == TP_TOPO_PCI && !node->pci.vendor && (alike < 2 || wider * 4 < alike * 3))) {
 		*twin = NULL;
 		return;
 	}
 	*width = TP_MAX(*width, (*twin)->pci.width);
 	*speed = TP_MAX(*speed, (*twin)->pci.speed);
+}
+
+static ncclResult_t count_loads(struct faults *f)
+{
+	const struct tp_topo *topo = f->topo;
+	f->loads = tp_alloc((size_t)topo->nnodes, sizeof(*f->loads), "warnings about the machine");
+	if (!f->loads) return ncclSystemError;
+	for (int32_t i = 0; i < topo->nnodes; i++) {
+		enum tp_topo_kind kind = topo->nodes[i].kind;
+		for (int32_t up = topo->nodes[i].parent; up >= 0; up = topo->nodes[up].parent) {
+			f->loads[up].gpus += kind == TP_TOPO_GPU;
+			f->loads[up].nics += kind == TP_TOPO_NIC;
+			f->loads[up].switches += kind == TP_TOPO_PCI;
+		}
+	}
+	return ncclSuccess;
 }
 
 static ncclResult_t find_narrow(struct faults *f)
@@ -95,7 +122,7 @@ static ncclResult_t find_narrow(struct faults *f)
 			int width;
 			float speed;
 			if (!node->pci.width) continue;
-			expected_link(f->topo, node, &width, &speed, &twin);
+			expected_link(f, node, &width, &speed, &twin);
 			const char *name = device_name(f->topo, node), *like = twin ? ", as others of its kind do" : "";
 			const char *below = node->kind == TP_TOPO_PCI ? " for all that hangs on this switch" : "";
 			if (node->pci.width < width)
@@ -199,6 +226,13 @@ static bool share_a_switch(const struct tp_topo *topo, int32_t gpu, int32_t net)
 	return type == TP_PATH_PIX || type == TP_PATH_PXB;
 }
 
+/* Its CPU's, to which C2C joins the GPU: as good as a switch. */
+static bool is_joined_by_c2c(const struct tp_topo *topo, const struct tp_topo_policy *policy, int32_t gpu, int32_t net)
+{
+	int32_t cpu = topo->nodes[gpu].near_cpu;
+	return policy->gdr_c2c && cpu >= 0 && topo->nodes[net].near_cpu == cpu && tp_topo_wire_path(topo, gpu, cpu)->type == TP_PATH_C2C;
+}
+
 /* A GPU and a NIC under one switch between which GPUDirect is off. */
 static ncclResult_t find_no_gdr(struct faults *f, int32_t host)
 {
@@ -210,9 +244,10 @@ static ncclResult_t find_no_gdr(struct faults *f, int32_t host)
 		for (int32_t n = 0; n < topo->count[TP_TOPO_NET] && gpu->host == host; n++) {
 			int32_t net = topo->of_kind[TP_TOPO_NET][n];
 			struct tp_topo_gdr gdr;
-			if (!share_a_switch(topo, gpu->index, net)) continue;
+			if (!share_a_switch(topo, gpu->index, net) && !is_joined_by_c2c(topo, f->policy, gpu->index, net)) continue;
 			TP_TRY(tp_topo_decide_gdr(topo, f->policy, gpu->index, net, false, &gdr));
-			if (gdr.mode != TP_GDR_OFF) continue;
+			/* By C2C there are reasons of speed besides. */
+			if (gdr.mode != TP_GDR_OFF || (!share_a_switch(topo, gpu->index, net) && gdr.why.reason != TP_WHY_GPU_UNABLE && gdr.why.reason != TP_WHY_NIC_UNABLE)) continue;
 			/* Diverted for want of it: the distance is a result, not the reason. */
 			if (!by_reason[gdr.why.reason].gpus.count) {
 				by_reason[gdr.why.reason].why = gdr.why;
@@ -225,8 +260,8 @@ static ncclResult_t find_no_gdr(struct faults *f, int32_t host)
 	}
 	for (int r = 0; r < TP_WHY_COUNT; r++)
 		if (by_reason[r].gpus.count)
-			TP_TRY(add(f, TP_FAULT_NO_GDR, by_reason[r].gpu, by_reason[r].net, "no GPUDirect RDMA for %s, although a NIC shares the switch: %s",
-				names_text(&by_reason[r].gpus), by_reason[r].why.text));
+			TP_TRY(add(f, TP_FAULT_NO_GDR, by_reason[r].gpu, by_reason[r].net, "no GPUDirect RDMA for %s, although %s: %s", names_text(&by_reason[r].gpus),
+				share_a_switch(topo, by_reason[r].gpu, by_reason[r].net) ? "a NIC shares the switch" : "C2C joins GPU and NIC", by_reason[r].why.text));
 	return ncclSuccess;
 }
 
@@ -253,70 +288,78 @@ static ncclResult_t find_no_p2p(struct faults *f)
 		count > 1 ? " (and others)" : "", why.why.text);
 }
 
-static bool has_near_net(const struct tp_topo *topo, int32_t gpu)
+/* Where a GPU meets its nearest port. */
+static enum tp_topo_path_type nearest_net(const struct tp_topo *topo, int32_t gpu)
 {
-	for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++)
-		if (share_a_switch(topo, gpu, topo->of_kind[TP_TOPO_NET][n])) return true;
-	return false;
+	enum tp_topo_path_type best = TP_PATH_DIS;
+	for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) best = TP_MIN(best, tp_topo_wire_path(topo, gpu, topo->of_kind[TP_TOPO_NET][n])->type);
+	return best;
 }
 
-/* GPUs without a NIC under their switch where most of the host's have one. */
+/* Machines with NVSwitches are built for a rail a switch: of four or more on which as many GPUs hang, as many at each CPU should have
+ * NICs. Of others nothing says that there were ever more NICs than one for all, as many have. */
+static bool cpus_are_unlike(const struct faults *f, int32_t host)
+{
+	const struct tp_topo *topo = f->topo;
+	int switches = 0, gpus = 0, each = -1, rails = -1;
+	for (int32_t i = 0; i < topo->count[TP_TOPO_CPU]; i++) {
+		const struct tp_topo_node *cpu = tp_topo_node_of(topo, TP_TOPO_CPU, i);
+		int here = 0;
+		for (int32_t s = 0; s < topo->count[TP_TOPO_PCI]; s++) {
+			const struct tp_topo_node *top = tp_topo_node_of(topo, TP_TOPO_PCI, s);
+			const struct load *load = &f->loads[top->index];
+			if (cpu->host != host || top->near_cpu != cpu->index || !load->gpus || (top->parent >= 0 && topo->nodes[top->parent].kind == TP_TOPO_PCI)) continue;
+			if (each >= 0 && load->gpus != each) return false;
+			each = load->gpus;
+			gpus += each;
+			switches++;
+			here += load->nics > 0;
+		}
+		if (f->loads[cpu->index].gpus && cpu->host == host) rails = rails < 0 || rails == here ? here : INT32_MAX;
+	}
+	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++) gpus -= tp_topo_node_of(topo, TP_TOPO_GPU, g)->host == host;
+	return topo->count[TP_TOPO_NVS] && switches >= 4 && !gpus && rails == INT32_MAX;
+}
+
+/* CPUs of a host on which GPUs hang. */
+static int count_cpus(const struct faults *f, int32_t host)
+{
+	int count = 0;
+	for (int32_t i = 0; i < f->topo->count[TP_TOPO_CPU]; i++) {
+		const struct tp_topo_node *cpu = tp_topo_node_of(f->topo, TP_TOPO_CPU, i);
+		count += cpu->host == host && f->loads[cpu->index].gpus;
+	}
+	return count;
+}
+
+/* GPUs without a NIC at their switch, or where switches have none at their CPU, while others have one. */
 static ncclResult_t find_no_nic(struct faults *f, int32_t host, bool *found)
 {
 	const struct tp_topo *topo = f->topo;
 	struct names without = { .count = 0 };
+	enum tp_topo_path_type nearest = TP_PATH_DIS;
 	int with = 0;
 	int32_t first = -1;
-	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++) {
+	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++)
+		if (tp_topo_node_of(topo, TP_TOPO_GPU, g)->host == host) nearest = TP_MIN(nearest, nearest_net(topo, topo->of_kind[TP_TOPO_GPU][g]));
+	enum tp_topo_path_type near = nearest <= TP_PATH_PXB ? TP_PATH_PXB : TP_PATH_PHB;
+	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU] && nearest <= TP_PATH_PHB; g++) {
 		const struct tp_topo_node *gpu = tp_topo_node_of(topo, TP_TOPO_GPU, g);
 		if (gpu->host != host) continue;
-		if (has_near_net(topo, gpu->index)) {
+		if (nearest_net(topo, gpu->index) <= near) {
 			with++;
 			continue;
 		}
 		if (first < 0) first = gpu->index;
 		add_name(&without, gpu->name);
 	}
-	*found = without.count && with > without.count;
+	bool most = with > without.count && (near == TP_PATH_PXB || count_cpus(f, host) > 2);
+	*found = without.count && with && (most || (near == TP_PATH_PXB && cpus_are_unlike(f, host)));
 	if (!*found) return ncclSuccess;
 	int32_t net = tp_topo_local_net(topo, first, 0);
-	return add(f, TP_FAULT_NO_NIC, first, net, "no NIC shares a switch with %s, while %d other GPUs have one: %s will use %s, which is another's. Is a NIC "
-		"missing, down, or left out (NCCL_IB_HCA)?", names_text(&without), with, topo->nodes[first].name, net >= 0 ? topo->nodes[net].name : "none");
-}
-
-/* The one CPU on which all of a host's ports hang that can reach GPU memory; -1: there is none, or there are several. */
-static int32_t only_cpu_with_ports(const struct tp_topo *topo, int32_t host, int32_t *port)
-{
-	int32_t cpu = -1;
-	for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) {
-		const struct tp_topo_node *net = tp_topo_node_of(topo, TP_TOPO_NET, n);
-		if (net->host != host) continue;
-		if (net->near_cpu < 0 || !net->net.gdr || (cpu >= 0 && net->near_cpu != cpu)) return -1;
-		if (cpu < 0) *port = net->index;
-		cpu = net->near_cpu;
-	}
-	return cpu;
-}
-
-/* GPUs on several CPUs, and ports on one of these alone: what the others send crosses between CPUs. */
-static ncclResult_t find_far_nics(struct faults *f, int32_t host)
-{
-	const struct tp_topo *topo = f->topo;
-	struct names far = { .count = 0 };
-	int near = 0;
-	int32_t first = -1, port = -1, cpu = only_cpu_with_ports(topo, host, &port);
-	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU] && cpu >= 0; g++) {
-		const struct tp_topo_node *gpu = tp_topo_node_of(topo, TP_TOPO_GPU, g);
-		if (gpu->host != host) continue;
-		near += gpu->near_cpu == cpu;
-		if (gpu->near_cpu == cpu || tp_topo_wire_path(topo, gpu->index, port)->type != TP_PATH_SYS) continue;
-		if (first < 0) first = gpu->index;
-		add_name(&far, gpu->name);
-	}
-	if (!near || !far.count) return ncclSuccess;
-	return add(f, TP_FAULT_NO_NIC, first, port, "no NIC hangs on the CPU of %s: what goes out from there crosses to %s on %s, %.4g GB/s at most, which %d other GPU%s too. Is a NIC "
-		"missing, down, or left out (NCCL_IB_HCA)?", names_text(&far), topo->nodes[port].name, topo->nodes[cpu].name, tp_topo_wire_path(topo, first, port)->bw,
-		near, near == 1 ? " uses" : "s use");
+	return add(f, TP_FAULT_NO_NIC, first, net, "no NIC shares a %s with %s, while %d other GPU%s one: %s will use %s, which is another's. Is a NIC "
+		"missing, down, or left out (NCCL_IB_HCA)?", near == TP_PATH_PXB ? "switch" : "CPU", names_text(&without), with, with == 1 ? " has" : "s have",
+		topo->nodes[first].name, net >= 0 ? topo->nodes[net].name : "none");
 }
 
 /* Ports that share its nearest switch with this GPU. */
@@ -360,12 +403,13 @@ static ncclResult_t find_fewer_nics(struct faults *f, int32_t host)
 		poor.count == 1 ? "has" : "have", least, least == 1 ? "" : "s", poor.count == 1 ? "its" : "their", rich, most);
 }
 
-/* What is narrow or slow is chosen by fewer: that is told already. */
+/* What is narrow, slow or out of reach is chosen by fewer: that is told already. */
 static bool is_sick(const struct faults *f, int32_t host)
 {
 	for (int i = 0; i < f->count; i++) {
 		const struct tp_topo_warning *w = &f->list[i];
-		if (w->node >= 0 && f->topo->nodes[w->node].host == host && (w->fault == TP_FAULT_PCI_WIDTH || w->fault == TP_FAULT_PCI_SPEED || w->fault == TP_FAULT_NIC_RATE))
+		if (w->node >= 0 && f->topo->nodes[w->node].host == host && (w->fault == TP_FAULT_PCI_WIDTH || w->fault == TP_FAULT_PCI_SPEED || w->fault == TP_FAULT_NIC_RATE ||
+			w->fault == TP_FAULT_NO_GDR || w->fault == TP_FAULT_NVLINK_MISSING))
 			return true;
 	}
 	return false;
@@ -424,17 +468,32 @@ static ncclResult_t find_nvlink_missing(struct faults *f)
 	return ncclSuccess;
 }
 
+static bool is_told(const struct faults *f, enum tp_topo_fault fault, int32_t node)
+{
+	for (int i = 0; i < f->count; i++)
+		if (f->list[i].fault == fault && f->list[i].node == node) return true;
+	return false;
+}
+
 static ncclResult_t find_one_way(struct faults *f)
 {
 	const struct tp_topo *topo = f->topo;
 	for (int32_t i = 0; i < topo->nlinks; i++) {
 		const struct tp_topo_link *link = &topo->links[i];
 		int back = link->reverse >= 0 ? topo->links[link->reverse].count : 0;
-		if (link->kind != TP_WIRE_NVL || back >= link->count) continue;
+		/* That the end which says fewer lacks NVLinks is told already; and one such link of a device stands for all of it. */
+		if (link->kind != TP_WIRE_NVL || back >= link->count || is_told(f, TP_FAULT_NVLINK_MISSING, link->to) || is_told(f, TP_FAULT_LINK_ONE_WAY, link->from)) continue;
 		TP_TRY(add(f, TP_FAULT_LINK_ONE_WAY, link->from, link->to, "%s says %d NVLinks lead to %s, which says %d lead back: the description contradicts itself, or links "
 			"are down at one end", topo->nodes[link->from].name, link->count, topo->nodes[link->to].name, back));
 	}
 	return ncclSuccess;
+}
+
+static bool lacks_nics(const struct faults *f, int32_t host)
+{
+	for (int i = 0; i < f->count; i++)
+		if ((f->list[i].fault == TP_FAULT_NO_NIC || f->list[i].fault == TP_FAULT_NIC_SHARED) && f->topo->nodes[f->list[i].node].host == host) return true;
+	return false;
 }
 
 static ncclResult_t find_uneven_hosts(struct faults *f)
@@ -457,7 +516,8 @@ static ncclResult_t find_uneven_hosts(struct faults *f)
 			counts[1] = nets;
 		}
 	}
-	if (other < 0) return ncclSuccess;
+	/* Why it is poorer may be told already. */
+	if (other < 0 || lacks_nics(f, counts[0] < counts[1] ? first : other)) return ncclSuccess;
 	return add(f, TP_FAULT_UNEVEN_NICS, -1, -1, "host %d has %d network ports, host %d has %d: channels are as many as the poorest host can serve", first, counts[0],
 		other, counts[1]);
 }
@@ -465,7 +525,8 @@ static ncclResult_t find_uneven_hosts(struct faults *f)
 ncclResult_t tp_topo_find_faults(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct tp_topo_warning **out, int *count)
 {
 	struct faults f = { .topo = topo, .policy = policy };
-	ncclResult_t result = find_narrow(&f);
+	ncclResult_t result = count_loads(&f);
+	if (result == ncclSuccess) result = find_narrow(&f);
 	if (result == ncclSuccess) result = find_slow_ports(&f);
 	if (result == ncclSuccess) result = find_nvlink_missing(&f);
 	if (result == ncclSuccess) result = find_one_way(&f);
@@ -476,11 +537,11 @@ ncclResult_t tp_topo_find_faults(const struct tp_topo *topo, const struct tp_top
 		result = find_no_gdr(&f, h);
 		if (result == ncclSuccess) result = find_no_nic(&f, h, &missing);
 		int before = f.count;
-		if (result == ncclSuccess && !missing) result = find_far_nics(&f, h);
 		if (result == ncclSuccess && !missing && f.count == before) result = find_fewer_nics(&f, h);
 		if (result == ncclSuccess && !missing && f.count == before && !is_sick(&f, h)) result = find_shared(&f, h);
 	}
 	if (result == ncclSuccess) result = find_uneven_hosts(&f);
+	free(f.loads);
 	if (result != ncclSuccess) {
 		free(f.list);
 		return result;

@@ -34,6 +34,19 @@ says "why an algorithm can't be" "BRUCK +- +-  Bruck's algorithm does all-to-all
 expect "one of ours and one of NCCL's are marked for each size" 4 "$(grep -c '^\* ' <<<"$out")"
 expect "twice the same" "$out" "$(explain all_reduce 8 4M --topo dgx-h100)"
 
+# What moves it: by the table of kernels, as communicators have it.
+kernel() { explain "$@" | sed -n 's/^Kernel: \([A-Z0-9_/]*\).*/\1/p' | tr '\n' ' '; }
+expect "the kernels of two ranks" "ONE_SHOT/LL ONE_SHOT/LL128 TWO_SHOT/LL128 TWO_SHOT/PIPE " "$(kernel all_reduce 8 1M 64M 1G --topo dgx-h100 -n 2)"
+expect "what only moves goes through pipes earlier" "DIRECT/LL DIRECT/LL128 DIRECT/PIPE " "$(kernel all_gather 64K 4M 64M --topo dgx-h100 -n 2)"
+expect "pipes are for NVLink between GPUs that have them" "DIRECT/LL128 " "$(kernel all_gather 64M --topo dgx-a100 -n 2)"
+expect "and can be done without" "DIRECT/LL128 " "$(TELPHER_CUDA_TABLE=pipes=0 kernel all_gather 64M --topo dgx-h100 -n 2)"
+expect "eight ranks" "ONE_SHOT/LL TWO_SHOT/LL128 STEPS " "$(kernel all_reduce 8 16M 512M --topo dgx-h100)"
+expect "in two steps from the root, and as sends" "TWO_STEP/LL128 DIRECT/STREAM " "$(kernel broadcast 16M --topo dgx-h100)$(kernel scatter 16M --topo dgx-h100)"
+expect "over hosts, and on PCIe, steps" "STEPS STEPS " "$(kernel all_reduce 4M --topo dgx-h100x2)$(kernel all_reduce 4M --topo pcie-box)"
+says "in words" "^Kernel: TWO_SHOT/PIPE \(one kernel, through pipes.*; between symmetric windows: TWO_SHOT/WINDOW" "$(explain all_reduce 1G --topo dgx-h100 -n 2)"
+says "windows go by copy engines" "between symmetric windows: DIRECT/COPY \(copy engines" "$(explain all_gather 64M --topo dgx-h100)"
+expect "none where the library has none, or nothing to do" 2 "$({ explain all_reduce 4M --topo mi300x; explain all_gather 8 --topo dgx-h100; } | grep -c '^Kernel: none')"
+
 # A mesh of NVLinks.
 out=$(explain all_reduce 2M 64M --topo dgx-1v)
 says "in a mesh NCCL's ring runs with LL128" "^NCCL would take Ring with LL128" "$out"

@@ -102,13 +102,7 @@ void tp_cuda_copies_close(struct tp_cuda_exec *exec)
 
 /* ---- which calls ---- */
 
-bool tp_cuda_exec_copies(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes)
-{
-	const struct tp_fused *f = &exec->fused;
-	if (!f->usable || !block_bytes) return false;
-	if (coll == TP_BROADCAST) return block_bytes >= f->table.copies_rooted;
-	return (coll == TP_ALL_GATHER || coll == TP_ALL_TO_ALL) && block_bytes * (size_t)(f->nranks - 1) >= f->table.copies;
-}
+bool tp_cuda_exec_copies(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes) { return tp_fused_copies(&exec->fused, coll, block_bytes); }
 
 /* A broadcast as a scatter and a gather. */
 static bool has_slices(const struct tp_cuda_exec *exec, const struct tp_exec_call *call)

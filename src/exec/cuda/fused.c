@@ -241,6 +241,13 @@ static int protocol_of(const struct tp_fused *f, const struct tp_fused_shape *s)
 	return counted && f->table.allows_128 && s->sends <= limit->ll128 ? 1 : -1;
 }
 
+bool tp_fused_copies(const struct tp_fused *f, enum tp_coll coll, size_t block_bytes)
+{
+	if (!f->usable || !block_bytes) return false;
+	if (coll == TP_BROADCAST) return block_bytes >= f->table.copies_rooted;
+	return (coll == TP_ALL_GATHER || coll == TP_ALL_TO_ALL) && block_bytes * (size_t)(f->nranks - 1) >= f->table.copies;
+}
+
 static void fill_args(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_shape *s, struct tp_fused_args *args)
 {
 	*args = (struct tp_fused_args){ .comm = f->comm, .input = (uint64_t)(uintptr_t)call->input,
@@ -345,13 +352,57 @@ bool tp_fused_suggest(const struct tp_fused *f, enum tp_coll coll, size_t block_
 	return false;
 }
 
-ncclResult_t tp_cuda_suggest_for(int nranks, bool nvlink, enum tp_coll coll, size_t block_bytes, bool *wants, enum tp_algo *out)
+/* ---- ranks that there are not ---- */
+
+static ncclResult_t foresee(const struct tp_cuda_foreseen *ranks, struct tp_fused *out)
 {
-	struct tp_fused f = { .usable = nranks >= 2 && nranks <= TP_DEV_MAX_LOCAL, .nranks = nranks };
-	const struct tp_fused_machine machine = { .nranks = nranks, .join = nvlink ? TP_FUSED_NVLINK : TP_FUSED_PCIE };
+	struct tp_fused f = { .usable = ranks->nranks >= 2 && ranks->nranks <= TP_DEV_MAX_LOCAL, .nranks = ranks->nranks };
+	const struct tp_fused_machine machine = { .major = ranks->sm / 10, .minor = ranks->sm % 10, .nranks = f.nranks,
+		.join = ranks->nvlink ? TP_FUSED_NVLINK : TP_FUSED_PCIE };
 	tp_fused_defaults(&machine, &f.table);
 	TP_TRY(tp_fused_read_table(&machine, &f.table));
-	f.table.allows_128 = allows_128(nvlink);
+	f.table.allows_128 = allows_128(ranks->nvlink);
+	bool pipes = f.nranks <= TP_PIPE_RANKS && (f.table.pipes != 1 || (ranks->sm >= 90 && f.table.allows_128));
+	f.pipes.level = pipes ? tp_fused_table_pipes(&f.table) : TP_CUDA_PIPES_NONE;
+	*out = f;
+	return ncclSuccess;
+}
+
+ncclResult_t tp_cuda_suggest_for(const struct tp_cuda_foreseen *ranks, enum tp_coll coll, size_t block_bytes, bool *wants, enum tp_algo *out)
+{
+	struct tp_fused f;
+	TP_TRY(foresee(ranks, &f));
 	*wants = tp_fused_suggest(&f, coll, block_bytes, out);
+	return ncclSuccess;
+}
+
+/* As launch.c looks for it: pipes, sends and receives, lines, and the steps last. */
+static const char *kernel_of(const struct tp_fused *f, enum tp_coll coll, enum tp_algo algo, size_t block_bytes)
+{
+	enum tp_shape shape = algo == TP_ALGO_ONE_SHOT ? TP_SHAPE_ONE_SHOT : algo == TP_ALGO_TWO_SHOT ? TP_SHAPE_TWO_SHOT : algo == TP_ALGO_DIRECT ? TP_SHAPE_DIRECT
+		: TP_SHAPE_STEPS;
+	struct tp_fused_shape s;
+	if (!f->usable || !shape_of(f, coll, shape, block_bytes, &s)) return "STEPS";
+	int protocol = protocol_of(f, &s);
+	if (protocol != TP_FUSED_BY_PIPES && (coll == TP_GATHER || coll == TP_SCATTER) && f->table.allows_128 && block_bytes >= f->table.stream) return "DIRECT/STREAM";
+	return protocol < 0 ? "STEPS" : s.name[protocol];
+}
+
+static const char *kernel_in_windows(const struct tp_fused *f, enum tp_coll coll, size_t block_bytes)
+{
+	if (!f->usable) return NULL;
+	if (coll == TP_ALL_REDUCE || coll == TP_REDUCE_SCATTER)
+		return block_bytes < f->table.window ? NULL : coll == TP_ALL_REDUCE ? "TWO_SHOT/WINDOW" : "DIRECT/WINDOW";
+	if (!tp_fused_copies(f, coll, block_bytes)) return NULL;
+	return coll == TP_BROADCAST && f->nranks > 2 && block_bytes >= f->table.owners ? "TWO_STEP/COPY" : "DIRECT/COPY";
+}
+
+ncclResult_t tp_cuda_kernel_for(const struct tp_cuda_foreseen *ranks, enum tp_coll coll, enum tp_algo algo, size_t block_bytes, const char **kernel,
+	const char **in_windows)
+{
+	struct tp_fused f;
+	TP_TRY(foresee(ranks, &f));
+	*kernel = kernel_of(&f, coll, algo, block_bytes);
+	*in_windows = kernel_in_windows(&f, coll, block_bytes);
 	return ncclSuccess;
 }

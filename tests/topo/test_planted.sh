@@ -1,0 +1,118 @@
+#!/bin/bash
+# One degradation at a time is planted in every machine that is known by name, and in the files of real systems where those lie beside this
+# tree: each is one warning, the right one, and machines without any have none.
+set -u
+for name in $(env | sed -n 's/^\(\(NCCL\|TELPHER\)_[A-Za-z0-9_]*\)=.*/\1/p'); do unset "$name"; done
+where=$(mktemp -d)
+trap 'rm -rf "$where"' EXIT
+python3 - "$BUILD_DIR/bin/telpher" "$SOURCE_DIR/../shared/topo" "$where" <<'P'
+import collections, copy, glob, json, os, re, subprocess, sys
+import xml.etree.ElementTree as ET
+telpher, shared, where = sys.argv[1:]
+failed = checked = 0
+
+# What real files have without our planting it: all NVLinks of GPU 1 are down there.
+SICK = {"gb300-1tray-fault-gpu1": ["nvlink-missing"]}
+# A port that is gone makes others serve more, where GPUs and ports meet at a CPU by C2C, or in other numbers at each switch.
+SHARED = {"gb200-tray", "gb200-nvl72", "rccl-8p1h.conv"}
+
+def faults(tree):
+    tree.write(f"{where}/planted.xml")
+    run = subprocess.run([telpher, "topo", "show", "--json", "-q", f"{where}/planted.xml"], capture_output=True, text=True)
+    if run.returncode: return [run.stderr.strip()]
+    return sorted(f["fault"] for f in json.loads(run.stdout)["faults"])
+
+def devices(root, tag):
+    if tag == "switch": return [p for p in root.iter("pci") if p.find("pci") is not None]
+    return [p for p in root.iter("pci") if p.find(tag) is not None]
+
+def narrow(tag, index, root):
+    pci = devices(root, tag)[index]
+    if int(pci.get("link_width") or 0) < 16: return False
+    pci.set("link_width", "8")
+    return True
+
+def slow_down(tag, index, root):
+    pci = devices(root, tag)[index]
+    speed = re.match(r"[\d.]+", pci.get("link_speed") or "")
+    if not speed or float(speed.group()) < 8: return False
+    pci.set("link_speed", "2.5 GT/s PCIe")
+    return True
+
+def remove_nic(index, root):
+    nic = devices(root, "nic")[index]
+    for pci in root.iter():
+        if nic in list(pci): pci.remove(nic)
+    return True
+
+def slow_port(index, root):
+    ports = list(devices(root, "nic")[index].iter("net"))
+    for port in ports: port.set("speed", str(int(float(port.get("speed") or 0)) // 4))
+    return bool(ports)
+
+def refuse(tag, root):
+    for device in root.iter(tag): device.set("gdr", "0")
+    return True
+
+def cut_nvlinks(index, root):
+    gpu = joined(root)[index]
+    for link in gpu.findall("nvlink") + gpu.findall("xgmi"): gpu.remove(link)
+    return True
+
+def joined(root): return [g for g in root.iter("gpu") if g.find("nvlink") is not None or g.find("xgmi") is not None]
+
+def some(devices, sample): return range(0, len(devices), max(sample, len(devices) // 3))
+
+def check(name, what, healthy, wanted, tree, plant):
+    global failed, checked
+    sick = ET.ElementTree(copy.deepcopy(tree.getroot()))
+    if not plant(sick.getroot()): return
+    got, checked = faults(sick), checked + 1
+    # Of a kind of which there is one, or where two differ by design, nothing tells: no warning is right as well, a wrong one isn't.
+    if got != sorted(healthy + [wanted]) and got != healthy:
+        failed += 1
+        print("FAIL", name, what, "wanted", wanted, "beside", healthy, "got", got)
+    told[name, what].append(got != healthy)
+
+def plant_all(name, tree, sample):
+    healthy = faults(tree)
+    if healthy != sorted(SICK.get(name, [])):
+        print("FAIL", name, "nothing planted, got", healthy)
+        return 1
+    root = tree.getroot()
+    for tag in "gpu", "nic", "switch":
+        for i in some(devices(root, tag), sample):
+            check(name, f"{tag} on 8 lanes", healthy, "pci-width", tree, lambda r: narrow(tag, i, r))
+            check(name, f"{tag} at 2.5 GT/s", healthy, "pci-speed", tree, lambda r: slow_down(tag, i, r))
+    for i in some(devices(root, "nic"), sample):
+        check(name, "NIC gone", healthy, "nic-shared" if name in SHARED else "no-nic", tree, lambda r: remove_nic(i, r))
+        check(name, "port slow", healthy, "nic-rate", tree, lambda r: slow_port(i, r))
+    if sample == 1:
+        check(name, "GPUs without peermem", healthy, "no-gdr", tree, lambda r: refuse("gpu", r))
+        check(name, "NICs without peermem", healthy, "no-gdr", tree, lambda r: refuse("net", r))
+    for i in some(joined(root), sample):
+        check(name, "NVLinks down", healthy, "nvlink-missing", tree, lambda r: cut_nvlinks(i, r))
+    return 0
+
+told = collections.defaultdict(list)
+for model in [l.split()[0] for l in subprocess.run([telpher, "topo", "model"], capture_output=True, text=True).stdout.splitlines()]:
+    text = subprocess.run([telpher, "topo", "model", model], capture_output=True, text=True).stdout
+    # A rack of 72 takes long: a part of it.
+    failed += plant_all(model, ET.ElementTree(ET.fromstring(text)), 24 if model == "gb200-nvl72" else 1)
+for path in sorted(glob.glob(shared + "/*.xml")):
+    failed += plant_all(os.path.basename(path)[:-4], ET.parse(path), 5)
+
+# Where there are others to compare with, all of them are found.
+for model in "dgx-a100", "dgx-h100", "hgx-h200", "dgx-b200", "p4d", "ndv4", "ndv5", "mi250x", "mi300x":
+    for what in "gpu on 8 lanes", "nic at 2.5 GT/s", "switch on 8 lanes", "NIC gone", "port slow", "GPUs without peermem", "NVLinks down":
+        if not told[model, what] or not all(told[model, what]):
+            failed += 1
+            print("FAIL", model, what, "isn't found", told[model, what])
+for model in "gb200-tray", "mi300a":
+    for what in "GPUs without peermem", "NIC gone":
+        if not all(told[model, what]):
+            failed += 1
+            print("FAIL", model, what, "isn't found")
+print(checked, "planted,", failed, "wrong")
+sys.exit(failed > 0)
+P
