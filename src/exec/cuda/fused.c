@@ -14,7 +14,8 @@ enum {
 	SHARE_BYTES = 16 << 20,             /* of all blocks together, where that gives each slot its least */
 	SHARE_MOST = 512 << 10,
 	LL_UNIT = 32, LL_ROW = 1024, LL128_UNIT = 128,
-	MOST_BYTES = 1 << 30,               /* kernels count units and offsets in 32 bits */
+	MOST_BYTES = 1 << 30,               /* of a launch, over all ranks: kernels count units and offsets in 32 bits */
+	PIECE_UNIT = 1920,                  /* whole lines, elements, and 128 bytes */
 };
 
 /* ---- the region ---- */
@@ -233,7 +234,7 @@ static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape 
 static int protocol_of(const struct tp_fused *f, const struct tp_fused_shape *s)
 {
 	const struct tp_fused_limit *limit = &f->table.limits[s->class];
-	const bool counted = s->slice <= MOST_BYTES / (size_t)f->nranks, moves = !s->reduces && !s->owners;
+	const bool counted = (s->in_stride | s->out_stride) <= UINT32_MAX / (size_t)f->nranks, moves = !s->reduces && !s->owners;
 	const uint64_t pipes = s->reduces && s->class == TP_FUSED_ROOTED ? f->table.reduce : limit->pipes;
 	if (f->pipes.level >= (moves ? TP_CUDA_PIPES_MOVE : TP_CUDA_PIPES_ALL) && s->class != TP_FUSED_ONE_SHOT && s->sends >= pipes)
 		return TP_FUSED_BY_PIPES;
@@ -246,6 +247,18 @@ bool tp_fused_copies(const struct tp_fused *f, enum tp_coll coll, size_t block_b
 	if (!f->usable || !block_bytes) return false;
 	if (coll == TP_BROADCAST) return block_bytes >= f->table.copies_rooted;
 	return (coll == TP_ALL_GATHER || coll == TP_ALL_TO_ALL) && block_bytes * (size_t)(f->nranks - 1) >= f->table.copies;
+}
+
+/* A call from byte `from` on: shape and call become those of what one launch takes, which is returned. */
+static size_t cut_piece(const struct tp_fused *f, size_t from, struct tp_fused_shape *s, struct tp_exec_call *call)
+{
+	const size_t most = TP_MAX(TP_MIN(f->table.cut, MOST_BYTES) / (size_t)f->nranks / PIECE_UNIT, 1) * PIECE_UNIT, npieces = tp_div_up(s->slice, most);
+	const size_t piece = TP_MIN(tp_align_up(tp_div_up(s->slice, npieces), PIECE_UNIT), s->slice - from);
+	s->total = s->in_stride ? s->total - from : piece;
+	s->slice = piece;
+	if (call->input) call->input = (const char *)call->input + from;
+	if (call->output) call->output = (char *)call->output + from;
+	return piece;
 }
 
 static void fill_args(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_shape *s, struct tp_fused_args *args)
@@ -299,22 +312,26 @@ bool tp_fused_find(const struct tp_fused *f, const struct tp_exec_call *call, st
 	return *protocol >= 0;
 }
 
-bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_launch *out)
+bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, size_t from, struct tp_fused_launch *out)
 {
+	struct tp_exec_call piece = *call;
 	struct tp_fused_shape s;
 	int protocol;
 	if (!tp_fused_find(f, call, &s, &protocol) || protocol == TP_FUSED_BY_PIPES) return false;
-	fit_lines(f, call, &s, protocol, out);
+	out->bytes = cut_piece(f, from, &s, &piece);
+	fit_lines(f, &piece, &s, protocol, out);
 	return true;
 }
 
-bool tp_fused_fit_windows(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_windows *windows,
+bool tp_fused_fit_windows(const struct tp_fused *f, const struct tp_exec_call *call, const struct tp_fused_windows *windows, size_t from,
 	struct tp_fused_launch *out)
 {
+	struct tp_exec_call piece = *call;
 	struct tp_fused_shape s;
 	if (!f->usable || !call->plan || !shape_of(f, call->plan->spec.coll, call->plan->shape, call->block_bytes, &s)) return false;
 	if (s.class != TP_FUSED_TWO_SHOT && s.class != TP_FUSED_SCATTER) return false;
-	if (s.sends < f->table.window || s.slice > MOST_BYTES / (size_t)f->nranks) return false;
+	if (s.sends < f->table.window || s.in_stride > UINT32_MAX) return false;
+	out->bytes = cut_piece(f, from, &s, &piece);
 	if (s.gathers) s.slice = s.in_stride = s.out_stride = tp_align_up(tp_div_up(s.slice, (size_t)f->nranks), 128);
 	/* Windows begin at pages, and the offsets are the same on all ranks. An output that is no window is each rank's own affair, so nothing is
 	 * asked of it: the kernel stores to any place. */
@@ -322,12 +339,12 @@ bool tp_fused_fit_windows(const struct tp_fused *f, const struct tp_exec_call *c
 	out->kind = TP_FUSED_WINDOW;
 	out->reduces = true;
 	out->name = s.gathers ? "TWO_SHOT/WINDOW" : "DIRECT/WINDOW";
-	fill_args(f, call, &s, &out->args);
+	fill_args(f, &piece, &s, &out->args);
 	out->args.aligned = s.gathers || out->args.output % 16 == 0;
 	out->args.in_bases = windows->in_bases;
-	out->args.in_offset = windows->in_offset;
+	out->args.in_offset = windows->in_offset + from;
 	out->args.out_bases = windows->out_bases;
-	out->args.out_offset = windows->out_offset;
+	out->args.out_offset = windows->out_offset + from;
 	out->threads = TP_DEV_THREADS;
 	out->blocks = (unsigned)TP_MAX(TP_MIN(tp_div_up(s.slice / 16, TP_DEV_THREADS), f->table.max_blocks), 1);
 	return true;

@@ -84,6 +84,7 @@ struct tp_fused_table {
 	uint64_t offer;                             /* what a rank sends another: from so many bytes on registered buffers are offered */
 	uint64_t transfers;                         /* sends and receives: from so many bytes on through pipes */
 	uint64_t reduce;                            /* reduce in one step: from so many bytes on through pipes */
+	uint64_t cut;                               /* bytes of a launch of lines or of windows, counted over all ranks: what is larger takes several */
 	uint64_t pipes;                             /* whether there are any: 0: no; 1: over NVLink, where GPUs have bulk copies; 2: yes */
 };
 
@@ -142,13 +143,15 @@ struct tp_fused_launch {
 	bool reduces;                               /* the kernel is of call->reduce's type and operation; else the kind's copying one */
 	unsigned blocks, threads;
 	const char *name;                           /* "ONE_SHOT/LL" */
+	size_t bytes;                               /* of each block, from `from` on */
 	struct tp_fused_args args;
 };
-/* How a call runs as a fused kernel; false: it doesn't. A function of what all ranks agree on, addresses aside. */
-bool tp_fused_fit(const struct tp_fused *fused, const struct tp_exec_call *call, struct tp_fused_launch *out);
+/* How a call's blocks run as a fused kernel, from byte `from` on as far as one goes; false: they don't. A function of what all ranks agree on,
+ * addresses aside. */
+bool tp_fused_fit(const struct tp_fused *fused, const struct tp_exec_call *call, size_t from, struct tp_fused_launch *out);
 /* The same for buffers in memory that all ranks have mapped, with the same offsets on all ranks; bases: as in struct tp_fused_args. */
 struct tp_fused_windows { uint64_t in_bases, in_offset, out_bases, out_offset; };
-bool tp_fused_fit_windows(const struct tp_fused *fused, const struct tp_exec_call *call, const struct tp_fused_windows *windows,
+bool tp_fused_fit_windows(const struct tp_fused *fused, const struct tp_exec_call *call, const struct tp_fused_windows *windows, size_t from,
 	struct tp_fused_launch *out);
 /* Is it for copy engines, where its output lies in a window? */
 bool tp_fused_copies(const struct tp_fused *fused, enum tp_coll coll, size_t block_bytes);

@@ -97,11 +97,11 @@ static ncclResult_t find_prepared(struct tp_cuda_exec *exec, const struct tp_exe
 }
 
 /* Windows first: they say themselves from which size on they are worth it. */
-static bool fit_fused(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_fused_launch *out)
+static bool fit_fused(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, size_t from, struct tp_fused_launch *out)
 {
 	struct tp_fused_windows windows = { call->in_window, call->in_offset, call->out_window, call->out_offset };
-	if (__builtin_expect(windows.in_bases != 0, 0) && tp_fused_fit_windows(&exec->fused, call, &windows, out)) return true;
-	return tp_fused_fit(&exec->fused, call, out);
+	if (__builtin_expect(windows.in_bases != 0, 0) && tp_fused_fit_windows(&exec->fused, call, &windows, from, out)) return true;
+	return tp_fused_fit(&exec->fused, call, from, out);
 }
 
 /* What is too large for lines; windows, which stage nothing, come first. */
@@ -111,7 +111,7 @@ static bool fit_pipes(const struct tp_cuda_exec *exec, const struct tp_exec_call
 	struct tp_fused_launch fused;
 	int protocol;
 	if (!exec->fused.pipes.level || !tp_fused_find(&exec->fused, call, &shape, &protocol) || protocol != TP_FUSED_BY_PIPES) return false;
-	if (call->in_window && fit_fused(exec, call, &fused)) return false;
+	if (call->in_window && fit_fused(exec, call, 0, &fused)) return false;
 	tp_pipes_fit(&exec->fused, call, &shape, out);
 	return true;
 }
@@ -121,6 +121,18 @@ static ncclResult_t launch_pipes(struct tp_cuda_exec *exec, CUstream stream, con
 	CUfunction function = tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + pipes->kind, pipes->reduces, &call->reduce);
 	tp_cuda_pipe_offers(exec, call, pipes);
 	return tp_cuda_exec_run_shared(exec, stream, function, pipes->blocks, TP_DEV_THREADS, pipes->shared, &pipes->args);
+}
+
+/* In as many pieces as it needs; `first` is the first one. */
+static ncclResult_t launch_fused(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, struct tp_fused_launch *first)
+{
+	CUfunction function = tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + first->kind, first->reduces, &call->reduce);
+	for (size_t from = 0;;) {
+		TP_TRY(tp_cuda_exec_run(exec, stream, function, first->blocks, first->threads, &first->args));
+		from += first->bytes;
+		if (from >= call->block_bytes) return ncclSuccess;
+		fit_fused(exec, call, from, first);
+	}
 }
 
 bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes, bool windows, enum tp_algo *out)
@@ -150,7 +162,7 @@ static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, con
 	int n = 0;
 	for (; n < ncalls && n < TP_DEV_MAX_CALLS; n++) {
 		const struct tp_exec_call *call = &calls[n];
-		if (n && (!call->plan || tp_cuda_copies_take(call) || fit_pipes(exec, call, &pipes) || fit_fused(exec, call, &fused) ||
+		if (n && (!call->plan || tp_cuda_copies_take(call) || fit_pipes(exec, call, &pipes) || fit_fused(exec, call, 0, &fused) ||
 			tp_cuda_streams_take(exec, call, transfers, &group))) break;
 		TP_TRY(find_prepared(exec, call, &p));
 		CUfunction its = tp_cuda_kernel(exec->kernels, TP_CUDA_STEPS, p->reduces, &call->reduce);
@@ -188,9 +200,8 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 			TP_TRY(launch_pipes(exec, stream, call, &pipes));
 		} else if (tp_cuda_streams_take(exec, call, transfers, &group)) {
 			TP_TRY(tp_cuda_transfers_launch(exec, stream, &group));
-		} else if (fit_fused(exec, call, &fused)) {
-			CUfunction function = tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + fused.kind, fused.reduces, &call->reduce);
-			TP_TRY(tp_cuda_exec_run(exec, stream, function, fused.blocks, fused.threads, &fused.args));
+		} else if (fit_fused(exec, call, 0, &fused)) {
+			TP_TRY(launch_fused(exec, stream, call, &fused));
 		} else {
 			TP_TRY(launch_steps(exec, stream, call, ncalls - i, &taken));
 		}
@@ -238,7 +249,7 @@ const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec
 		*blocks = tp_cuda_transfers_blocks(exec, &group);
 		return "DIRECT/STREAM";
 	}
-	if (fit_fused(exec, call, &fused)) {
+	if (fit_fused(exec, call, 0, &fused)) {
 		*blocks = (int)fused.blocks;
 		return fused.name;
 	}

@@ -19,8 +19,8 @@ static const char built_in[] =
 	/* Whatever isn't known better. Lines of 128 bytes count where they are allowed, without NVLink the first column alone. Copies, predicted: two kernels
 	 * and the first copy take 12 us, and a further copy's start 2; then a link carries 392 GB/s, where lines were measured to need 7 us and 3.4 us a MB
 	 * with four ranks. A broadcast to several sends its bytes twice less a slice, which the lines' two steps beat at all sizes. */
-	"one_shot=96K:1M,two_shot=96K:1G,gather=96K:1G,scatter=96K:1G,pairs=96K:1G,rooted=96K:16M,two_step=0:1G,two_step_from=512K,stream=16K,reduce=never,"
-	"window=1M,transfers=never,copies=16M,copies_rooted=never,offer=4M,pipes=1,threads=128:256\n"
+	"one_shot=96K:1M,two_shot=96K:1024G,gather=96K:1024G,scatter=96K:1024G,pairs=96K:1024G,rooted=96K:16M,two_step=0:1024G,two_step_from=512K,stream=16K,reduce=never,"
+	"window=1M,cut=1G,transfers=never,copies=16M,copies_rooted=never,offer=4M,pipes=1,threads=128:256\n"
 	/* Two ranks send in one shot as much as in two; with more, two shots soon send less. */
 	"[ranks=2] one_shot=96K:8M\n"
 	/* Sends and receives: measured with two GPUs; with more it is the same link, one way and peer by peer. */
@@ -28,10 +28,10 @@ static const char built_in[] =
 	/* Measured on H200. Its kin is taken for its like until somebody measures it. */
 	"[cc=9.0 ranks=2 join=nvlink] " TWO_BY_NVLINK
 	"[gpu=H200 ranks=2 join=nvlink] " TWO_BY_NVLINK
-	"[gpu=H200 ranks=4 join=nvlink] one_shot=96K:1M,two_shot=96K:1G,gather=96K:1G,scatter=96K:1G,pairs=96K:1G,rooted=96K:16M,two_step=0:1G,two_step_from=512K\n"
+	"[gpu=H200 ranks=4 join=nvlink] one_shot=96K:1M,two_shot=96K:1024G,gather=96K:1024G,scatter=96K:1024G,pairs=96K:1024G,rooted=96K:16M,two_step=0:1024G,two_step_from=512K\n"
 	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. Measured with two and four
 	 * ranks: beyond, lines of 128 bytes are as good as steps between two, twice as good between four, and worse where all is reduced. */
-	"[join=shared] one_shot=4M:4M:never,two_shot=4M:8M:never,gather=4M:1G:never,scatter=4M:1G:never,pairs=4M:1G:never,rooted=1M:16M:never,"
+	"[join=shared] one_shot=4M:4M:never,two_shot=4M:8M:never,gather=4M:1024G:never,scatter=4M:1024G:never,pairs=4M:1024G:never,rooted=1M:16M:never,"
 	"two_step=0:16M:never,stream=1M,transfers=never,pipes=0,copies=never,copies_rooted=never\n";
 
 enum tp_cuda_pipes tp_fused_table_pipes(const struct tp_fused_table *t)
@@ -50,7 +50,7 @@ static struct tp_param params[] = {
 	{ .name = "TELPHER_CUDA_TABLE", .kind = TP_PARAM_STRING,
 		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 or NAME=LL:LL128:PIPES (bytes that a rank sends, up to "
 			"which these lines and from which on pipes are used; one_shot, two_shot, gather, scatter, pairs, rooted, two_step), NAME=BYTES (from which on, or never: "
-			"window, two_step_from, stream, copies, copies_rooted: by copy engines, reduce, transfers: through pipes, offer: registered buffers), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), "
+			"window, two_step_from, stream, copies, copies_rooted: by copy engines, reduce, transfers: through pipes, offer: registered buffers), cut=BYTES (of a launch, over all ranks: what is larger takes several), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), "
 			"threads=LL:LL128 (of a block), with commas between; @FILE: a file with such entries, and [gpu=NAME ranks=N join=shared, nvlink or pcie] before those "
 			"of one kind of machine, as telpher tune --gpu -o FILE writes it; rank 0's counts" },
 };
@@ -81,16 +81,16 @@ static bool read_bytes(const char **at, uint64_t *out)
 
 static bool read_entry(const char **at, struct tp_fused_table *table)
 {
-	struct { const char *name; uint64_t *first, *second, *third; } entries[TP_FUSED_CLASSES + 9] = { { .name = "window", .first = &table->window },
+	struct { const char *name; uint64_t *first, *second, *third; } entries[TP_FUSED_CLASSES + 10] = { { .name = "window", .first = &table->window },
 		{ .name = "two_step_from", .first = &table->owners }, { .name = "stream", .first = &table->stream },
 		{ .name = "reduce", .first = &table->reduce }, { .name = "offer", .first = &table->offer }, { .name = "pipes", .first = &table->pipes },
 		{ .name = "copies", .first = &table->copies }, { .name = "copies_rooted", .first = &table->copies_rooted },
-		{ .name = "transfers", .first = &table->transfers } };
+		{ .name = "transfers", .first = &table->transfers }, { .name = "cut", .first = &table->cut } };
 	for (int c = 0; c < TP_FUSED_CLASSES; c++) {
-		entries[9 + c].name = class_names[c];
-		entries[9 + c].first = &table->limits[c].ll;
-		entries[9 + c].second = &table->limits[c].ll128;
-		entries[9 + c].third = &table->limits[c].pipes;
+		entries[10 + c].name = class_names[c];
+		entries[10 + c].first = &table->limits[c].ll;
+		entries[10 + c].second = &table->limits[c].ll128;
+		entries[10 + c].third = &table->limits[c].pipes;
 	}
 	if (strncmp(*at, "threads=", 8) == 0) {
 		uint64_t threads[2];

@@ -234,7 +234,7 @@ static bool launch(struct fused_rank *k, const struct fused_call *c, const struc
 		k->fused.table.limits[i] = (struct tp_fused_limit){ c->lines128 ? 0 : (uint64_t)1 << 40, (uint64_t)1 << 40, UINT64_MAX };
 	if (c->transfers) return launch_transfers(k, c, b);
 	if (c->pipes) return launch_pipes(k, c, &call);
-	struct tp_fused_launch l;
+	k->fused.table.cut = c->cut ? c->cut : (size_t)1 << 30;
 	if (c->windows) {
 		/* What collective registration would have told everybody. */
 		pthread_barrier_wait(&w->barrier);
@@ -244,16 +244,19 @@ static bool launch(struct fused_rank *k, const struct fused_call *c, const struc
 		}
 		pthread_barrier_wait(&w->barrier);
 		k->fused.table.window = 0;
-		struct tp_fused_windows windows = { (uint64_t)(uintptr_t)k->in_bases, 16, (uint64_t)(uintptr_t)k->out_bases, 0 };
-		CHECK(k, tp_fused_fit_windows(&k->fused, &call, &windows, &l));
-	} else {
-		CHECK(k, tp_fused_fit(&k->fused, &call, &l));
 	}
-	CHECK(k, l.blocks >= 1 && l.blocks <= (unsigned)w->nchannels && l.threads <= TP_DEV_THREADS);
-	const struct tp_emulated_kernel *kernel = kernel_of(l.kind, l.reduces, c);
-	CHECK(k, kernel && kernel->args_bytes == sizeof(l.args));
-	if (k->held_in_rounds) k->held_from = atomic_load(&k->looks) + l.blocks * l.threads / 32;
-	tp_emulator_launch(kernel, (int)l.blocks, (int)l.threads, (int)l.blocks, &l.args);
+	for (size_t from = 0; from < b->block;) {
+		struct tp_fused_windows windows = { (uint64_t)(uintptr_t)k->in_bases, 16, (uint64_t)(uintptr_t)k->out_bases, 0 };
+		struct tp_fused_launch l;
+		CHECK(k, c->windows ? tp_fused_fit_windows(&k->fused, &call, &windows, from, &l) : tp_fused_fit(&k->fused, &call, from, &l));
+		CHECK(k, l.bytes > 0 && from + l.bytes <= b->block && (!c->cut || l.bytes * (size_t)w->n <= c->cut));
+		CHECK(k, l.blocks >= 1 && l.blocks <= (unsigned)w->nchannels && l.threads <= TP_DEV_THREADS);
+		const struct tp_emulated_kernel *kernel = kernel_of(l.kind, l.reduces, c);
+		CHECK(k, kernel && kernel->args_bytes == sizeof(l.args));
+		if (k->held_in_rounds) k->held_from = atomic_load(&k->looks) + l.blocks * l.threads / 32;
+		tp_emulator_launch(kernel, (int)l.blocks, (int)l.threads, (int)l.blocks, &l.args);
+		from += l.bytes;
+	}
 	return true;
 }
 
@@ -478,6 +481,7 @@ static struct fused_call random_call(uint64_t *state, int n, size_t most_bytes)
 	if (most > most_bytes) most = most_bytes;
 	c.count = 1 + reduce_draw(state) % (most / tp_type_bytes(c.type) + 1);
 	if (fused_kinds[kind].rooted || fused_kinds[kind].coll != TP_ALL_REDUCE) c.count = 1 + c.count / (size_t)n;
+	if (reduce_draw(state) % 3 == 0) c.cut = (size_t)n * 1920 * (1 + reduce_draw(state) % 4);
 	return c;
 }
 

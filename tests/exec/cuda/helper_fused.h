@@ -34,6 +34,7 @@ struct fused_call {
 	bool transfers;                         /* all-to-all: as sends and receives, the large ones through pipes */
 	bool offers;                            /* what only moves: receivers offer their buffers */
 	unsigned registered;                    /* whose buffers are registered, as bits */
+	size_t cut;                             /* lines and windows: bytes of a launch, over all ranks; 0: all */
 	uint32_t tag;
 };
 

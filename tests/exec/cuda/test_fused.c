@@ -66,6 +66,29 @@ static void many_rounds(void **unused)
 	fused_lateness = 0;
 }
 
+/* Only 1,920 bytes of a rank at a time, as if that were all that a launch can count. */
+static void what_is_too_large_for_a_launch_takes_several(void **unused)
+{
+	(void)unused;
+	static const size_t counts[] = { 480, 481, 5007 };
+	struct fused_call calls[FUSED_KINDS * 2 * 3 + 2 * 3];
+	for (int n = 2; n <= 5; n += 3) {
+		int ncalls = 0;
+		for (size_t c = 0; c < TP_ARRAY_LEN(counts); c++) {
+			for (size_t kind = 0; kind < TP_ARRAY_LEN(fused_kinds); kind++)
+				for (int lines = 0; lines < 2; lines++, ncalls++) {
+					calls[ncalls] = fused_call_of(&fused_kinds[kind], n - 1, counts[c], lines, (uint32_t)ncalls);
+					calls[ncalls].in_place = c == 2;
+				}
+			for (int reduce = 0; reduce < 2; reduce++, ncalls++)
+				calls[ncalls] = (struct fused_call){ .coll = reduce ? TP_REDUCE_SCATTER : TP_ALL_REDUCE, .algo = reduce ? TP_ALGO_DIRECT : TP_ALGO_TWO_SHOT,
+					.type = ncclFloat32, .count = (counts[c] + 3) / 4 * 4, .windows = true, .tag = (uint32_t)ncalls };
+		}
+		for (int i = 0; i < ncalls; i++) calls[i].cut = (size_t)n * 1920;
+		fused_run_calls(n, 3, 7, calls, ncalls);
+	}
+}
+
 static void windows_are_reduced_where_they_lie(void **unused)
 {
 	(void)unused;
@@ -112,6 +135,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(all_collectives_of_all_sizes),
 		cmocka_unit_test(buffers_at_any_element),
 		cmocka_unit_test(many_rounds),
+		cmocka_unit_test(what_is_too_large_for_a_launch_takes_several),
 		cmocka_unit_test(windows_are_reduced_where_they_lie),
 		cmocka_unit_test(regions_of_eight_ranks_take_16_mb_at_most),
 	};
