@@ -95,6 +95,24 @@ TP_FAR void tp_user_store(char *to, tp_four v, uint32_t bytes)
 	}
 }
 
+/* The usual few without a call, whose code would have to be fetched first: 0, 4 and 8 bytes. (Lines of 128 bytes carry more, and have no registers for it.) */
+TP_DEVICE tp_four tp_user_load_few(const char *from, uint32_t bytes)
+{
+	const uint32_t *at = (const uint32_t *)from;
+	if (((uint32_t)(uintptr_t)from | bytes) % 4 || bytes > 8) return tp_user_load(from, bytes);
+	return { bytes ? at[0] : 0u, bytes == 8 ? at[1] : 0u, 0, 0 };
+}
+TP_DEVICE void tp_user_store_few(char *to, tp_four v, uint32_t bytes)
+{
+	uint32_t *at = (uint32_t *)to;
+	if (((uint32_t)(uintptr_t)to | bytes) % 4 || bytes > 8) {
+		tp_user_store(to, v, bytes);
+		return;
+	}
+	if (bytes) at[0] = v.x;
+	if (bytes == 8) at[1] = v.y;
+}
+
 /* Lines of 16 bytes. Those of 32 threads lie together, first their first halves. */
 struct tp_ll {
 	enum { KIND = 0, LANES = 1, VECTORS = 1, BYTES = 16, PEERS = 4 };
@@ -380,7 +398,7 @@ TP_DEVICE void tp_unit_load(const char *from, bool whole, uint32_t left, tp_four
 	TP_UNROLL
 	for (int i = 0; i < L::VECTORS; i++) {
 		uint32_t bytes = tp_unit_bytes<L>(i, left);
-		v[i] = tp_user_load(from + L::offset(i), bytes);
+		v[i] = L::KIND == 0 ? tp_user_load_few(from + L::offset(i), bytes) : tp_user_load(from + L::offset(i), bytes);
 	}
 }
 
@@ -392,7 +410,11 @@ TP_DEVICE void tp_unit_store(char *to, bool whole, uint32_t left, const tp_four 
 		return;
 	}
 	TP_UNROLL
-	for (int i = 0; i < L::VECTORS; i++) tp_user_store(to + L::offset(i), v[i], tp_unit_bytes<L>(i, left));
+	for (int i = 0; i < L::VECTORS; i++) {
+		uint32_t bytes = tp_unit_bytes<L>(i, left);
+		if (L::KIND == 0) tp_user_store_few(to + L::offset(i), v[i], bytes);
+		else tp_user_store(to + L::offset(i), v[i], bytes);
+	}
 }
 
 /* One unit of several ranks, all there: v[q] is of first + q, the own one is left alone. */
