@@ -154,7 +154,8 @@ CUresult cuMemMap(CUdeviceptr ptr, size_t bytes, size_t offset, CUmemGenericAllo
 	for (uintptr_t at = ptr; at < ptr + bytes; at += granularity)
 		if (find_memory(at)) return CUDA_ERROR_ALREADY_MAPPED;
 	if (mmap((void *)ptr, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, b->fd, 0) == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
-	b->maps++;
+	/* At a second address the thread sanitizer doesn't know it again. */
+	if (b->maps++) tp_emulator_others();
 	memory m;
 	m.base = ptr;
 	m.bytes = bytes;

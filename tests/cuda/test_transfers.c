@@ -1,4 +1,5 @@
-/* Sends and receives on GPU ranks: groups of every shape. Each message has its own data: (from, to, nth between the two). */
+/* Sends and receives on GPU ranks: groups of every shape. Each message has its own data: (from, to, nth between the two).
+ *   test_cuda_transfers [pattern of tests' names] */
 #include "cuda/helper_ops.h"
 
 enum { MOST_RANKS = SANITIZED ? 4 : 8, ROOM = 8, MOST = 64, MARGIN = 64, RUBBISH = 0x5d };
@@ -307,9 +308,10 @@ static void between_hosts(void **state)
 	assert_true(run(5, false, 1, 2, NULL));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	gpu_need();
+	if (argc > 1) cmocka_set_test_filter(argv[1]);
 	const struct CMUnitTest tests[] = { cmocka_unit_test(in_processes), cmocka_unit_test(in_threads), cmocka_unit_test(on_several_gpus),
 		cmocka_unit_test(by_lines_of_128_bytes), cmocka_unit_test(large_ones_through_pipes), cmocka_unit_test(between_hosts) };
 	return cmocka_run_group_tests(tests, NULL, NULL);

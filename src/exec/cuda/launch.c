@@ -247,7 +247,7 @@ const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec
 	}
 	if (tp_cuda_streams_take(exec, call, transfers, &group)) {
 		*blocks = tp_cuda_transfers_blocks(exec, &group);
-		return "DIRECT/STREAM";
+		return tp_cuda_streams_are_piped(exec, &group) ? "DIRECT/PIPE" : "DIRECT/STREAM";
 	}
 	if (fit_fused(exec, call, 0, &fused)) {
 		*blocks = (int)fused.blocks;

@@ -23,8 +23,8 @@ TP_DEVICE void tp_block_set(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __
 #define TP_KERNEL_BLOCKS(name, type, blocks) TP_KERNEL(name, type)
 #define TP_SHARED_DYNAMIC(name, bytes) struct alignas(128) name##_type { char all[bytes]; }; TP_SHARED(name##_type, name##_all); char *const name = name##_all.all
 /* See below; here the order is said, so that the thread sanitizer sees it. */
-TP_DEVICE void tp_store_read(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
-TP_DEVICE uint32_t tp_load_read(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+TP_DEVICE void tp_store_read(uint32_t *p, uint32_t v) { tp_store_release(p, v); }
+TP_DEVICE uint32_t tp_load_read(const uint32_t *p) { return tp_load_acquire(p); }
 /* Bulk copies (below): done as soon as they are begun. */
 TP_DEVICE void tp_bulk_init(uint64_t *) { }
 TP_DEVICE void tp_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *) { memcpy(to, from, bytes); }
