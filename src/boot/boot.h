@@ -49,6 +49,7 @@ struct tp_call {
 	uint64_t count;
 	uint32_t hash;              /* of (func, count, type, op, root): equal on all ranks */
 	uint8_t func, type, op;     /* enum tp_coll, ncclDataType_t, ncclRedOp_t (ncclNumOps: PreMulSum) */
+	uint8_t windows;            /* 1: by kernels that reach all ranks' windows; equal on all ranks, as they have promised */
 	int32_t root;
 };
 

@@ -51,13 +51,14 @@ void tp_boot_post_call(struct tp_boot *boot, const struct tp_call *call)
 static bool has_op(uint8_t func) { return func == 0 || func == 2 || func == 4; }
 static bool has_root(uint8_t func) { return func == 3 || func == 4 || func == 6 || func == 7; }
 
-static void describe(const struct tp_call *call, char text[80])
+/* windows: say whether it runs in them. */
+static void describe(const struct tp_call *call, bool windows, char text[80])
 {
 	const char *name = call->func < TP_ARRAY_LEN(coll_names) ? coll_names[call->func] : "an unknown collective";
 	int at = snprintf(text, 80, "%s(count %llu, %s", name, (unsigned long long)call->count, tp_type_name((ncclDataType_t)call->type));
 	if (has_op(call->func) && at < 80) at += snprintf(text + at, 80 - (size_t)at, ", %s", tp_op_name((ncclRedOp_t)call->op));
 	if (has_root(call->func) && at < 80) at += snprintf(text + at, 80 - (size_t)at, ", root %d", call->root);
-	if (at < 80) snprintf(text + at, 80 - (size_t)at, ")");
+	if (at < 80) snprintf(text + at, 80 - (size_t)at, ")%s", !windows ? "" : call->windows ? " in windows" : " not in windows");
 }
 
 static const char *ending(uint64_t n)
@@ -73,19 +74,22 @@ static void make_event(int rank_a, const struct tp_call *a, int rank_b, const st
 		make_event(rank_b, b, rank_a, a, out);
 		return;
 	}
-	describe(a, one);
-	describe(b, two);
+	bool windows = a->hash == b->hash;
+	describe(a, windows, one);
+	describe(b, windows, two);
 	*out = (struct tp_event){ .kind = TP_EVENT_MISMATCH, .rank = rank_b, .result = ncclInvalidUsage };
 	snprintf(out->text, sizeof(out->text), "mismatched calls: rank %d called %.79s as its %llu%s call, rank %d called %.79s", rank_a, one,
 		(unsigned long long)a->seq, ending(a->seq), rank_b, two);
 }
+
+static bool is_same(const struct tp_call *a, const struct tp_call *b) { return a->hash == b->hash && a->windows == b->windows; }
 
 static bool compare_host(struct tp_segment *seg, int rank, const struct tp_call *call, struct tp_event *out)
 {
 	const int *local_ranks = tp_segment_local_ranks(seg);
 	for (int i = 0; i < seg->nlocal; i++) {
 		struct tp_call other;
-		if (local_ranks[i] == rank || !read_local(seg, i, call->seq, &other) || other.hash == call->hash) continue;
+		if (local_ranks[i] == rank || !read_local(seg, i, call->seq, &other) || is_same(&other, call)) continue;
 		make_event(rank, call, local_ranks[i], &other, out);
 		return true;
 	}

@@ -50,6 +50,23 @@ struct tp_gpu_call {                    /* a call that was made, ready to be mad
 	struct tp_call record;
 };
 
+/* A stream, or (captured) what it is in one capture: id is the capture's then. */
+struct tp_gpu_name { CUstream handle; unsigned long long id; bool captured; };
+/* gpu_used.c's: the streams that a rank uses. What other ranks see changes with the lock there, but for the two words. */
+struct tp_gpu_streams {
+	struct tp_gpu_rank *next_rank;      /* of those that are listed */
+	int rank;
+	bool listed;
+	bool moved;                         /* streams were left since `latest` was recorded */
+	_Atomic bool holds, busy;           /* `checked` is still this rank's; a call has begun */
+	struct tp_gpu_name checked, checked_captured;   /* the last streams that were found fit */
+	struct tp_gpu_taken *taken;
+	int ncaptured;                      /* of them */
+	struct tp_gpu_mark *marks, *spare;  /* marks: the oldest first */
+	CUevent latest, behind;             /* latest: rank->done, or behind */
+	uint64_t calls;                     /* that weren't captured */
+};
+
 struct tp_gpu_rank {
 	const struct tp_gpu *gpu;
 	struct tp_cuda_kernels *kernels;
@@ -73,8 +90,7 @@ struct tp_gpu_rank {
 	_Atomic(struct tp_gpu_use *) spent; /* by graphs that are gone */
 	struct tp_gpu_call calls[TP_GPU_CALLS];
 	struct tp_gpu_pace *pace;           /* NULL: not watched */
-	struct tp_gpu_stream checked;       /* the last stream that was found fit (strict) */
-	_Atomic unsigned long long stream_used; /* its number, for the other ranks of this process */
+	struct tp_gpu_streams streams;      /* strict */
 
 	bool mixing;                        /* NCCL_GRAPH_MIXING_SUPPORT */
 	bool check_pointers;                /* NCCL_CHECK_POINTERS */
@@ -163,6 +179,22 @@ ncclResult_t tp_gpu_order_check(struct ncclComm *comm, struct tp_gpu_place *plac
 ncclResult_t tp_gpu_order_before(struct ncclComm *comm, struct tp_gpu_place *place);
 ncclResult_t tp_gpu_order_after(struct ncclComm *comm, struct tp_gpu_place *place, uint64_t kernels);
 
+/* gpu_used.c: ranks of a communicator that share a GPU in one process (strict), and whose streams are whose. Launch lock held. */
+/* The same stream as that of the call before, and still this rank's. */
+bool tp_gpu_used_again(struct tp_gpu_rank *rank, const struct tp_gpu_name *name);
+/* It is this rank's from now on, or *other >= 0: another rank has work there that isn't done. first: of the streams of a call. */
+ncclResult_t tp_gpu_used_take(struct ncclComm *comm, const struct tp_gpu_name *name, bool first, int *other);
+/* The call that was launched on `stream`, not captured; before `done` is recorded. The GPU's context is current, as for the next and free. */
+ncclResult_t tp_gpu_used_record(struct ncclComm *comm, CUstream stream);
+void tp_gpu_used_settle(struct tp_gpu_rank *rank);      /* graphs will record `done`: what is done by now isn't asked for any more */
+/* The call is over, whether it was launched or not. */
+static inline void tp_gpu_used_end(struct tp_gpu_rank *rank)
+{
+	if (tp_unlikely(rank->strict)) atomic_store_explicit(&rank->streams.busy, false, memory_order_seq_cst);
+}
+void tp_gpu_used_close(struct tp_gpu_rank *rank);       /* no more calls; without the launch lock */
+void tp_gpu_used_free(struct tp_gpu_rank *rank);
+
 /* gpu_pace.c: watches how long collectives take. Open is collective, and before the last exchange of init: who is through with that may launch,
  * and fail, while others still wait. wanted: as that of pace.c; the least of all ranks' is what they agree on. */
 struct tp_gpu_pace;
@@ -197,8 +229,6 @@ void tp_gpu_register_drop_spent(struct tp_gpu_rank *rank, bool deregisters);
 ncclResult_t tp_gpu_watch_add(struct ncclComm *comm);
 void tp_gpu_watch_remove(struct ncclComm *comm);
 void tp_gpu_watch_kick(void);           /* something was launched while the watcher slept for long */
-/* Another rank of this communicator in this process, on this GPU, whose stream this is; -1: there is none. */
-int tp_gpu_watch_find_user(const struct ncclComm *comm, unsigned long long stream_id);
 void tp_gpu_watch_wake(struct tp_gpu_rank *rank);       /* the engine, for the network's sake */
 extern _Atomic bool tp_gpu_watch_dozes;
 static inline void tp_gpu_watch_launched(void)

@@ -53,27 +53,25 @@ static ncclResult_t launch_entered(struct ncclComm *comm, struct tp_gpu_place *p
 	return ncclSuccess;
 }
 
-static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, int nstreams, struct tp_exec_call *calls,
-	struct tp_call *records, int ncalls)
+/* Where these streams are fit. */
+static ncclResult_t launch_there(struct ncclComm *comm, struct tp_gpu_place *place, struct tp_exec_call *calls, struct tp_call *records, int ncalls)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
-	struct tp_gpu_place place = { .streams = streams, .count = nstreams };
 	struct tp_exec_call moving[FEW];
 	int nmoving = 0;
 	bool pushed;
-	TP_TRY(tp_gpu_order_check(comm, &place));
 	TP_TRY(tp_gpu_enter(rank->gpu, &pushed));
 	pthread_rwlock_rdlock(&tp_gpu_quiet_lock);
 	tp_gpu_rank_now = comm->rank;
-	ncclResult_t result = tp_gpu_order_before(comm, &place);
+	ncclResult_t result = tp_gpu_order_before(comm, place);
 	if (tp_unlikely(atomic_load_explicit(&rank->spent, memory_order_relaxed) != NULL) && !tp_gpu_rank_is_busy(comm)) tp_gpu_register_drop_spent(rank, true);
-	if (tp_unlikely(place.capture != NULL) && result == ncclSuccess) tp_gpu_register_captured(comm, place.capture->held, calls, ncalls);
+	if (tp_unlikely(place->capture != NULL) && result == ncclSuccess) tp_gpu_register_captured(comm, place->capture->held, calls, ncalls);
 	bool announced = result == ncclSuccess;
 	for (int i = 0; i < ncalls && announced; i++) {
 		announce(comm, &calls[i], &records[i]);
 		if (records[i].count || calls[i].ntransfers) moving[nmoving++] = calls[i];
 	}
-	if (announced && nmoving) result = launch_entered(comm, &place, moving, nmoving);
+	if (announced && nmoving) result = launch_entered(comm, place, moving, nmoving);
 	tp_gpu_rank_now = -1;
 	pthread_rwlock_unlock(&tp_gpu_quiet_lock);
 	tp_gpu_leave(pushed);
@@ -81,6 +79,16 @@ static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, i
 	if (tp_unlikely(result != ncclSuccess && announced)) return tp_comm_explain(comm, result, tp_comm_seq(comm), 0);
 	atomic_fetch_add_explicit(&rank->launches, 1, memory_order_seq_cst);    /* pairs with the watcher's look before it dozes */
 	tp_gpu_watch_launched();
+	return result;
+}
+
+static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, int nstreams, struct tp_exec_call *calls,
+	struct tp_call *records, int ncalls)
+{
+	struct tp_gpu_place place = { .streams = streams, .count = nstreams };
+	ncclResult_t result = tp_gpu_order_check(comm, &place);
+	if (tp_likely(result == ncclSuccess)) result = launch_there(comm, &place, calls, records, ncalls);
+	tp_gpu_used_end(comm->gpu);
 	return result;
 }
 

@@ -177,6 +177,7 @@ static struct grave *dig(struct ncclComm *comm)
 	comm->gpu = NULL;
 	rank->comm = NULL;
 	pthread_mutex_unlock(&comm->launch_lock);
+	tp_gpu_used_close(rank);
 	if (g) *g = (struct grave){ NULL, rank, comm->links, comm->boot };
 	comm->links = NULL;
 	comm->boot = NULL;

@@ -109,6 +109,7 @@ void tp_gpu_rank_free(struct tp_gpu_rank *rank)
 		if (rank->done) tp_cuda->EventDestroy(rank->done);
 		if (rank->join) tp_cuda->EventDestroy(rank->join);
 		tp_gpu_pace_free(rank);
+		tp_gpu_used_free(rank);
 		tp_gpu_leave(pushed);
 	}
 	if (rank->blocks) tp_gpu_budget_give_back(rank->gpu, rank->blocks);

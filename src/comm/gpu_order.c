@@ -18,11 +18,10 @@
 static bool is_legacy(CUstream stream) { return (uintptr_t)stream <= 1; }
 
 /* NULL and the legacy stream are one, and the per-thread stream is each thread's own: by number they are told apart. A stream that
- * is being captured mustn't be asked for its number (that ends the capture): its handle does, which can't be destroyed meanwhile. */
-static ncclResult_t identify(const struct ncclComm *comm, CUstream stream, bool captured, unsigned long long *id)
+ * is being captured mustn't be asked for its number (that ends the capture). */
+static ncclResult_t identify(const struct ncclComm *comm, CUstream stream, unsigned long long *id)
 {
 	if (is_legacy(stream)) *id = TP_GPU_LEGACY_ID;
-	else if (captured) *id = 1ull << 63 | (uintptr_t)stream;
 	else TP_GPU_TRY(comm, StreamGetId(stream, id));
 	return ncclSuccess;
 }
@@ -32,46 +31,6 @@ static ncclResult_t refuse_legacy(const struct ncclComm *comm, const char *what)
 	return TP_FAIL(ncclInvalidUsage, "comm %p rank %d: other ranks of this process use device %d too, so each needs a non-blocking stream of its own "
 		"(cudaStreamCreateWithFlags, cudaStreamNonBlocking), not %s: kernels of ranks that share a stream would wait for each other for ever",
 		(const void *)comm, comm->rank, comm->device, what);
-}
-
-/* Two ranks of a communicator on one stream: the second's kernel would never start. */
-static ncclResult_t refuse_shared(struct ncclComm *comm, CUstream stream, unsigned long long id)
-{
-	int other = tp_gpu_watch_find_user(comm, id);
-	if (other < 0) return ncclSuccess;
-	return TP_FAIL(ncclInvalidUsage, "comm %p rank %d: stream %p is rank %d's of the same communicator; ranks that share a GPU need a non-blocking stream each, "
-		"as kernels of one stream run one after the other and would wait for each other for ever", (void *)comm, comm->rank, (void *)stream, other);
-}
-
-ncclResult_t tp_gpu_order_check(struct ncclComm *comm, struct tp_gpu_place *place)
-{
-	struct tp_gpu_rank *rank = comm->gpu;
-	if (tp_likely(!rank->strict)) return ncclSuccess;
-	for (int i = 0; i < place->count; i++) {
-		CUstream stream = (CUstream)place->streams[i];
-		unsigned int flags = 0;
-		unsigned long long id;
-		if (is_legacy(stream)) return refuse_legacy(comm, "the default stream");
-		if (stream == CU_STREAM_PER_THREAD) return refuse_legacy(comm, "the per-thread default stream");
-		CUstreamCaptureStatus capturing;
-		TP_GPU_TRY(comm, StreamIsCapturing(stream, &capturing));
-		TP_TRY(identify(comm, stream, capturing != CU_STREAM_CAPTURE_STATUS_NONE, &id));
-		if (i == 0 && capturing == CU_STREAM_CAPTURE_STATUS_NONE) {
-			place->is_eager = true;
-			place->id = id;
-		}
-		if (rank->checked.handle == stream && rank->checked.id == id) continue;
-		/* A graph runs on the stream that it is launched on, not on the one that was captured. */
-		if (capturing == CU_STREAM_CAPTURE_STATUS_NONE) {
-			TP_GPU_TRY(comm, StreamGetFlags(stream, &flags));
-			if (!(flags & CU_STREAM_NON_BLOCKING)) return refuse_legacy(comm, "a blocking stream");
-		}
-		/* Said first, then looked: of two ranks that begin at once one at least sees the other. */
-		atomic_store_explicit(&rank->stream_used, id, memory_order_seq_cst);
-		TP_TRY(refuse_shared(comm, stream, id));
-		rank->checked = (struct tp_gpu_stream){ stream, id };
-	}
-	return ncclSuccess;
 }
 
 struct info { CUstreamCaptureStatus status; cuuint64_t id; CUgraph graph; const CUgraphNode *nodes; size_t count; };
@@ -87,6 +46,55 @@ static ncclResult_t read_capture(const struct ncclComm *comm, CUstream stream, s
 	if (out->status != CU_STREAM_CAPTURE_STATUS_INVALIDATED) return ncclSuccess;
 	return TP_FAIL(ncclInvalidUsage, "comm %p rank %d: the capture of stream %p has failed before (an operation that can't be captured?); end it",
 		(const void *)comm, comm->rank, (void *)stream);
+}
+
+/* Two ranks of a communicator on one stream: the second's kernel would never start. */
+static ncclResult_t take(struct ncclComm *comm, const struct tp_gpu_name *name, bool first)
+{
+	int other;
+	TP_TRY(tp_gpu_used_take(comm, name, first, &other));
+	if (other < 0) return ncclSuccess;
+	return TP_FAIL(ncclInvalidUsage, "comm %p rank %d: stream %p is rank %d's of the same communicator, which has work there that isn't done; ranks that share "
+		"a GPU need a non-blocking stream each, as kernels of one stream run one after the other and would wait for each other for ever", (void *)comm,
+		comm->rank, (void *)name->handle, other);
+}
+
+/* Is it fit, and which one is it? A graph runs on the stream that it is launched on, not on the one that was captured, so that may be blocking. */
+static ncclResult_t check_stream(struct ncclComm *comm, CUstream stream, struct tp_gpu_name *name)
+{
+	CUstreamCaptureStatus capturing;
+	struct info info;
+	if (is_legacy(stream)) return refuse_legacy(comm, "the default stream");
+	if (stream == CU_STREAM_PER_THREAD) return refuse_legacy(comm, "the per-thread default stream");
+	TP_GPU_TRY(comm, StreamIsCapturing(stream, &capturing));
+	*name = (struct tp_gpu_name){ .handle = stream, .captured = capturing != CU_STREAM_CAPTURE_STATUS_NONE };
+	if (!name->captured) return identify(comm, stream, &name->id);
+	TP_TRY(read_capture(comm, stream, &info));
+	name->id = info.id;
+	return ncclSuccess;
+}
+
+ncclResult_t tp_gpu_order_check(struct ncclComm *comm, struct tp_gpu_place *place)
+{
+	struct tp_gpu_rank *rank = comm->gpu;
+	if (tp_likely(!rank->strict)) return ncclSuccess;
+	for (int i = 0; i < place->count; i++) {
+		CUstream stream = (CUstream)place->streams[i];
+		unsigned int flags = 0;
+		struct tp_gpu_name name;
+		TP_TRY(check_stream(comm, stream, &name));
+		if (i == 0 && !name.captured) {
+			place->is_eager = true;
+			place->id = name.id;
+		}
+		if (place->count == 1 && tp_gpu_used_again(rank, &name)) return ncclSuccess;
+		if (!name.captured) {
+			TP_GPU_TRY(comm, StreamGetFlags(stream, &flags));
+			if (!(flags & CU_STREAM_NON_BLOCKING)) return refuse_legacy(comm, "a blocking stream");
+		}
+		TP_TRY(take(comm, &name, i == 0));
+	}
+	return ncclSuccess;
 }
 
 /* ---- captures ---- */
@@ -147,6 +155,7 @@ static ncclResult_t begin_capture(struct ncclComm *comm, struct tp_gpu_place *pl
 	struct tp_gpu_rank *rank = comm->gpu;
 	struct tp_gpu_held *held = NULL;
 	TP_TRY(hold(comm, info->graph, &held));
+	if (rank->strict && !rank->captured) tp_gpu_used_settle(rank);
 	rank->captured = true;
 	*capture = (struct tp_gpu_capture){ .id = info->id, .graph = info->graph, .held = held };
 	if (!rank->mixing) return ncclSuccess;
@@ -256,7 +265,7 @@ static bool has_graphs(const struct tp_gpu_rank *rank)
 static ncclResult_t enter_stream(struct ncclComm *comm, struct tp_gpu_place *place)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
-	if (!place->is_eager) TP_TRY(identify(comm, place->stream, false, &place->id));
+	if (!place->is_eager) TP_TRY(identify(comm, place->stream, &place->id));
 	if (!has_graphs(rank) && tp_likely(!rank->launched || rank->last.id == place->id)) return ncclSuccess;
 	TP_GPU_TRY(comm, StreamWaitEvent(place->stream, rank->done, CU_EVENT_WAIT_DEFAULT));
 	return ncclSuccess;
@@ -289,6 +298,7 @@ ncclResult_t tp_gpu_order_after(struct ncclComm *comm, struct tp_gpu_place *plac
 	}
 	rank->last = (struct tp_gpu_stream){ place->stream, place->id };
 	rank->launched = true;
+	if (tp_unlikely(rank->strict)) TP_TRY(tp_gpu_used_record(comm, place->stream));
 	TP_GPU_TRY(comm, EventRecord(rank->done, place->stream));
 	return fork_streams(comm, place);
 }

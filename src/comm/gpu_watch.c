@@ -195,19 +195,6 @@ bool tp_gpu_watch_has(uint64_t comm_hash)
 	return r != NULL;
 }
 
-int tp_gpu_watch_find_user(const struct ncclComm *comm, unsigned long long stream_id)
-{
-	const struct tp_gpu_rank *own = comm->gpu;
-	int user = -1;
-	pthread_mutex_lock(&lock);
-	for (const struct tp_gpu_rank *r = watched; r && user < 0; r = r->next_watched)
-		if (r != own && r->comm_hash == own->comm_hash && r->gpu == own->gpu
-			&& atomic_load_explicit(&r->stream_used, memory_order_seq_cst) == stream_id)
-			user = r->comm->rank;
-	pthread_mutex_unlock(&lock);
-	return user;
-}
-
 /* ---- the engine's part ---- */
 
 static bool is_outstanding(const struct ncclComm *comm)

@@ -68,6 +68,9 @@ void tp_cuda_exec_expect_windows(struct tp_cuda_exec *exec);
 /* The algorithm and protocol that a call will run as ("TWO_SHOT/LL128", 32 blocks), for logs and bench. */
 const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec_call *call, int *blocks);
 
+/* Will it run by kernels or copies that reach all ranks' windows? */
+bool tp_cuda_exec_uses_windows(const struct tp_cuda_exec *exec, const struct tp_exec_call *call);
+
 /* Registered buffers, as mem/mem.h has them: from now on receivers offer theirs, and large messages are stored there without a copy. All ranks of
  * the communicator or none; before the first launch. find: asked at launches; true where all ranks of the host have mapped the range. */
 struct tp_cuda_buffers {

@@ -1,6 +1,7 @@
 /* Peers are told of registrations in the background. Each rank's socket is served by its process's service thread; every word is a
  * connection of its own, so there is nothing to keep open, and a rank that has gone is a connection that is refused. Where a receiver has
- * no room for another connection the word waits for a timer. */
+ * no room for another connection the word waits for a timer. What a word says is done by another thread (thread.c): it calls CUDA, and the service
+ * thread, which hears of deaths, never does. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -136,17 +137,33 @@ void tp_mem_answer(struct tp_mem *mem, int to, uint32_t index, uint32_t generati
 	say(mem, to, &word, -1);
 }
 
-/* ---- hearing, on the service thread */
+/* ---- obeying, on a thread of its own */
 
-static void obey(struct tp_mem *mem, const struct word *word, int fd)
+/* A word that was heard. */
+struct heard { struct tp_mem_task task; struct word word; int fd; };
+
+static void discard(struct tp_mem_task *task)
 {
+	struct heard *heard = (struct heard *)task;
+	if (heard->fd >= 0) close(heard->fd);
+	free(heard);
+}
+
+static void obey(struct tp_mem_task *task)
+{
+	const struct heard *heard = (struct heard *)task;
+	const struct word *word = &heard->word;
+	struct tp_mem *mem = task->mem;
 	int from = mem->boot->peers[word->from].local;
 	switch (word->word) {
-	case TP_MEM_ANNOUNCE: tp_mem_peer_announced(mem, from, word->index, word->generation, &word->record, fd); break;
+	case TP_MEM_ANNOUNCE: tp_mem_peer_announced(mem, from, word->index, word->generation, &word->record, heard->fd); break;
 	case TP_MEM_RETIRE: tp_mem_peer_retired(mem, from, word->index, word->generation); break;
 	default: tp_mem_peer_answered(mem, from, word->index, word->generation, word->retired != 0, word->mapped != 0); break;
 	}
+	discard(task);
 }
+
+/* ---- hearing, on the service thread */
 
 static bool is_ours(const struct tp_mem *mem, const struct word *word)
 {
@@ -169,8 +186,13 @@ static void hear(struct tp_mem *mem, int sock)
 		return;
 	}
 	if (word.has_fd && tp_unix_recv_fd(sock, &fd, NULL, 0, deadline_ms) != ncclSuccess) fd = -1;
-	obey(mem, &word, fd);
-	if (fd >= 0) close(fd);
+	struct heard *heard = tp_alloc(1, sizeof(*heard), "a peer's word");
+	if (heard) {
+		*heard = (struct heard){ .task = { .mem = mem, .run = obey, .discard = discard }, .word = word, .fd = fd };
+		tp_mem_thread_add(&heard->task);
+	} else if (fd >= 0) {
+		close(fd);
+	}
 }
 
 /* Whoever has connected and not yet said a whole word; in the order in which they came, which is that of each peer's words. */
@@ -240,6 +262,7 @@ ncclResult_t tp_mem_announce_open(struct tp_mem *mem)
 {
 	mem->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
 	if (mem->timer < 0) return TP_FAIL(ncclSystemError, "rank %d: no timer for registered memory: %s", mem->boot->rank, strerror(errno));
+	TP_TRY(tp_mem_thread_start());
 	TP_TRY(tp_service_watch_fd(mem->timer, EPOLLIN, tick, mem, &mem->timer_watch));
 	TP_TRY(tp_mem_listen(mem->boot, &mem->listener, &mem->names[mem->boot->local]));
 	TP_TRY(tp_socket_set_nonblocking(mem->listener, true));
@@ -250,6 +273,7 @@ void tp_mem_announce_close(struct tp_mem *mem)
 {
 	if (mem->watch) tp_service_unwatch(mem->watch);
 	if (mem->timer_watch) tp_service_unwatch(mem->timer_watch);
+	tp_mem_thread_forget(mem);
 	if (mem->listener >= 0) close(mem->listener);
 	if (mem->timer >= 0) close(mem->timer);
 	while (mem->pending) {

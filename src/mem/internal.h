@@ -6,6 +6,7 @@
  *   import.c    what was mapped of other processes and ranks, once a process
  *   registry.c  a communicator's registrations and the tables that kernels read
  *   announce.c  tells peers of them in the background
+ *   thread.c    does what peers tell
  *   window.c    registrations that all ranks make together */
 #ifndef TP_MEM_INTERNAL_H
 #define TP_MEM_INTERNAL_H
@@ -107,11 +108,24 @@ ncclResult_t tp_mem_announce_open(struct tp_mem *mem);
 void tp_mem_announce_close(struct tp_mem *mem);
 /* To all other ranks of the host; without the lock. fd: of the range's record, or -1. */
 void tp_mem_announce(struct tp_mem *mem, enum tp_mem_word word, const struct tp_mem_range *range, int fd);
-/* On the service thread, what came: record and fd (may be taken) of local rank `from`. */
+/* On the memory thread, what came: record and fd (may be taken) of local rank `from`. */
 void tp_mem_peer_announced(struct tp_mem *mem, int from, uint32_t index, uint32_t generation, const struct tp_mem_record *record, int fd);
 void tp_mem_peer_retired(struct tp_mem *mem, int from, uint32_t index, uint32_t generation);
 void tp_mem_peer_answered(struct tp_mem *mem, int from, uint32_t index, uint32_t generation, bool retired, bool mapped);
 void tp_mem_answer(struct tp_mem *mem, int to, uint32_t index, uint32_t generation, bool retired, bool mapped);
+
+/* ---- thread.c ---- */
+struct tp_mem_task {
+	struct tp_mem_task *next;
+	struct tp_mem *mem;
+	void (*run)(struct tp_mem_task *task);          /* and frees it */
+	void (*discard)(struct tp_mem_task *task);      /* the same, without doing it */
+};
+ncclResult_t tp_mem_thread_start(void);
+/* One after the other, in this order. */
+void tp_mem_thread_add(struct tp_mem_task *task);
+/* Nothing is done for mem any more once this returns: no one may add to it. */
+void tp_mem_thread_forget(const struct tp_mem *mem);
 
 /* ---- window.c ---- */
 void tp_mem_windows_close(struct tp_mem *mem);

@@ -2,7 +2,7 @@
  *
  * Registration offers the communicator a shorter way: kernels of peers on this host load and store the buffer where it lies,
  * through a mapping of their own. Only windows with a promise (tp_mem_window_find) may change the plan. Two kinds:
- *   local    (register) each rank for itself, at any time. The service threads of the peers map it in the background and say so; only
+ *   local    (register) each rank for itself, at any time. Peers map it in the background and say so; only
  *            when all of them have it does tp_mem_find tell the caller, who then may offer {index, offset} to its peers in band. A peer's
  *            kernel finds the address in its own table [local rank][index]. A rank's entry for its own buffer is there while all peers have it
  *            mapped: a captured graph may outlive a registration, so its kernels look before they offer what was found at capture.

@@ -323,7 +323,7 @@ bool tp_mem_find(struct tp_mem *mem, const void *ptr, size_t bytes, struct tp_me
 	return found && tp_gpu_buffer_id(ptr, &now) == ncclSuccess && now == id;
 }
 
-/* ---- what peers say; on the service thread */
+/* ---- what peers say; on the memory thread */
 
 void tp_mem_peer_announced(struct tp_mem *mem, int from, uint32_t index, uint32_t generation, const struct tp_mem_record *record, int fd)
 {

@@ -77,6 +77,7 @@ CUresult initialise()
 	set.vmm = number("FAKE_CUDA_VMM", 1) != 0;
 	set.ipc = number("FAKE_CUDA_IPC", 1) != 0;
 	set.dma_buf = number("FAKE_CUDA_DMABUF", 0) != 0;
+	set.unmap_waits = number("FAKE_CUDA_UNMAP_WAITS", 0) != 0;
 	set.apart = number("FAKE_CUDA_APART", 0) != 0;
 	set.capability = (int)number("FAKE_CUDA_CAPABILITY", 90);
 	set.broken = (int)number("FAKE_CUDA_BROKEN", 0);

@@ -2,7 +2,7 @@
  *
  * What it keeps of the real one, because programs depend on it: order (streams, the legacy stream, events, graphs),
  * residency (a device has places for blocks; kernels that don't fit wait, and so deadlock where they do on a GPU), what captures
- * forbid, calls that wait for all kernels (cuMemFree, lazy loading, …), sharing between processes (file descriptors, IPC), and errors.
+ * forbid, calls that wait for all kernels, or may (cuMemFree, cuIpcCloseMemHandle, lazy loading, …), sharing between processes (file descriptors, IPC), and errors.
  * Use of what was destroyed ends the program with a message.
  *
  * Work is a graph of tasks. A task runs on a worker thread once those before it are done; a stream is a chain of them. One lock
@@ -17,6 +17,7 @@
  *   FAKE_CUDA_KINDS=n            devices are of n kinds (1), by their names: "Fake GPU 0", "Fake GPU 1", …
  *   FAKE_CUDA_PEER_GROUP=n       devices reach each other in groups of n (all); 1: none reaches another
  *   FAKE_CUDA_VMM=0              no virtual memory management;  FAKE_CUDA_IPC=0: no IPC handles
+ *   FAKE_CUDA_UNMAP_WAITS=1      cuMemUnmap waits for the context's kernels, too, which it isn't known to do (and so must not be relied on)
  *   FAKE_CUDA_DMABUF=1           DMA-BUFs, as far as their descriptors (which can be mapped, but hold zeros)
  *   FAKE_CUDA_APART=1            device memory lies elsewhere: whoever touches its addresses is killed, kernels too; copies do as ever
  *   FAKE_CUDA_BROKEN=e           cuInit returns error e
@@ -57,7 +58,7 @@ namespace fake {
 struct settings {
 	int devices = 1, sms = 16, blocks_per_sm = 2, peer_group = 0, kinds = 1, capability = 90, broken = 0, version = 13000;
 	size_t memory_bytes = (size_t)2048 << 20;
-	bool vmm = true, ipc = true, dma_buf = false, apart = false, trace = false, eager = false, launch_blocking = false;
+	bool vmm = true, unmap_waits = false, ipc = true, dma_buf = false, apart = false, trace = false, eager = false, launch_blocking = false;
 	std::vector<int> visible;               /* ordinal to device of the machine */
 };
 extern settings set;

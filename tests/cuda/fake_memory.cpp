@@ -380,6 +380,7 @@ CUresult cuMemHostUnregister(void *ptr)
 	FAKE_TRY(unsafe());
 	memory *m = find_memory((uintptr_t)ptr);
 	if (!m || m->base != (uintptr_t)ptr || m->kind != REGISTERED) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+	wait_context(held, m->context);
 	remove_memory((uintptr_t)ptr);
 	return CUDA_SUCCESS;
 }

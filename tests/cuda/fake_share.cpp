@@ -171,6 +171,8 @@ CUresult cuMemUnmap(CUdeviceptr ptr, size_t bytes)
 {
 	FAKE_ENTER(cuMemUnmap);
 	NEED_VMM();
+	CUcontext context;
+	if (set.unmap_waits && current(&context) == CUDA_SUCCESS) wait_context(held, context);
 	std::vector<memory *> found;
 	if (bytes == 0 || !mappings(ptr, bytes, found)) return CUDA_ERROR_INVALID_VALUE;
 	for (memory *m : found) {
@@ -385,6 +387,11 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr ptr)
 	memory *m = find_memory(ptr);
 	if (!m || m->kind != IPC || m->base != ptr) return CUDA_ERROR_INVALID_VALUE;
 	if (--m->references > 0) return CUDA_SUCCESS;
+	/* As cuMemFree does; and nobody opens it meanwhile. */
+	m->key = "closing";
+	wait_context(held, m->context);
+	m = find_memory(ptr);
+	if (!m || m->base != ptr) die("cuIpcCloseMemHandle: two threads close %#llx", ptr);
 	if (m->shadow) munmap((void *)(m->shadow - (m->base - (uintptr_t)m->map)), m->map_bytes);
 	munmap(m->map, m->map_bytes);
 	remove_memory(ptr);

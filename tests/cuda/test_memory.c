@@ -99,6 +99,38 @@ static void a_window_is_scattered_to_any_place_of_each_rank(void **state)
 	}
 }
 
+/* Who breaks a window's promise runs other kernels than the others: that is told, not waited for. In rank 0 the output is no window. */
+static void break_promise(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	enum { BYTES = 1 << 20, COUNT = 100000 };
+	void *buffer;
+	ncclWindow_t window;
+	ncclResult_t error = ncclSuccess;
+	REQUIRE_OK(ncclMemAlloc(&buffer, BYTES));
+	REQUIRE_OK(ncclCommWindowRegister(g->comm, buffer, BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
+	REQUIRE_OK(ncclAllReduce(buffer, buffer, COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
+	gpu_sync(g, 1);
+	REQUIRE_OK(ncclAllReduce(buffer, r->rank ? buffer : GPU_PTR(gpu_take(g, COUNT * 4, 0)), COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
+	for (uint64_t end = ranks_now_ms() + ranks_patience_ms(20000); error == ncclSuccess; usleep(2000)) {
+		REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
+		REQUIRE(ranks_now_ms() < end);
+	}
+	REQUIRE_IS(error, ncclInvalidUsage);
+	REQUIRE_ERROR_HAS("not in windows");
+	gpu_sync(g, 1);
+	ranks_barrier(r);
+	REQUIRE_OK(ncclCommAbort(g->comm));
+	g->comm = NULL;
+}
+
+static void a_broken_promise_of_windows_is_an_error(void **state)
+{
+	(void)state;
+	struct gpu_options o = { .nranks = 2, .ndevices = 2, .timeout_s = 60, .env = { "TELPHER_CUDA_TABLE=window=1K" } };
+	assert_true(gpu_run(&o, break_promise, NULL));
+}
+
 static void count_memory(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
@@ -128,7 +160,7 @@ int main(void)
 {
 	gpu_need();
 	const struct CMUnitTest tests[] = { cmocka_unit_test(memory_of_the_librarys_own_registers_and_makes_windows),
-		cmocka_unit_test(a_window_is_scattered_to_any_place_of_each_rank),
+		cmocka_unit_test(a_window_is_scattered_to_any_place_of_each_rank), cmocka_unit_test(a_broken_promise_of_windows_is_an_error),
 		cmocka_unit_test(a_communicator_takes_less_than_60_mb_of_a_gpu) };
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

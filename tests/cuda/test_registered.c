@@ -1,5 +1,7 @@
 /* Registered buffers: large messages are stored there without a copy, whoever of the ranks has registered, and results are the same.
  *   test_cuda_registered [pattern of tests' names] */
+#include <signal.h>
+
 #include "cuda/helper_ops.h"
 
 #define PIPES "TELPHER_CUDA_TABLE=offer=1,gather=0:0:0,pairs=0:0:0,rooted=0:0:0,pipes=2"
@@ -337,6 +339,56 @@ static void what_a_graph_registered_stays_while_something_receives_into_it(void 
 	}
 }
 
+/* A rank deregisters and dies while the other's kernel waits for it: letting the buffer go may wait for that kernel, so whoever does that mustn't be
+ * who hears of deaths. */
+static void dies_after_deregistering(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	ncclResult_t error = ncclSuccess;
+	CUdeviceptr buffer = gpu_take(g, SMALL, 0);
+	void *handle, *mapped;
+	open_comm(g);
+	REQUIRE_OK(ncclMemAlloc(&mapped, 1 << 20));
+	if (!r->rank) {
+		if (*(const bool *)g->arg) REQUIRE_OK(ncclCommRegister(g->comm, mapped, 1 << 20, &handle));
+		else REQUIRE_OK(ncclCommRegister(g->comm, GPU_PTR(g->pool), g->pool_bytes, &handle));
+		await_log(r, "is mapped by all");
+	}
+	ranks_barrier(r);
+	if (r->rank) REQUIRE_OK(ncclAllReduce(GPU_PTR(buffer), GPU_PTR(buffer), SMALL, ncclUint8, ncclSum, g->comm, GPU_STREAM(g, 1)));
+	ranks_barrier(r);
+	if (!r->rank) {
+		REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+		usleep(50000);
+		kill(getpid(), SIGKILL);
+	}
+	for (uint64_t end = ranks_now_ms() + ranks_patience_ms(20000); error == ncclSuccess; usleep(2000)) {
+		REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
+		REQUIRE(ranks_now_ms() < end);
+	}
+	REQUIRE_IS(error, ncclRemoteError);
+	gpu_sync(g, 1);
+	REQUIRE_OK(ncclCommAbort(g->comm));
+	g->comm = NULL;
+}
+
+static void a_death_is_heard_while_a_buffer_cannot_be_let_go(void **state)
+{
+	(void)state;
+	for (int w = 0; w < 2; w++) {
+		char file[96], command[160];
+		bool mapped = w;                /* and not by IPC */
+		snprintf(log_name, sizeof(log_name), "/tmp/test_registered.%d.d%d", (int)getpid(), w);
+		snprintf(file, sizeof(file), "NCCL_DEBUG_FILE=%s.%%p", log_name);
+		struct gpu_options o = { .nranks = 2, .ndevices = 2, .no_comm = true, .may_die = 1, .timeout_s = 60,
+			.env = { STREAMS, file, "FAKE_CUDA_UNMAP_WAITS=1" } };
+		bool right = gpu_run(&o, dies_after_deregistering, &mapped);
+		snprintf(command, sizeof(command), "rm -f %s.*", log_name);
+		assert_int_equal(system(command), 0);
+		assert_true(right);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	gpu_need();
@@ -353,7 +405,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(memory_that_is_shared_by_ipc_is_stored_to_as_well),
 		cmocka_unit_test(captured_graphs_outlive_registrations), cmocka_unit_test(captures_register_what_they_receive_into),
 		cmocka_unit_test(what_a_graph_registered_stays_while_something_receives_into_it),
-		cmocka_unit_test(local_registration_can_be_switched_off),
+		cmocka_unit_test(local_registration_can_be_switched_off), cmocka_unit_test(a_death_is_heard_while_a_buffer_cannot_be_let_go),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
