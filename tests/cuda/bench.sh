@@ -60,6 +60,11 @@ done
 said=$(bench --joint)
 expect "one graph of several processes: status" 2 $?
 says "one graph of several processes" "--joint goes with --threads" "$said"
+said=$(bench --only all_reduce,allgather)
+expect "no such collective: status" 2 $?
+says "no such collective" '"allgather", and knows all_reduce, all_gather,' "$said"
+said=$(bench --max much)
+expect "no size" 2 $?
 said=$(bench --table "$dir/table")
 expect "a table without --tune" 2 $?
 said=$(bench --json /nonexistent/json)
