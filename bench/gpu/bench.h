@@ -125,7 +125,7 @@ bool print_row(size_t bytes, const char *kind, const struct answer *ours, const 
 
 /* ---- tune.c ---- */
 struct tune_options { struct group_options group; size_t min_bytes, max_bytes, factor; int repeats, calls; const char *table; /* NULL: none */ };
-void tune_open(const struct tune_options *options);     /* groups, in place of all others */
+bool tune_open(const struct tune_options *options);     /* groups, in place of all others; false: the table can't be written */
 bool tune(const struct tune_options *options);          /* false: a result was wrong, or the table couldn't be written */
 int calls_for(size_t bytes, int asked);                 /* main.c; asked: 0: by size */
 
@@ -159,6 +159,7 @@ void measure(struct rank *k);
 
 /* ---- look.c ---- */
 void look_open(void);                       /* before the library is opened */
+void look_close(void);                      /* what the library warned of, to stderr */
 /* Between these the library says what calls run as; all ranks, nothing under way. */
 void look_begin(struct rank *k);
 void look_end(struct rank *k, const struct cell *c);

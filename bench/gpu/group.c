@@ -34,6 +34,7 @@ static void be_group(struct group *g, int rank)
 	if (!cuda_open() || !library_open(&g->library)) _exit(1);
 	if (!g->threads) {
 		rank_run(g, rank);
+		look_close();
 		_exit(0);
 	}
 	for (int r = 0; r < g->nranks; r++) {
@@ -41,6 +42,7 @@ static void be_group(struct group *g, int rank)
 		pthread_create(&threads[r], NULL, run_seat, &seats[r]);
 	}
 	for (int r = 0; r < g->nranks; r++) pthread_join(threads[r], NULL);
+	look_close();
 	_exit(0);
 }
 

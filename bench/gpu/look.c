@@ -105,3 +105,16 @@ void look_at_graph(struct rank *k, CUgraph graph, int calls, struct ran *out)
 	out->kernels /= calls;
 	out->copies /= calls;
 }
+
+/* Warnings, which went where nobody sees them. */
+void look_close(void)
+{
+	static atomic_flag told = ATOMIC_FLAG_INIT;
+	char text[4096];
+	FILE *lines = said >= 0 && !atomic_flag_test_and_set(&told) ? fdopen(dup(said), "r") : NULL;
+	if (!lines) return;
+	rewind(lines);
+	while (fgets(text, sizeof(text), lines))
+		if (strstr(text, "WARN")) fputs(text, stderr);
+	fclose(lines);
+}

@@ -17,14 +17,15 @@ static struct {
 } opt = { .nranks = 2, .ndevices = 0, .repeats = 11, .calls = 0, .inits = 6, .min_bytes = 8, .max_bytes = (size_t)64 << 20, .factor = 8, .cold = true,
 	.registers = true, .type = ncclFloat32 };
 
+/* 0: it is none. */
 static size_t parse_bytes(const char *text)
 {
 	char *end;
 	double v = strtod(text, &end);
-	if (*end == 'K' || *end == 'k') v *= 1 << 10;
-	else if (*end == 'M' || *end == 'm') v *= 1 << 20;
-	else if (*end == 'G' || *end == 'g') v *= 1 << 30;
-	return (size_t)v;
+	if (*end == 'K' || *end == 'k') v *= 1 << 10, end++;
+	else if (*end == 'M' || *end == 'm') v *= 1 << 20, end++;
+	else if (*end == 'G' || *end == 'g') v *= 1 << 30, end++;
+	return end == text || *end || !(v >= 1 && v < 1e15) ? 0 : (size_t)v;
 }
 
 static void usage(FILE *to)
@@ -53,6 +54,27 @@ static bool in_list(const char *list, const char *name)
 	size_t n = strlen(name);
 	for (const char *p = list; (p = strstr(p, name)); p += n)
 		if ((p == list || p[-1] == ',') && (p[n] == 0 || p[n] == ',')) return true;
+	return false;
+}
+
+/* Which of the names a list has; false: it has another, which is said. */
+static bool read_list(const char *option, const char *list, const char *const *names, int n, bool *out)
+{
+	char word[32];
+	size_t known = 0, words = 1;
+	for (const char *p = list; (p = strchr(p, ',')); p++) words++;
+	for (int i = 0; i < n; i++) known += out[i] = in_list(list, names[i]);
+	if (known == words) return true;
+	for (const char *p = list;; p++) {
+		snprintf(word, sizeof(word), "%.*s", (int)strcspn(p, ","), p);
+		int i = 0;
+		while (i < n && strcmp(names[i], word)) i++;
+		if (i == n) break;
+		if (!(p = strchr(p, ','))) break;
+	}
+	fprintf(stderr, "bench_gpu: %s has \"%s\", and knows", option, word);
+	for (int i = 0; i < n; i++) fprintf(stderr, "%s %s", i ? "," : "", names[i]);
+	fprintf(stderr, ", each once\n");
 	return false;
 }
 
@@ -94,9 +116,11 @@ static int parse(int argc, char **argv)
 		default: usage(stderr); return 2;
 		}
 	}
-	for (int c = 0; c < NCOLLS; c++) opt.colls[c] = !only || in_list(only, coll_names[c]);
-	opt.modes[EAGER] = in_list(mode, "eager");
-	opt.modes[GRAPH] = in_list(mode, "graph");
+	static const char *const own[] = { [EAGER] = "eager", [GRAPH] = "graph" };
+	for (int c = 0; c < NCOLLS; c++) opt.colls[c] = true;
+	if ((only && !read_list("--only", only, coll_names, NCOLLS, opt.colls)) || !read_list("--mode", mode, own, 2, opt.modes)) return 2;
+	/* Tests on the fake driver have little memory, and no use for times. */
+	if (getenv("BENCH_GPU_TINY")) opt.quick = true;
 	if (opt.quick) {
 		opt.repeats = opt.repeats < 3 ? opt.repeats : 3;
 		opt.calls = opt.calls ? opt.calls : 5;
@@ -185,7 +209,7 @@ static bool run_tune(const struct group_options *ours, int there)
 {
 	struct tune_options o = { .group = *ours, .min_bytes = opt.min_bytes, .max_bytes = opt.max_bytes, .factor = opt.factor, .repeats = opt.repeats,
 		.calls = opt.calls, .table = opt.table };
-	tune_open(&o);
+	if (!tune_open(&o)) return false;
 	print_machine(there);
 	return tune(&o);
 }

@@ -38,6 +38,7 @@ void must(const struct rank *k, ncclResult_t result, const char *what)
 	const char *why = k->l->ncclGetLastError ? k->l->ncclGetLastError(NULL) : NULL;
 	fprintf(stderr, "%s, rank %d of %d: %s: %s%s%s\n", k->l->name, k->rank, k->g->nranks, what, k->l->ncclGetErrorString(result), why && *why ? ": " : "",
 		why ? why : "");
+	look_close();
 	_Exit(1);
 }
 

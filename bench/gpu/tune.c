@@ -38,6 +38,7 @@ static const struct { const char *name, *table, *kernels[3]; bool windows, buffe
 static double times[NCOLLS][NWAYS][SIZES_MOST];
 static size_t sizes[SIZES_MOST];
 static int nsizes;
+static FILE *table;
 
 static bool has(enum coll c, enum way w)
 {
@@ -210,19 +211,16 @@ static void print_table(FILE *to, int n)
 }
 
 /* For this kind of machine alone, if it goes to a file: there others may stand beside it. */
-static bool keep_table(const struct tune_options *o, const char *entries)
+static bool keep_table(const struct tune_options *o, FILE *to, const char *entries)
 {
 	const struct group *any = group_of(0);
-	if (!o->table) return true;
-	FILE *to = fopen(o->table, "w");
-	if (to) {
-		fprintf(to, "# telpher tune --gpu: %s, %d ranks on %d devices, %zu to %zu bytes\n[gpu=\"%s\" ranks=%d join=%s]\n%s", any->device_name, any->nranks,
-			any->ndevices, o->min_bytes, o->max_bytes, any->device_name, any->nranks, any->join, entries);
-		bool written = !ferror(to);
-		if (fclose(to) == 0 && written) {
-			printf("Written to %s: TELPHER_CUDA_TABLE=@%s uses it, on machines of this kind.\n", o->table, o->table);
-			return true;
-		}
+	if (!to) return true;
+	fprintf(to, "# telpher tune --gpu: %s, %d ranks on %d devices, %zu to %zu bytes\n[gpu=\"%s\" ranks=%d join=%s]\n%s", any->device_name, any->nranks,
+		any->ndevices, o->min_bytes, o->max_bytes, any->device_name, any->nranks, any->join, entries);
+	bool written = !ferror(to);
+	if (fclose(to) == 0 && written) {
+		printf("Written to %s: TELPHER_CUDA_TABLE=@%s uses it, on machines of this kind.\n", o->table, o->table);
+		return true;
 	}
 	fprintf(stderr, "bench_gpu: the table can't be written to %s: %s\n", o->table, strerror(errno));
 	return false;
@@ -240,7 +238,7 @@ bool tune(const struct tune_options *o)
 	if (!to) abort();
 	print_table(to, any->nranks);
 	fclose(to);
-	if (right) right = keep_table(o, entries);
+	if (right) right = keep_table(o, table, entries);
 	else fprintf(stderr, "bench_gpu: results were wrong, so no table is kept\n");
 	while (bytes && entries[bytes - 1] == '\n') entries[--bytes] = 0;
 	for (char *at = entries; (at = strchr(at, '\n'));) *at = ',';
@@ -249,8 +247,13 @@ bool tune(const struct tune_options *o)
 	return right;
 }
 
-void tune_open(const struct tune_options *o)
+bool tune_open(const struct tune_options *o)
 {
+	/* Before anything is measured: that takes minutes. It stays empty if nothing comes of it. */
+	if (o->table && !(table = fopen(o->table, "we"))) {
+		fprintf(stderr, "bench_gpu: the table can't be written to %s: %s\n", o->table, strerror(errno));
+		return false;
+	}
 	for (size_t size = o->min_bytes; size <= o->max_bytes && nsizes < SIZES_MOST; size *= o->factor) sizes[nsizes++] = size;
 	for (int w = 0; w < NWAYS; w++) {
 		struct group_options group = o->group;
@@ -261,4 +264,5 @@ void tune_open(const struct tune_options *o)
 		setenv("TELPHER_CUDA_TABLE", ways[w].table, 1);
 		open_group(&group);
 	}
+	return true;
 }

@@ -288,6 +288,9 @@ static ncclResult_t load_new(const struct tp_gpu *gpu, enum tp_cuda_pipes wanted
 	bool pushed;
 	int mode;
 	if (!l.kernels) return ncclSystemError;
+#ifdef TP_CUDA_DELAYS
+	TP_WARN("the kernels of this library wait by chance (it was built with TELPHER_CUDA_DELAYS): they are for stress tests, and slow");
+#endif
 	l.kernels->gpu = gpu;
 	if (tp_cuda->DeviceGetAttribute(&l.kernels->shared_most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, gpu->device) != CUDA_SUCCESS)
 		l.kernels->shared_most = 0;

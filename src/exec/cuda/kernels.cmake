@@ -8,6 +8,14 @@ if(DEFINED ENV{CUDAARCHS})
 endif()
 set(TELPHER_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "Compute capabilities to build kernels for (default: those that CUDAARCHS names)")
 
+# For stress runs on real GPUs, as the emulator's tests are late on purpose: not for use.
+option(TELPHER_CUDA_DELAYS "GPU kernels wait by chance where waiting shows" OFF)
+set(delays "")
+if(TELPHER_CUDA_DELAYS)
+	set(delays -DTP_CUDA_DELAYS)
+	set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels.c PROPERTIES COMPILE_DEFINITIONS TP_CUDA_DELAYS)
+endif()
+
 set(TELPHER_IMAGES "")
 set(TELPHER_IMAGE_TABLE "")
 set(fatbins "")
@@ -40,7 +48,7 @@ if(TELPHER_NVCC AND NOT TELPHER_CUDA STREQUAL OFF)
 		set(fatbin ${CMAKE_BINARY_DIR}/kernels/${name}.fatbin)
 		# A multiplication and an addition stay two operations, or GPUs and hosts would disagree. Compressed for size: gpu.c says which driver that needs.
 		add_custom_command(OUTPUT ${fatbin}
-			COMMAND ${TELPHER_NVCC} -fatbin -std=c++17 -O3 -fmad=false --compress-mode=size -I${CMAKE_SOURCE_DIR}/src ${codes}
+			COMMAND ${TELPHER_NVCC} -fatbin -std=c++17 -O3 -fmad=false --compress-mode=size -I${CMAKE_SOURCE_DIR}/src ${delays} ${codes}
 				-MD -MF ${fatbin}.d -MT ${fatbin} -o ${fatbin} ${kernel}
 			DEPENDS ${kernel} DEPFILE ${fatbin}.d COMMENT "Compiling GPU kernels ${name}" VERBATIM)
 		list(APPEND fatbins ${fatbin})
