@@ -68,7 +68,9 @@ static void draw_tree_link(const struct picture *p, const struct tp_topo_link *l
 		up = x;
 	}
 	start_link(p, link, out);
-	fprintf(out, "<path d=\"M%.1f %.1f C%.1f %.1f %.1f %.1f %.1f %.1f\"%s/></g>\n", x, a->y, x, (a->y + bottom) / 2, up, (a->y + bottom) / 2, up, bottom,
+	/* Aside within one row, so that it passes no other's switch. */
+	double turn = fmax(a->y - bottom > 60 ? bottom + 50 : a->y, bottom);
+	fprintf(out, "<path d=\"M%.1f %.1f V%.1f C%.1f %.1f %.1f %.1f %.1f %.1f\"%s/></g>\n", x, a->y, turn, x, (turn + bottom) / 2, up, (turn + bottom) / 2, up, bottom,
 		narrow ? " class=\"narrow\"" : "");
 	char text[32];
 	snprintf(text, sizeof(text), "%.4g", link->bw);
@@ -98,7 +100,11 @@ static void draw_cpu_link(const struct picture *p, const struct tp_topo_link *li
 static void draw_mesh_link(const struct picture *p, const struct tp_topo_link *link, FILE *out)
 {
 	const struct box *a = &p->boxes[link->from], *b = &p->boxes[link->to];
-	double x = a->x + a->w / 2, to = b->x + b->w / 2, y = a->y + a->h, depth = 26 + fmin(fabs(to - x) * 0.16, 150);
+	double x = a->x + a->w / 2, to = b->x + b->w / 2, y = a->y + a->h, far = fmin(fabs(to - x) / p->tiles[p->topo->nodes[link->from].host].w, 1);
+	double depth = 26 + 160 * far, aside = (to > x ? 1 : -1) * (a->w / 2 - 12) * (1 - far);
+	/* Nested: near ones leave outside, far ones in the middle, and none lies on another. */
+	x += aside;
+	to -= aside;
 	start_link(p, link, out);
 	fprintf(out, "<path d=\"M%.1f %.1f C%.1f %.1f %.1f %.1f %.1f %.1f\" opacity=\"0.75\"/></g>\n", x, y, x, y + depth, to, y + depth, to, y);
 }
@@ -276,21 +282,27 @@ static void draw_channel(const struct picture *p, const struct tp_channels *all,
 	fputs("</g>\n", out);
 }
 
-/* What is clicked on; returns where the next row may begin. */
-static double draw_switchboard(const struct tp_channels *all, const char *what, double y, FILE *out)
+/* How many of its buttons fit into a row. */
+static int buttons_a_row(const struct picture *p) { return (int)((p->width - 440) / 36); }
+
+/* What is clicked on; returns where the next row may begin. out NULL: only measures. */
+static double draw_switchboard(const struct picture *p, const struct tp_channels *all, const char *what, double y, FILE *out)
 {
 	char text[96];
+	int row = buttons_a_row(p);
+	double below = y + 30 + (all->nchannels - 1) / row * 26;
+	if (!out) return below;
 	snprintf(text, sizeof(text), "%d %s%s of %.4g GB/s%s: click to show", all->nchannels, what, all->nchannels == 1 ? "" : "s", all->bw_intra,
 		all->nfindings ? " (see below)" : "");
 	draw_text(out, 40, y, "legend", text);
 	for (int c = 0; c < all->nchannels; c++) {
 		char colour[32];
 		hue_of(c, all->nchannels, colour);
-		fprintf(out, "<g class=\"chip\" data-channel=\"%s%d\"><rect x=\"%.1f\" y=\"%.1f\" width=\"30\" height=\"20\" rx=\"5\" fill=\"%s\"/>", what, c, 400 + c % 24 * 36.0,
-			y - 15 + c / 24 * 26.0, colour);
-		fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" class=\"chiptext\">%d</text></g>\n", 415 + c % 24 * 36.0, y - 1 + c / 24 * 26.0, c);
+		fprintf(out, "<g class=\"chip\" data-channel=\"%s%d\"><rect x=\"%.1f\" y=\"%.1f\" width=\"30\" height=\"20\" rx=\"5\" fill=\"%s\"/>", what, c, 400 + c % row * 36.0,
+			y - 15 + c / row * 26.0, colour);
+		fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" class=\"chiptext\">%d</text></g>\n", 415 + c % row * 36.0, y - 1 + c / row * 26.0, c);
 	}
-	return y + 30 + (all->nchannels - 1) / 24 * 26;
+	return below;
 }
 
 static const char style[] =
@@ -303,14 +315,15 @@ static const char style[] =
 	".faulty rect{stroke:#c0392b;stroke-width:3.2;stroke-dasharray:7 3}"
 	".link{fill:none;stroke-linecap:round}.link.nvl{stroke:#2e9e4f}.link.c2c{stroke:#8e44ad}.link.pci{stroke:#2f6fb7}.link.sys{stroke:#8a8f98}"
 	".link.net{stroke:#d9822b}.narrow{stroke-dasharray:6 5;stroke:#c0392b}.link:hover{stroke-opacity:.6}"
-	".tile{fill:#ffffff;stroke:#d5dbe1}.channel{fill:none;stroke-width:2.6}.chip{cursor:pointer;opacity:.35}.chip.on{opacity:1}"
-	".chiptext{font-size:11px;text-anchor:middle;fill:#fff;font-weight:bold;pointer-events:none}";
+	".tile{fill:#ffffff;stroke:#d5dbe1}.channel{fill:none;stroke-width:2.6}.chip{cursor:pointer}.chip rect{opacity:.35}.chip.on rect{opacity:1}"
+	".chiptext{font-size:11px;text-anchor:middle;font-weight:bold;pointer-events:none}.chip.on .chiptext{fill:#fff}";
 
 static const char script[] =
 	"document.querySelectorAll('.chip').forEach(function(chip){chip.addEventListener('click',function(){"
 	"var c=document.getElementById(chip.dataset.channel);var on=c.style.display==='none';c.style.display=on?'':'none';"
 	"chip.classList.toggle('on',on);});});";
 
+/* out NULL: only measures. */
 static double draw_legend(const struct picture *p, double y, FILE *out)
 {
 	double x = 40;
@@ -326,8 +339,10 @@ static double draw_legend(const struct picture *p, double y, FILE *out)
 		}
 		bool amd = p->topo->count[TP_TOPO_GPU] && tp_topo_node_of(p->topo, TP_TOPO_GPU, 0)->gpu.maker == TP_MAKER_AMD && kinds[i].kind == TP_WIRE_NVL;
 		snprintf(text, sizeof(text), "%s, up to %.4g GB/s", amd ? "xGMI" : kinds[i].name, most);
-		fprintf(out, "<path d=\"M%.1f %.1f h34\" stroke=\"%s\" stroke-width=\"%.1f\"/>\n", x, y - 4, kinds[i].colour, thickness(most));
-		draw_text(out, x + 44, y, "legend", text);
+		if (out) {
+			fprintf(out, "<path d=\"M%.1f %.1f h34\" stroke=\"%s\" stroke-width=\"%.1f\"/>\n", x, y - 4, kinds[i].colour, thickness(most));
+			draw_text(out, x + 44, y, "legend", text);
+		}
 		x += 70 + 8.2 * (double)strlen(text);
 	}
 	return y + 30;
@@ -363,19 +378,21 @@ static double draw_notes(const struct notes *notes, double width, double y, FILE
 	return y;
 }
 
-static double notes_height(const struct notes *notes, double width)
+/* All that stands below the machine; out NULL: only measures. */
+static double draw_below(const struct picture *p, const struct notes *notes, double y, FILE *out)
 {
-	double height = draw_notes(notes, width, 136, NULL);
 	const struct tp_channels *const both[] = { notes->rings, notes->trees };
+	static const char *const names[] = { "ring", "tree" };
+	y = draw_legend(p, y, out);
 	for (int k = 0; k < 2; k++)
-		if (both[k]) height += 30 + both[k]->nchannels / 24 * 26;
-	return height;
+		if (both[k] && both[k]->nchannels) y = draw_switchboard(p, both[k], names[k], y, out);
+	return draw_notes(notes, p->width, y, out);
 }
 
 static void draw_svg(const struct topo_machine *m, const struct picture *p, const struct notes *notes, bool html, FILE *out)
 {
 	const struct tp_topo *topo = m->topo;
-	double height = p->height + notes_height(notes, p->width), y = p->height + 20;
+	double height = draw_below(p, notes, p->height + 4, NULL) + 10;
 	char text[160];
 	bool *faulty = calloc((size_t)topo->nnodes, sizeof(*faulty));
 	if (!faulty) return;
@@ -406,10 +423,7 @@ static void draw_svg(const struct topo_machine *m, const struct picture *p, cons
 	static const char *const names[] = { "ring", "tree" };
 	for (int k = 0; k < 2; k++)
 		for (int c = 0; both[k] && c < both[k]->nchannels; c++) draw_channel(p, both[k], c, names[k], out);
-	y = draw_legend(p, y, out);
-	for (int k = 0; k < 2; k++)
-		if (both[k] && both[k]->nchannels) y = draw_switchboard(both[k], names[k], y, out);
-	draw_notes(notes, p->width, y, out);
+	draw_below(p, notes, p->height + 4, out);
 	if (!html) fprintf(out, "<script>//<![CDATA[\n%s\n//]]></script>\n", script);
 	fputs("</svg>\n", out);
 	free(faulty);

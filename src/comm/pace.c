@@ -165,6 +165,7 @@ static void end_look(struct ncclComm *comm, const struct tp_op *op)
 	tp_pace_release(comm);
 	switch (tp_pace_tell(comm, op)) {
 	case TP_PACE_WARNED: tp_comm_pace_close(comm); break;       /* once is enough */
+	case TP_PACE_LARGER:
 	case TP_PACE_ONCE_MORE: tp_pace_begin_anew(&pace->pace); break;
 	case TP_PACE_CALM: tp_pace_put_off(&pace->pace); break;
 	}

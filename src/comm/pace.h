@@ -81,6 +81,7 @@ struct tp_comm_pace {
 	float *in, *out;                    /* [nranks][TP_PACE_VALUES] */
 	ncclRedOp_t asked;                  /* what is taken of all ranks' values */
 	bool told;                          /* that nothing stands out */
+	int grown;                          /* long messages are so many times fourfold: what stood out by less than its surroundings vary needs more of it */
 	enum tp_pace_verdict was_verdict;   /* of the last look, and what it found */
 	struct tp_pace_found was;
 	uint64_t watched;                   /* calls */
@@ -125,7 +126,8 @@ ncclResult_t tp_pace_take_turn(struct ncclComm *comm, struct tp_op *op);        
 bool tp_pace_waits(struct tp_comm_pace *pace, size_t total_bytes);              /* behind this call nothing is done; it may end the look */
 /* What follows pace->stage. *idle: nothing does, behind this call; then, if pace->looking isn't set, the look is over. */
 ncclResult_t tp_pace_measure(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *idle);
-size_t tp_pace_bytes(size_t total_bytes, bool hurry);   /* of a long message behind a call of so many */
+size_t tp_pace_bytes(size_t total_bytes, bool hurry, int grown);        /* of a long message behind a call of so many */
+#define TP_PACE_MOST_GROWN 2
 float tp_pace_took_us(const float *least, int turns);   /* sorted: what the link took at least, by most of them */
 /* Calls until the next turn, of which the last cost so much after so many calls, in a communicator that takes so many times as long as it should. */
 uint32_t tp_pace_rest(float cost_us, float elapsed_us, uint32_t calls, float slowness);
@@ -142,6 +144,7 @@ float tp_pace_like_us(const float counts[TP_PACE_BUCKETS], float best_us);      
 /* pace_tell.c. Of what was found: */
 enum tp_pace_end {
 	TP_PACE_CALM,               /* nothing stands out, or each time something else */
+	TP_PACE_LARGER,             /* something may, but times vary by as much: with longer messages it would show */
 	TP_PACE_ONCE_MORE,          /* something does, for the first time */
 	TP_PACE_WARNED              /* again; rank 0 has said so */
 };

@@ -19,6 +19,7 @@
 #include "comm/pace.h"
 
 #define MOST_BYTES ((size_t)1 << 20)
+#define MOST_GROWN_BYTES ((size_t)4 << 20)
 #define LEAST_BYTES ((size_t)128 << 10)
 #define PART 2                          /* of the call's bytes, one for the long message */
 #define SHORT_BYTES ((size_t)64)
@@ -36,9 +37,10 @@
 #define MOST_REST 1024
 #define MOST_PASSED 4096                /* calls too small for the turn that is due, until nobody waits for a larger one */
 
-size_t tp_pace_bytes(size_t total_bytes, bool hurry)
+size_t tp_pace_bytes(size_t total_bytes, bool hurry, int grown)
 {
-	return hurry ? MOST_BYTES : TP_MIN(TP_MAX(total_bytes / PART, LEAST_BYTES), MOST_BYTES);
+	size_t bytes = hurry ? MOST_BYTES : TP_MIN(TP_MAX(total_bytes / PART, LEAST_BYTES), MOST_BYTES);
+	return TP_MIN(bytes << 2 * grown, MOST_GROWN_BYTES);
 }
 
 /* ---- Before */
@@ -62,7 +64,7 @@ bool tp_pace_prepare(struct ncclComm *comm, const struct tp_plan *plan)
 {
 	struct tp_comm_pace *pace = comm->pace;
 	tp_pace_pair_up(comm, pace);
-	pace->data = calloc(1, MOST_BYTES);
+	pace->data = calloc(1, pace->grown ? MOST_GROWN_BYTES : MOST_BYTES);
 	if (!pace->data) return false;
 	for (int i = 0; i < pace->nrounds; i++) {
 		struct tp_pace_round *round = &pace->rounds[i];
@@ -96,7 +98,7 @@ void tp_pace_release(struct ncclComm *comm)
 
 void tp_pace_begin_look(struct tp_comm_pace *pace, size_t total_bytes)
 {
-	pace->bytes = tp_pace_bytes(total_bytes, pace->hurry);
+	pace->bytes = tp_pace_bytes(total_bytes, pace->hurry, pace->grown);
 	pace->behind_bytes = total_bytes;
 	pace->looking = true;
 	pace->due = TP_PACE_SHARE;

@@ -36,6 +36,12 @@ static enum tp_pace_verdict judge(const struct tp_pace_found *f, bool measured)
 	return measured && f->unrest < RESTLESS ? TP_PACE_ALL_SLOW : TP_PACE_NOTHING;
 }
 
+/* Far behind, and not by enough for what turns differ among themselves; or nothing was to be seen for what threads waited for processors. */
+static bool is_hidden(const struct tp_pace_found *f)
+{
+	return f->from >= 0 && f->to >= 0 && (tp_pace_is_far_behind(f->took_us, f->like_us) || f->unrest >= RESTLESS);
+}
+
 /* One host or rank that is slow makes several pairs slow, of which now one and now another is the slowest. */
 static bool is_same(const struct tp_comm_pace *pace, enum tp_pace_verdict verdict)
 {
@@ -53,10 +59,17 @@ enum tp_pace_end tp_pace_weigh(struct tp_comm_pace *pace, bool measured, enum tp
 	bool first = pace->was_verdict == TP_PACE_NOTHING;
 	*verdict = pace->taken > BUSY ? TP_PACE_NOTHING : judge(&pace->found, measured && pace->busy <= BUSY);
 	if (*verdict != TP_PACE_NOTHING && is_same(pace, *verdict)) return TP_PACE_WARNED;
+	if (*verdict == TP_PACE_NOTHING && pace->taken <= BUSY && pace->grown < TP_PACE_MOST_GROWN && is_hidden(&pace->found)) {
+		pace->grown++;
+		pace->was_verdict = TP_PACE_NOTHING;
+		return TP_PACE_LARGER;
+	}
 	/* Each time something else is no slow pair: the watch begins again, later. */
 	pace->was_verdict = first ? *verdict : TP_PACE_NOTHING;
 	pace->was = pace->found;
-	return pace->was_verdict == TP_PACE_NOTHING ? TP_PACE_CALM : TP_PACE_ONCE_MORE;
+	if (pace->was_verdict != TP_PACE_NOTHING) return TP_PACE_ONCE_MORE;
+	pace->grown = 0;
+	return TP_PACE_CALM;
 }
 
 static void describe_op(const struct ncclComm *comm, const struct tp_op *op, char *text, size_t bytes)
@@ -136,9 +149,10 @@ enum tp_pace_end tp_pace_tell(struct ncclComm *comm, const struct tp_op *op)
 	enum tp_pace_end end = tp_pace_weigh(pace, measured, &verdict);
 	bool sure = end == TP_PACE_WARNED, speaks = sure || (end == TP_PACE_CALM && !pace->told);
 	if (comm->rank == 0 && speaks && pace->found.from >= 0) say(comm, op, verdict, sure);
-	if (comm->rank == 0 && end == TP_PACE_ONCE_MORE)
-		TP_INFO(TP_TUNING, "comm %p rank 0: rank %d -> rank %d makes %.3g GB/s, others like it %.3g: the watch over the pace looks once more", (void *)comm,
-			pace->found.from, pace->found.to, gbps(pace, pace->found.took_us), gbps(pace, pace->found.like_us));
+	if (comm->rank == 0 && (end == TP_PACE_ONCE_MORE || end == TP_PACE_LARGER))
+		TP_INFO(TP_TUNING, "comm %p rank 0: rank %d -> rank %d makes %.3g GB/s, others like it %.3g: the watch over the pace looks once more%s", (void *)comm,
+			pace->found.from, pace->found.to, gbps(pace, pace->found.took_us), gbps(pace, pace->found.like_us),
+			end == TP_PACE_LARGER ? ", with longer messages, which threads' waits for processors hide less" : "");
 	pace->told |= end == TP_PACE_CALM && pace->found.from >= 0;
 	return end;
 }

@@ -180,9 +180,34 @@ static void what_healthy_turns_differ_by_is_no_slowness(void **s)
 	enum tp_pace_verdict verdict;
 	struct tp_comm_pace watch = watch_of(TP_PACE_MACHINE, 1, 2, 1000, 100);
 	watch.found.spread_us = 250;
+	watch.grown = TP_PACE_MOST_GROWN;
 	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_CALM);
 	watch.found.spread_us = 200;
 	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_ONCE_MORE);
+}
+
+/* A link whose message takes no longer than threads wait for processors: of a longer one it does. */
+static void what_may_hide_in_chance_is_looked_at_with_longer_messages(void **s)
+{
+	(void)s;
+	enum tp_pace_verdict verdict;
+	struct tp_comm_pace watch = watch_of(TP_PACE_REMOTE, 1, 2, 10000, 1000);
+	watch.found.spread_us = 5000;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_LARGER);
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_LARGER);
+	assert_int_equal(tp_pace_bytes(1 << 20, false, watch.grown), 4 << 20);
+	assert_int_equal(tp_pace_bytes(1 << 18, false, watch.grown), 1 << 21);
+	watch.found.took_us = 80000;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_ONCE_MORE);
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_WARNED);
+	/* Nothing there after all, or a machine whose host takes its processors: as long as before. */
+	watch = watch_of(TP_PACE_REMOTE, 1, 2, 10000, 1000);
+	watch.found.spread_us = 5000;
+	watch.grown = 1;
+	watch.taken = 1;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_CALM);
+	assert_int_equal(watch.grown, 0);
+	assert_int_equal(tp_pace_bytes(1 << 20, false, 0), 1 << 19);
 }
 
 /* A queue that fills and empties, packets that are lost: its least time is far too long all the same. */
@@ -210,6 +235,7 @@ static void all_are_slow_by_measured_figures_alone(void **s)
 	struct tp_comm_pace watch = watch_of(TP_PACE_REMOTE, 1, 2, 120, 100);
 	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_CALM);
 	watch.found.unrest = 10;        /* a busy machine */
+	watch.grown = TP_PACE_MOST_GROWN;
 	assert_int_equal(tp_pace_weigh(&watch, true, &verdict), TP_PACE_CALM);
 	watch.found.unrest = 1;
 	assert_int_equal(tp_pace_weigh(&watch, true, &verdict), TP_PACE_ONCE_MORE);
@@ -261,10 +287,10 @@ static void times_that_are_short_all_are_alike(void **s)
 static void a_message_of_a_turn_is_a_part_of_the_call_that_it_goes_behind(void **s)
 {
 	(void)s;
-	assert_int_equal(tp_pace_bytes(1 << 20, false), 512 << 10);
-	assert_int_equal(tp_pace_bytes(128 << 10, false), 128 << 10);
-	assert_int_equal(tp_pace_bytes((size_t)1 << 40, false), 1 << 20);
-	assert_int_equal(tp_pace_bytes(256 << 10, true), 1 << 20);
+	assert_int_equal(tp_pace_bytes(1 << 20, false, 0), 512 << 10);
+	assert_int_equal(tp_pace_bytes(128 << 10, false, 0), 128 << 10);
+	assert_int_equal(tp_pace_bytes((size_t)1 << 40, false, 0), 1 << 20);
+	assert_int_equal(tp_pace_bytes(256 << 10, true, 0), 1 << 20);
 }
 
 /* A look waits for calls of the size that it began behind, but not for ever. */
@@ -308,7 +334,7 @@ int main(void)
 		cmocka_unit_test(both_ends_of_every_pair_know_of_it), cmocka_unit_test(far_hosts_meet_too),
 		cmocka_unit_test(one_lucky_pair_is_not_what_others_are_held_against), cmocka_unit_test(the_same_pair_twice_is_told), cmocka_unit_test(another_pair_of_the_same_hosts_is_the_same),
 		cmocka_unit_test(another_pair_or_class_is_not_the_same), cmocka_unit_test(slowness_of_all_does_not_confirm_a_pair),
-		cmocka_unit_test(what_healthy_turns_differ_by_is_no_slowness), cmocka_unit_test(a_sick_pairs_times_may_vary), cmocka_unit_test(all_are_slow_by_measured_figures_alone),
+		cmocka_unit_test(what_healthy_turns_differ_by_is_no_slowness), cmocka_unit_test(what_may_hide_in_chance_is_looked_at_with_longer_messages), cmocka_unit_test(a_sick_pairs_times_may_vary), cmocka_unit_test(all_are_slow_by_measured_figures_alone),
 		cmocka_unit_test(a_pair_is_slow_by_what_it_took_in_most_turns), cmocka_unit_test(a_round_lasts_until_every_taker_knows_enough),
 		cmocka_unit_test(what_the_host_of_a_virtual_machine_takes_accuses_nobody), cmocka_unit_test(times_that_are_short_all_are_alike),
 		cmocka_unit_test(a_message_of_a_turn_is_a_part_of_the_call_that_it_goes_behind), cmocka_unit_test(turns_go_behind_calls_as_large_as_the_first),

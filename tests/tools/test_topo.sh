@@ -135,9 +135,9 @@ expect "an unknown verb" 2 $?
 expect "a dump can be read again" 0 "$(NCCL_TOPO_DUMP_FILE=$where/dump.xml topo show >/dev/null && topo show "$where/dump.xml" >/dev/null; echo $?)"
 
 # What takes many runs: every model whole and without faults; pictures; and planted faults, each exactly one warning of its kind.
-python3 - "$telpher" "$where" <<'P' || fails=$((fails + 1))
-import copy, re, subprocess, sys, xml.etree.ElementTree as ET
-telpher, where = sys.argv[1:]
+python3 - "$telpher" "$where" "$SOURCE_DIR/../shared/topo" <<'P' || fails=$((fails + 1))
+import copy, glob, os, re, subprocess, sys, xml.etree.ElementTree as ET
+telpher, where, shared = sys.argv[1:]
 failed = 0
 def topo(*args): return subprocess.run([telpher, "topo", *args], capture_output=True, text=True).stdout
 def expect(name, wanted, got):
@@ -185,9 +185,13 @@ def picture(text):
         if x < 0 or y < 0 or x + float(r.get("width")) > w or y + float(r.get("height")) > h: return "a box outside"
     for t in root.iter(ns + "text"):
         if not (0 <= float(t.get("x")) <= w and 0 <= float(t.get("y")) <= h): return "outside: " + t.text
+    if h - max(float(t.get("y")) for t in root.iter(ns + "text")) > 60: return "empty below"
+    # Links of one machine lie beside each other: none begins and ends where another does.
+    mesh = [path.get("d") for g in root.iter(ns + "g") if g.get("class") == "link nvl" for path in g.iter(ns + "path")]
+    if len(mesh) != len(set(mesh)): return "links on links"
     return "not self-contained" if re.search(r"(href|src|url)\s*[=(]\s*[\"']?(?!#)", text) else "whole"
-for model in "dgx-h100", "mi250x", "gb200-nvl72", "two-sockets":
-    expect(f"the picture of {model} is well-formed, in its frame, and needs nothing from elsewhere", "whole", picture(topo("svg", model)))
+for machine in [line.split()[0] for line in topo("model").splitlines()] + sorted(glob.glob(shared + "/*.xml")):
+    expect(f"the picture of {os.path.basename(machine)} is well-formed, in its frame, and needs nothing from elsewhere", "whole", picture(topo("svg", "-q", machine)))
 sys.exit(failed > 0)
 P
 
