@@ -5,6 +5,7 @@ Every round runs every measurement once, in an order that changes, so that what 
 way (an all-reduce between two ranks is one exchange), all rates payload; a cell is the median over the rounds. run.sh builds what is needed."""
 import argparse
 import atexit
+import concurrent.futures
 import json
 import os
 import platform
@@ -69,16 +70,16 @@ class Bench:
     def start(self, side, command, env):
         return subprocess.Popen(["ip", "netns", "exec", SPACES[side]] + command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def pair(self, command, env, port):
-        """A program whose client is given the server's address: the client's output."""
-        server = self.start(0, command, env)
+    def pair(self, command, env, port, side=0):
+        """A program whose client is given the address of the server, which runs on that side: the client's output."""
+        server = self.start(side, command, env)
         want = f":{port:04X} "
         for _ in range(200):
-            tables = subprocess.run(["ip", "netns", "exec", SPACES[0], "cat", "/proc/net/tcp", "/proc/net/tcp6"], capture_output=True, text=True).stdout
+            tables = subprocess.run(["ip", "netns", "exec", SPACES[side], "cat", "/proc/net/tcp", "/proc/net/tcp6"], capture_output=True, text=True).stdout
             if server.poll() is not None or any(want in line and " 0A " in line for line in tables.splitlines()):
                 break
             time.sleep(0.02)
-        outputs = self.finish([self.start(1, command + [A], env), server])
+        outputs = self.finish([self.start(1 - side, command + [(A, B)[side]], env), server])
         return outputs[0] if outputs else None
 
     def perftest(self, program, arguments, column):
@@ -87,12 +88,18 @@ class Bench:
         rows = re.findall(r"^ *\d+ +\d+ +[\d.].*$", out or "", re.M)
         return float(rows[-1].split()[column]) if rows else None
 
-    def ucx(self, devices, transports, test, size, count, column):
+    def ucx(self, devices, transports, test, size, count, column, side=0):
         port = self.next_port()
         command = [self.telpher, "verbs", "run", "--hide-real", "--", "ucx_perftest", "-t", test, "-s", str(size), "-n", str(count), "-p", str(port)]
-        out = self.pair(command, self.environment({"UCX_TLS": transports, "UCX_NET_DEVICES": devices, "UCX_WARN_UNUSED_ENV_VARS": "n"}), port)
+        out = self.pair(command, self.environment({"UCX_TLS": transports, "UCX_NET_DEVICES": devices, "UCX_WARN_UNUSED_ENV_VARS": "n"}), port, side)
         rows = re.findall(r"^Final:.*$", out or "", re.M)
         return float(rows[-1].split()[column]) if rows else None
+
+    def ucx_both_ways(self, *what):
+        """Two programs at once, one a direction: what they move in sum."""
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            rates = [t.result() for t in [threads.submit(self.ucx, *what, side=side) for side in range(2)]]
+        return None if None in rates else sum(rates)
 
     def fabric(self, provider, size, count, column):
         port = self.next_port()
@@ -130,12 +137,15 @@ def measurements(bench):
         add(f"all-reduce 8 B, {label}", "us", lambda e=env: bench.collective("all_reduce", 8, 2000, e))
         add(f"all-reduce 64 KB, {label}", "us", lambda e=env: bench.collective("all_reduce", 1 << 16, 500, e))
         add(f"all-reduce 64 MB, {label}", "GB/s", lambda e=env: rate(64 << 20, bench.collective("all_reduce", 64 << 20, 10, e)))
-        add(f"send-receive 1 MB, {label}", "GB/s", lambda e=env: rate(1 << 20, bench.collective("sendrecv", 1 << 20, 200, e)))
+        add(f"send-receive 1 MB, {label}: sum of both ways", "GB/s", lambda e=env: over(rate(1 << 20, bench.collective("sendrecv", 1 << 20, 200, e)), 0.5))
+        add(f"broadcast 1 MB, {label}: one way", "GB/s", lambda e=env: rate(1 << 20, bench.collective("broadcast", 1 << 20, 200, e)))
     add("all-reduce 64 MB, IB, registered and lent", "GB/s",
-        lambda: rate(64 << 20, bench.collective("all_reduce", 64 << 20, 10, dict(rdma, TELPHER_NET_LEND="1"), ["-R", "1"])))
+        lambda: rate(64 << 20, bench.collective("all_reduce", 64 << 20, 10, rdma, ["-R", "1"])))
     for label, devices, transports in (("rc_verbs", card, verbs), ("tcp", "v0", "tcp,self")):
         add(f"UCX {label}: tag 8 B", "us", lambda d=devices, t=transports: bench.ucx(d, t, "tag_lat", 8, 5000, 4))
-        add(f"UCX {label}: tag 1 MB", "GB/s", lambda d=devices, t=transports: over(bench.ucx(d, t, "tag_bw", 1 << 20, 500, 6), 1000 / 1.048576))
+        add(f"UCX {label}: tag 1 MB, one way", "GB/s", lambda d=devices, t=transports: over(bench.ucx(d, t, "tag_bw", 1 << 20, 500, 6), 1000 / 1.048576))
+        add(f"UCX {label}: tag 1 MB, sum of both ways", "GB/s",
+            lambda d=devices, t=transports: over(bench.ucx_both_ways(d, t, "tag_bw", 1 << 20, 500, 6), 1000 / 1.048576))
     for provider in ("verbs", "tcp"):
         add(f"libfabric {provider}: pingpong 8 B", "us", lambda p=provider: bench.fabric(p, 8, 1000, 6))
         add(f"libfabric {provider}: pingpong 1 MB", "GB/s", lambda p=provider: over(bench.fabric(p, 1 << 20, 50, 5), 1000))

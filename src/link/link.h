@@ -95,8 +95,8 @@ ncclResult_t tp_link_read(const struct tp_link *link, void *dst, uint64_t addr, 
  * until the slot is given back (tp_link_drained), as that of a reference. */
 bool tp_link_lend(struct tp_link *link, const void *memory, size_t bytes, void **grant);
 
-/* May any chunk of a net link's sending end be LENT? */
-bool tp_link_lends(const struct tp_link *link);
+/* Would it lend that? */
+bool tp_link_lends(struct tp_link *link, const void *memory, size_t bytes);
 
 /* All links of one rank of one communicator. */
 struct tp_links;

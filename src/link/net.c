@@ -22,8 +22,8 @@ static struct tp_param params[] = {
 		.doc = "bytes that a slot of a network link holds, the same on all ranks; unset: 128K for GPU ranks" },
 	[PARAM_DEPTH] = { .name = "TELPHER_NET_DEPTH", .kind = TP_PARAM_INT, .fallback = "8", .min = 2, .max = TP_NET_MAX_REQUESTS,
 		.doc = "slots of a network link, rounded up to a power of two" },
-	[PARAM_LEND] = { .name = "TELPHER_NET_LEND", .kind = TP_PARAM_ENUM, .fallback = "auto", .choices = "0|1|auto",
-		.doc = "1: large chunks are sent from where they lie, where plan and network can; 0: copied into slots; auto: 0 over the software card, which is faster from slots" },
+	[PARAM_LEND] = { .name = "TELPHER_NET_LEND", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
+		.doc = "1: large chunks are sent from where they lie, where plan and network can; 0: copied into slots" },
 };
 TP_PARAM_TABLE("link", params)
 
@@ -102,12 +102,9 @@ static ncclResult_t choose_device(struct tp_net_links *nets)
 
 static bool lends(const struct tp_net_links *nets)
 {
-	enum { LEND_NEVER, LEND_ALWAYS, LEND_AUTO };
-	int64_t wanted = tp_param_int(&params[PARAM_LEND]);
 	struct tp_net_properties p = { 0 };
 
-	if (!nets->ops->isendv || wanted == LEND_NEVER || nets->ops->properties(nets->dev, &p) != ncclSuccess) return false;
-	return p.max_parts >= TP_NET_LENT_PARTS && (wanted == LEND_ALWAYS || !p.software);
+	return nets->ops->isendv && tp_param_int(&params[PARAM_LEND]) && nets->ops->properties(nets->dev, &p) == ncclSuccess && p.max_parts >= TP_NET_LENT_PARTS;
 }
 
 static bool pins(const struct tp_net_links *nets)

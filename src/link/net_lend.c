@@ -84,18 +84,21 @@ static struct tp_net_grant *grant_for(struct tp_link_net *end, const void *memor
 	return NULL;
 }
 
-bool tp_link_lends(const struct tp_link *link) { return link->net->nets->lends; }
+bool tp_link_lends(struct tp_link *link, const void *memory, size_t bytes)
+{
+	struct tp_link_net *end = link->net;
+	if (end->state != TP_NET_READY || !end->nets->lends) return false;
+	return end->nets->ops->any_memory || grant_for(end, memory, bytes);
+}
 
 bool tp_link_lend(struct tp_link *link, const void *memory, size_t bytes, void **out)
 {
 	struct tp_link_net *end = link->net;
-	if (end->state != TP_NET_READY || !end->nets->lends) return false;
+	if (!tp_link_lends(link, memory, bytes)) return false;
 	*out = NULL;
 	if (!end->nets->ops->any_memory) {
-		struct tp_net_grant *grant = grant_for(end, memory, bytes);
-		if (!grant) return false;
-		grant->out++;
-		*out = grant;
+		end->grant->out++;      /* what was found last */
+		*out = end->grant;
 	}
 	end->lent_to = link->next + 1;
 	return true;

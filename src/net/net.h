@@ -25,7 +25,7 @@ struct tp_net_properties {
 	uint32_t speed_mbps, port, max_comms, max_recvs;
 	uint32_t max_parts;                 /* of a message that isendv takes; 0: there is none */
 	float latency_us;
-	bool software;                      /* an RDMA card that is a program: what it takes from elsewhere than slots, it copies all the same */
+	bool software;                      /* an RDMA card that is a program: it pins nothing */
 	size_t max_bytes;                   /* of a message; 0: no limit */
 	uint64_t network;                   /* equal for devices, of whatever host, that reach each other without a router; 0: not known */
 };

@@ -290,7 +290,6 @@ int main(void)
 		fprintf(stderr, "skipped: needs the software card\n");
 		return 77;
 	}
-	setenv("TELPHER_NET_LEND", "1", 1);
 	setenv("TELPHER_IB_PATH_TIMEOUT", "60000", 1);       /* a busy machine is no reason to take the only path for dead */
 	snprintf(log_file, sizeof(log_file), "/tmp/test_ib_lend.%d", (int)getpid());
 	int failed = cmocka_run_group_tests(tests, NULL, NULL);

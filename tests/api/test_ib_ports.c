@@ -104,7 +104,6 @@ static void start(const char *devices)
 	setenv("TELPHER_VERBS_HIDE_REAL", "1", 1);
 	setenv("TELPHER_DEVICE", "host", 1);
 	setenv("NCCL_NET", "IB", 1);
-	setenv("TELPHER_NET_LEND", "1", 1);
 	setenv("NCCL_DEBUG", "INFO", 1);
 	setenv("NCCL_DEBUG_SUBSYS", "INIT,NET", 1);
 	char file[64];

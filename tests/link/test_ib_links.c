@@ -114,6 +114,24 @@ static void with_one_place_all_is_copied(void **state)
 	end_world();
 }
 
+/* Else sums of what isn't registered would be made in the wrong place, and copied once more. */
+static void only_what_is_registered_is_lent(void **state)
+{
+	static unsigned char memory[2 * BYTES];
+	struct tp_net_buffer *buffer;
+
+	(void)state;
+	make_world(2);
+	while (!tp_net_link_is_ready(&world.sender) || !tp_net_link_is_ready(&world.receiver)) progress();
+	assert_false(tp_link_lends(&world.sender, memory, BYTES));
+	assert_int_equal(tp_net_links_register(world.nets[0], memory, BYTES, &buffer), ncclSuccess);
+	assert_true(tp_link_lends(&world.sender, memory, BYTES));
+	assert_false(tp_link_lends(&world.sender, memory + 1, BYTES));
+	tp_net_links_deregister(world.nets[0], buffer);
+	assert_false(tp_link_lends(&world.sender, memory, BYTES));
+	end_world();
+}
+
 /* No room for its last word: what it sent arrives all the same, and who waits for more is told that it has left. */
 static void a_sender_that_ends_in_front_of_a_full_ring_has_left(void **state)
 {
@@ -190,6 +208,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(two_places_are_enough),
 		cmocka_unit_test(with_one_place_all_is_copied),
+		cmocka_unit_test(only_what_is_registered_is_lent),
 		cmocka_unit_test(a_sender_that_ends_in_front_of_a_full_ring_has_left),
 		cmocka_unit_test(a_ring_keeps_what_it_holds_when_its_first_large_chunk_comes),
 	};
@@ -198,6 +217,5 @@ int main(void)
 	setenv("NCCL_IBVERBS_LIB", CARD_LIBRARY, 1);
 	setenv("NCCL_IB_HCA", "telpher", 1);
 	setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-	setenv("TELPHER_NET_LEND", "1", 1);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

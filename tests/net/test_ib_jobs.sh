@@ -1,6 +1,6 @@
 #!/bin/bash
 # Whole jobs over RDMA: ranks as processes on virtual hosts and in two network namespaces, on the software card that NCCL_IB_HCA
-# names (opened from its folder, nothing preloaded); every collective, one and two ports, with and without loss.
+# names (opened from its folder, nothing preloaded); every collective, one and two ports, with and without loss. LONG=1: each with each, and every type.
 set -u
 [ -e "$BUILD_DIR/lib/telpher-verbs/libibverbs.so.1" ] || { echo "the software card isn't built"; exit 77; }
 . "$SOURCE_DIR/tests/net/lib_jobs.sh"
@@ -30,6 +30,17 @@ if [ -z "${SANITIZE-}" ]; then
 fi
 TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=drop=0.01,seed=5 most=1M job 2 2 all_reduce
 echo "ok   with 1 % loss"
+# An hour on a busy machine. LONG_RANKS="2 8": these alone.
+for ranks in ${LONG:+${LONG_RANKS:-2 3 4 5 6 7 8}}; do
+	for devices in 1 2; do
+		for fault in "" drop=0.01,seed=$ranks; do
+			for what in $all; do
+				calls=1 most=256K TELPHER_VERBS_DEVICES=$devices TELPHER_VERBS_CARRIER=wire TELPHER_VERBS_FAULT=$fault job $ranks 2 $what -d all
+			done
+			echo "ok   every collective and type, $ranks ranks, $devices device(s) ${fault:+with 1 % loss}"
+		done
+	done
+done
 
 # One host has no port: all go over sockets, and it is said why.
 timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c '[ $RANK = 0 ] || export TELPHER_VERBS_STATE=down; exec "$0" perf all_reduce -b 8 -e 64K -f 64 -n 2' "$telpher" \

@@ -153,10 +153,9 @@ static ncclResult_t publish(struct move *m, const struct tp_exec_operand *o, con
 }
 
 /* From the user's memory itself, where the network takes it. */
-static bool goes_on_loan(const struct move *m, const struct tp_exec_operand *o, const void *memory, void **grant)
+static bool is_large_enough_to_lend(const struct move *m, const struct tp_exec_operand *o)
 {
-	struct tp_link *link = o->end->link;
-	return o->end->net && m->bytes >= TP_LEND_BYTES && inline_bytes(m) <= link->capacity && tp_link_lend(link, memory, m->bytes, grant);
+	return o->by_ref && o->end->net && m->bytes >= TP_LEND_BYTES && inline_bytes(m) <= o->end->link->capacity;
 }
 
 static ncclResult_t publish_loan(struct move *m, const struct tp_exec_operand *o, const void *memory, void *grant)
@@ -274,7 +273,7 @@ static ncclResult_t give_links(struct move *m, bool plain, const unsigned char *
 			TP_TRY(publish(m, o, ref));
 			continue;
 		}
-		if (ref && o->by_ref && !own && goes_on_loan(m, o, ref, &grant)) {
+		if (ref && !own && is_large_enough_to_lend(m, o) && tp_link_lend(o->end->link, ref, m->bytes, &grant)) {
 			TP_TRY(publish_loan(m, o, ref, grant));
 			continue;
 		}
@@ -299,7 +298,8 @@ static bool is_made_in_slot(const struct move *m)
 	const struct tp_exec_step *step = m->step;
 	if (!m->op->streams || step->nbuf != 1 || step->buf[0].where != TP_OUTPUT || step->nout != 1 || !(step->flags & TP_STEP_REDUCE)) return false;
 	const struct tp_exec_operand *o = &step->out[0];
-	return o->end->net && inline_bytes(m) <= o->end->link->capacity && !(o->by_ref && tp_link_lends(o->end->link));
+	return o->end->net && inline_bytes(m) <= o->end->link->capacity &&
+		!(is_large_enough_to_lend(m, o) && tp_link_lends(o->end->link, buffer_at(m, &step->buf[0]), m->bytes));
 }
 
 static ncclResult_t make_in_slot(struct move *m)

@@ -110,24 +110,29 @@ static bool may_begin(const struct tp_ib_comm *comm)
 	return comm->head - comm->below < TP_NET_MAX_REQUESTS && !comm->resending && tp_ib_queues_have_room(comm);
 }
 
+/* A receiver whose connection changes ways writes its entries once more, the same bytes, while they may be read here: tests/tsan.supp knows this
+ * function, and nothing else of the sender's. */
+static void copy_entry(const struct tp_ib_fifo *from, struct tp_ib_fifo *to) { memcpy(to, from, sizeof(*to)); }
+
 /* The receiver's entries for the next message; false: not all are there yet. */
 static bool take_entries(struct tp_ib_comm *comm, struct tp_ib_message *m)
 {
-	struct tp_ib_fifo *fifo = comm->block->fifo[comm->head % TP_IB_RING];
+	struct tp_ib_fifo *fifo = comm->block->fifo[comm->head % TP_IB_RING], first;
 	size_t room = 0;
 
 	if (m->n > 0) return true;
 	/* The card stores an entry's number last; this acquire orders our reading behind it. */
 	if (atomic_load_explicit(&fifo[0].number, memory_order_acquire) != comm->head + 1) return false;
-	if (fifo[0].n < 1 || fifo[0].n > TP_NET_MAX_RECVS) {
-		tp_ib_fail(comm, ncclInternalError, "the receiver wants %u messages at once; 1 to %d are possible", fifo[0].n, TP_NET_MAX_RECVS);
+	copy_entry(fifo, &first);
+	if (first.n < 1 || first.n > TP_NET_MAX_RECVS) {
+		tp_ib_fail(comm, ncclInternalError, "the receiver wants %u messages at once; 1 to %d are possible", first.n, TP_NET_MAX_RECVS);
 		return false;
 	}
-	for (uint32_t r = 1; r < fifo[0].n; r++)
+	for (uint32_t r = 1; r < first.n; r++)
 		if (atomic_load_explicit(&fifo[r].number, memory_order_acquire) != comm->head + 1) return false;
 	memset(m, 0, sizeof(*m));
-	for (uint32_t r = 0; r < fifo[0].n; r++) memcpy(&m->entries[r], &fifo[r], sizeof(fifo[r]));
-	m->n = (int)fifo[0].n;
+	m->n = (int)first.n;
+	for (int r = 0; r < m->n; r++) copy_entry(&fifo[r], &m->entries[r]);
 	for (int r = 0; r < m->n; r++) room += m->entries[r].bytes;
 	m->large = tp_ib_is_large(room);
 	return true;
