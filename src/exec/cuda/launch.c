@@ -226,7 +226,7 @@ uint64_t tp_cuda_exec_offers_from(const struct tp_cuda_exec *exec, const struct 
 bool tp_cuda_exec_uses_windows(const struct tp_cuda_exec *exec, const struct tp_exec_call *call)
 {
 	struct tp_fused_launch fused;
-	return call->plan && (tp_cuda_copies_take(call) || (call->in_window && fit_fused(exec, call, &fused) && fused.kind == TP_FUSED_WINDOW));
+	return call->plan && (tp_cuda_copies_take(call) || (call->in_window && fit_fused(exec, call, 0, &fused) && fused.kind == TP_FUSED_WINDOW));
 }
 
 const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec_call *call, int *blocks)
