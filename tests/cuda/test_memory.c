@@ -63,16 +63,16 @@ static void scatter_to_anywhere(struct gpu_rank *g)
 	enum { BYTES = 1 << 20, PART = 30001 };
 	void *buffer;
 	ncclWindow_t window;
-	uint8_t result[PART * 4];
+	uint8_t result[PART * 4 + 16];
 	REQUIRE_OK(ncclMemAlloc(&buffer, BYTES));
-	CUdeviceptr out = gpu_take(g, sizeof(result) + 16, 0);
+	CUdeviceptr out = gpu_take(g, sizeof(result), 0);
 	REQUIRE_OK(ncclCommWindowRegister(g->comm, buffer, BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
 	static const struct { ncclDataType_t type; size_t bytes; } types[] = { { ncclUint8, 1 }, { ncclInt32, 4 } };
 	for (int late = 0; late < r->nranks + 1; late++)
 		for (int t = 0; t < 2; t++) {
 			/* Of a row of calls each rank's is odd in another one, in the last all are. Blocks are whole vectors, or the window is of no use. */
 			size_t count = PART / 16 * 16, skew = r->rank == late || late == r->nranks ? types[t].bytes : 0;
-			gpu_fill(g, out, 0xee, sizeof(result) + 16);
+			gpu_fill(g, out, 0xee, sizeof(result));
 			if (types[t].bytes == 1) CUDA_OK(MemsetD8Async((CUdeviceptr)(uintptr_t)buffer, (unsigned char)(r->rank + 1), count * (size_t)r->nranks, g->streams[0]));
 			else CUDA_OK(MemsetD32Async((CUdeviceptr)(uintptr_t)buffer, (unsigned)r->rank + 1, count * (size_t)r->nranks, g->streams[0]));
 			REQUIRE_OK(ncclReduceScatter(buffer, GPU_PTR(out + skew), count, types[t].type, ncclSum, g->comm, GPU_STREAM(g, 0)));
