@@ -332,6 +332,16 @@ static int count_cpus(const struct faults *f, int32_t host)
 	return count;
 }
 
+/* What can't reach GPU memory is as good anywhere. */
+static bool has_gdr_port(const struct tp_topo *topo, int32_t host)
+{
+	for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) {
+		const struct tp_topo_node *net = tp_topo_node_of(topo, TP_TOPO_NET, n);
+		if (net->host == host && net->net.gdr) return true;
+	}
+	return false;
+}
+
 /* GPUs without a NIC at their switch, or where switches have none at their CPU, while others have one. */
 static ncclResult_t find_no_nic(struct faults *f, int32_t host, bool *found)
 {
@@ -354,7 +364,7 @@ static ncclResult_t find_no_nic(struct faults *f, int32_t host, bool *found)
 		add_name(&without, gpu->name);
 	}
 	bool most = with > without.count && (near == TP_PATH_PXB || count_cpus(f, host) > 2);
-	*found = without.count && with && (most || (near == TP_PATH_PXB && cpus_are_unlike(f, host)));
+	*found = without.count && with && (most || (near == TP_PATH_PXB && has_gdr_port(topo, host) && cpus_are_unlike(f, host)));
 	if (!*found) return ncclSuccess;
 	int32_t net = tp_topo_local_net(topo, first, 0);
 	return add(f, TP_FAULT_NO_NIC, first, net, "no NIC shares a %s with %s, while %d other GPU%s one: %s will use %s, which is another's. Is a NIC "

@@ -173,6 +173,10 @@ planted("ACS", [("acs", "ACS")], lambda pci, root: pci["0000:12:00.0"].set("acs"
 planted("a NIC that is missing", [("no-nic", "no")], without("0000:a3:00.0"))
 planted("all NICs but one missing", [("no-nic", "no")], without(*(f"0000:a{i}:00.0" for i in range(1, 8))))
 planted("a socket's NICs missing", [("no-nic", "no")], without(*(f"0000:a{i}:00.0" for i in range(4, 8))))
+def ethernet_alone(pci, root):
+    without(*(f"0000:a{i}:00.0" for i in range(1, 8)))(pci, root)
+    for net in root.iter("net"): net.set("gdr", "0")
+planted("one port for all, which takes host memory alone", [("no-gdr", "no")], ethernet_alone)
 planted("no peermem", [("no-gdr", "no")], lambda pci, root: [g.set("gdr", "0") for g in root.iter("gpu")])
 planted("a NIC without GPUDirect", [("no-gdr", "no")], lambda pci, root: next(pci["0000:a6:00.0"].iter("net")).set("gdr", "0"))
 planted("NVLinks that are down", [("nvlink-missing", "GPU 7")], lambda pci, root: next(pci["0000:47:00.0"].iter("nvlink")).set("count", "12"))
