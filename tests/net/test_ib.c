@@ -181,6 +181,23 @@ static void a_wrong_tag_is_an_error_on_both_sides(void **state)
 	ib_pair_close(&pair);
 }
 
+/* The peer writes entries as it likes: its count is no promise about ours. */
+static void a_receiver_that_wants_too_many_messages_is_an_error(void **state)
+{
+	struct ib_pair pair;
+	struct tp_ib_comm *comm;
+	void *request;
+
+	(void)state;
+	ib_pair_open(&pair, BYTES);
+	comm = pair.send_comm;
+	comm->block->fifo[0][0].n = TP_NET_MAX_RECVS + 1;
+	atomic_store(&comm->block->fifo[0][0].number, 1);
+	assert_int_equal(tp_net_ib.isend(comm, pair.from, 10, 6, pair.send_memory, &request), ncclInternalError);
+	assert_non_null(strstr(tp_log_last_error(), "the receiver wants 9 messages at once; 1 to 8 are possible"));
+	ib_pair_close(&pair);
+}
+
 static void a_sender_that_leaves_is_seen_by_who_waits(void **state)
 {
 	struct ib_pair pair;
@@ -333,6 +350,7 @@ int main(void)
 		cmocka_unit_test_setup(a_group_of_receives_is_matched_by_tag, card),
 		cmocka_unit_test_setup(a_message_may_be_smaller_than_its_receive_but_not_larger, card),
 		cmocka_unit_test_setup(a_wrong_tag_is_an_error_on_both_sides, card),
+		cmocka_unit_test_setup(a_receiver_that_wants_too_many_messages_is_an_error, card),
 		cmocka_unit_test_setup(a_sender_that_leaves_is_seen_by_who_waits, card),
 		cmocka_unit_test_setup(what_was_sent_before_leaving_still_arrives, card),
 		cmocka_unit_test_setup(a_receiver_may_leave_when_it_has_all, card),
