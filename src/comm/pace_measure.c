@@ -1,6 +1,7 @@
 /* Measuring pairs, a turn at a time. A turn goes behind a call that everybody has just done: the ranks meet, by its own plan on its own links, then
  * those that have a part move a short message and a long one behind it. A call waits for one turn at most, whose meeting is a small call of the same
- * plan and whose long message has half of the call's bytes: so it takes longer by no more than it took anyway. And between turns so many calls go
+ * plan and whose long message has half of the call's bytes: so it takes longer by no more than it took anyway. (In looks after one that couldn't tell four
+ * times as many, then sixteen: what a link takes grows with them, what threads wait for processors hardly does.) And between turns so many calls go
  * by that turns cost a fiftieth of the time, or up to a tenth where the job runs at a tenth of its speed. (TELPHER_WATCH=2: none go by, and messages are long.)
  *
  * A pair's time is the taker's, from the short message to the end of the long one: when either of them came from the meeting is left out. That takes

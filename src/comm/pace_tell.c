@@ -60,8 +60,8 @@ enum tp_pace_end tp_pace_weigh(struct tp_comm_pace *pace, bool measured, enum tp
 	*verdict = pace->taken > BUSY ? TP_PACE_NOTHING : judge(&pace->found, measured && pace->busy <= BUSY);
 	if (*verdict != TP_PACE_NOTHING && is_same(pace, *verdict)) return TP_PACE_WARNED;
 	if (*verdict == TP_PACE_NOTHING && pace->taken <= BUSY && pace->grown < TP_PACE_MOST_GROWN && is_hidden(&pace->found)) {
+		/* What an earlier look found still stands. */
 		pace->grown++;
-		pace->was_verdict = TP_PACE_NOTHING;
 		return TP_PACE_LARGER;
 	}
 	/* Each time something else is no slow pair: the watch begins again, later. */

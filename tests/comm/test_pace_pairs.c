@@ -200,6 +200,13 @@ static void what_may_hide_in_chance_is_looked_at_with_longer_messages(void **s)
 	watch.found.took_us = 80000;
 	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_ONCE_MORE);
 	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_WARNED);
+	/* Between two looks that find it may be one that can't. */
+	watch = watch_of(TP_PACE_REMOTE, 1, 2, 10000, 1000);
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_ONCE_MORE);
+	watch.found.spread_us = 5000;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_LARGER);
+	watch.found.spread_us = 0;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_WARNED);
 	/* Nothing there after all, or a machine whose host takes its processors: as long as before. */
 	watch = watch_of(TP_PACE_REMOTE, 1, 2, 10000, 1000);
 	watch.found.spread_us = 5000;
