@@ -115,8 +115,8 @@ static void transfers_and_collectives_take_turns_in_the_same_rings(void **unused
 {
 	(void)unused;
 	fused_lateness = 10;
-	for (int n = 2; n <= 5; n++) {
-		struct fused_call calls[60];
+	for (int n = 2; n <= 4; n++) {
+		struct fused_call calls[45];
 		static struct fused_world w;
 		for (int i = 0; i < (int)TP_ARRAY_LEN(calls); i++) {
 			const bool transfers = i % 3 != 0;
