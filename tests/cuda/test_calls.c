@@ -93,12 +93,47 @@ static void a_call_again_is_five_calls_of_the_driver(void **state)
 	assert_true(gpu_run(&threads, count_them, &sharing));
 }
 
+static void call_alone(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	enum { COUNT = 1000 };
+	cudaStream_t stream = (cudaStream_t)g->streams[0];
+	CUdeviceptr in = gpu_take(g, COUNT * 4, 0), out = gpu_take(g, COUNT * 4, 0);
+	float given[COUNT], got[COUNT], two = 2;
+	ncclRedOp_t twice;
+	for (int i = 0; i < COUNT; i++) given[i] = (float)i;
+	CUDA_OK(MemcpyHtoD(in, given, sizeof(given)));
+	REQUIRE_OK(ncclRedOpCreatePreMulSum(&twice, &two, ncclFloat32, ncclScalarHostImmediate, g->comm));
+	const long long kernels = gpu_count("cuLaunchKernel"), copies = gpu_count("cuMemcpyAsync");
+	REQUIRE_OK(ncclAllReduce(GPU_PTR(in), GPU_PTR(in), COUNT, ncclFloat32, ncclAvg, g->comm, stream));
+	REQUIRE(gpu_count("cuMemcpyAsync") == copies);
+	REQUIRE_OK(ncclAllGather(GPU_PTR(in), GPU_PTR(out), COUNT, ncclFloat32, g->comm, stream));
+	REQUIRE(gpu_count("cuMemcpyAsync") == copies + 1 && gpu_count("cuLaunchKernel") == kernels);
+	CUDA_OK(StreamSynchronize(g->streams[0]));
+	CUDA_OK(MemcpyDtoH(got, out, sizeof(got)));
+	REQUIRE(!memcmp(got, given, sizeof(got)));
+	REQUIRE_OK(ncclReduceScatter(GPU_PTR(in), GPU_PTR(out), COUNT, ncclFloat32, twice, g->comm, stream));
+	REQUIRE(gpu_count("cuLaunchKernel") == kernels + 1);
+	CUDA_OK(StreamSynchronize(g->streams[0]));
+	CUDA_OK(MemcpyDtoH(got, out, sizeof(got)));
+	for (int i = 0; i < COUNT; i++) REQUIRE(got[i] == 2 * given[i]);
+	REQUIRE_OK(ncclRedOpDestroy(twice, g->comm));
+}
+
+static void a_rank_alone_copies(void **state)
+{
+	(void)state;
+	struct gpu_options o = { .nranks = 1 };
+	assert_true(gpu_run(&o, call_alone, NULL));
+}
+
 int main(void)
 {
 	gpu_need();
 	if (!gpu_fake_here()) return 77;
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_call_again_is_five_calls_of_the_driver),
+		cmocka_unit_test(a_rank_alone_copies),
 		cmocka_unit_test(all_kernels_ask_for_what_all_of_them_need),
 		cmocka_unit_test(only_a_gpus_first_communicator_starts_threads),
 	};

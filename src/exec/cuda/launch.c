@@ -123,6 +123,16 @@ static ncclResult_t launch_pipes(struct tp_cuda_exec *exec, CUstream stream, con
 	return tp_cuda_exec_run_shared(exec, stream, function, pipes->blocks, TP_DEV_THREADS, pipes->shared, &pipes->args);
 }
 
+/* What a rank alone gives is what it gets, unless it is multiplied first. (An average of one is what it is.) */
+static bool is_copy(const struct tp_cuda_exec *exec, const struct tp_exec_call *call) { return exec->boot->nranks == 1 && call->plan && !call->reduce.pre; }
+
+static ncclResult_t launch_copy(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call)
+{
+	if (call->input == call->output || !call->block_bytes) return ncclSuccess;
+	TP_CUDA_TRY(exec->gpu, MemcpyAsync((CUdeviceptr)(uintptr_t)call->output, (CUdeviceptr)(uintptr_t)call->input, call->block_bytes, stream));
+	return ncclSuccess;
+}
+
 /* In as many pieces as it needs; `first` is the first one. */
 static ncclResult_t launch_fused(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, struct tp_fused_launch *first)
 {
@@ -162,7 +172,7 @@ static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, con
 	int n = 0;
 	for (; n < ncalls && n < TP_DEV_MAX_CALLS; n++) {
 		const struct tp_exec_call *call = &calls[n];
-		if (n && (!call->plan || tp_cuda_copies_take(call) || fit_pipes(exec, call, &pipes) || fit_fused(exec, call, 0, &fused) ||
+		if (n && (!call->plan || is_copy(exec, call) || tp_cuda_copies_take(call) || fit_pipes(exec, call, &pipes) || fit_fused(exec, call, 0, &fused) ||
 			tp_cuda_streams_take(exec, call, transfers, &group))) break;
 		TP_TRY(find_prepared(exec, call, &p));
 		CUfunction its = tp_cuda_kernel(exec->kernels, TP_CUDA_STEPS, p->reduces, &call->reduce);
@@ -194,6 +204,8 @@ ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, con
 		const struct tp_exec_call *call = &calls[i];
 		if (!call->plan) {
 			TP_TRY(tp_cuda_transfers_launch(exec, stream, call));
+		} else if (is_copy(exec, call)) {
+			TP_TRY(launch_copy(exec, stream, call));
 		} else if (tp_cuda_copies_take(call)) {
 			TP_TRY(tp_cuda_copies_launch(exec, stream, call));
 		} else if (fit_pipes(exec, call, &pipes)) {
@@ -242,6 +254,10 @@ const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec
 	if (!call->plan) {
 		*blocks = tp_cuda_transfers_blocks(exec, call);
 		return !exec->streams.usable ? "SEND_RECV/SIMPLE" : tp_cuda_streams_are_piped(exec, call) ? "SEND_RECV/PIPE" : "SEND_RECV/LL128";
+	}
+	if (is_copy(exec, call)) {
+		*blocks = 0;
+		return "COPY";
 	}
 	if (tp_cuda_copies_take(call)) {
 		*blocks = 1;
