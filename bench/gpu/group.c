@@ -55,6 +55,14 @@ static void stop_all(void)
 			if (pids[i][r] > 0) kill(pids[i][r], SIGKILL);
 }
 
+/* It has been waited for: its number may soon be another process's. */
+static void forget(pid_t pid)
+{
+	for (int i = 0; i < ngroups; i++)
+		for (int r = 0; r < processes_of(groups[i]); r++)
+			if (pids[i][r] == pid) pids[i][r] = 0;
+}
+
 /* Until all ranks of a group have ended what they do; a rank that died ends the run. */
 static void await_ranks(int i, uint32_t times)
 {
@@ -65,6 +73,7 @@ static void await_ranks(int i, uint32_t times)
 		int status;
 		nanosleep(&pause, NULL);
 		pid_t pid = waitpid(-1, &status, WNOHANG);
+		if (pid > 0) forget(pid);
 		if (pid <= 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) continue;
 		fprintf(stderr, "%s: a rank's process (%d) ended with status 0x%x\n", g->library.name, (int)pid, status);
 		stop_all();
@@ -99,7 +108,10 @@ void close_group(int i)
 	g->quit = true;
 	word_raise(&g->order);
 	await_ranks(i, orders[i] + 2);
-	for (int r = 0; r < processes_of(g); r++) waitpid(pids[i][r], NULL, 0);
+	for (int r = 0; r < processes_of(g); r++) {
+		if (pids[i][r]) waitpid(pids[i][r], NULL, 0);
+		pids[i][r] = 0;
+	}
 }
 
 /* ---- one measurement ---- */

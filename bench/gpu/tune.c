@@ -31,7 +31,7 @@ static const struct { const char *name, *table, *kernels[3]; bool windows, buffe
 		false, false },
 	/* Where the library would have any (pipes=1). */
 	[PIPES] = { "pipes", "one_shot=0:0,two_shot=0:0:0,two_step=0:0:0,two_step_from=never,stream=never,gather=0:0:0,scatter=0:0:0,pairs=0:0:0,rooted=0:0:0,"
-		"reduce=1,pipes=1", { "tp_pipe_", "tp_push_" }, false, false },
+		"reduce=1,transfers=1,pipes=1", { "tp_pipe_", "tp_push_", "tp_streams_piped" }, false, false },
 	[WINDOWS] = { "windows", OFF("window=1,"), { "tp_window_" }, true, false },
 	[COPIES] = { "copies", OFF("copies=1,copies_rooted=1,"), { "tp_copies" }, true, false },
 };
@@ -48,6 +48,7 @@ static bool has(enum coll c, enum way w)
 	case COPIES: return c == ALL_GATHER || c == ALL_TO_ALL || c == BROADCAST;
 	case WINDOWS: return c == ALL_REDUCE || c == REDUCE_SCATTER;
 	case STREAMS: case OFFERS: return moves || c == SEND_RECV;
+	case PIPES: return true;
 	default: return c != SEND_RECV;
 	}
 }
@@ -122,10 +123,10 @@ static size_t sends_of(enum coll c, bool two, size_t bytes, int n)
 	if (two) return c == ALL_REDUCE ? bytes / ranks * (ranks - 1) * 2 : bytes;
 	return block * (ranks - 1);
 }
-/* Up to the last size that is better; 1 GB where all are. */
+/* Up to the last size that is better; without end where all are. */
 static size_t limit_of(enum coll c, bool two, int split, int n)
 {
-	if (split == nsizes) return (size_t)1 << 30;
+	if (split == nsizes) return SIZE_MAX;
 	return split ? sends_of(c, two, sizes[split - 1], n) : 0;
 }
 
@@ -148,7 +149,9 @@ static void print_class(FILE *to, const char *name, enum coll c, bool two, const
 	enum way ll = two ? TWO_LL : ONE_LL, ll128 = two ? TWO_LL128 : ONE_LL128;
 	least_of(lines, times[c][ll], times[c][ll128]);
 	size_t first = limit_of(c, two, crossover(times[c][ll], times[c][ll128]), n), second = limit_of(c, two, crossover(lines, after), n);
-	fprintf(to, "%s=%zu:%zu", name, first < second ? first : second, second);
+	fprintf(to, "%s", name);
+	print_from(to, "=", first < second ? first : second);
+	print_from(to, ":", second);
 	/* One shot has none, and two steps of a broadcast weren't measured through them. */
 	least_of(others, lines, after);
 	if (was_measured(c, PIPES) && (two ? c == ALL_REDUCE : c != ALL_REDUCE)) print_from(to, ":", pipes_from(c, two, others, n));
@@ -204,6 +207,10 @@ static void print_table(FILE *to, int n)
 	least_of(one, times[SCATTER][ONE_LL], times[SCATTER][ONE_LL128]);
 	split = crossover(one, times[SCATTER][STREAMS]);
 	if (was_measured(SCATTER, STREAMS)) print_entry(to, "stream=", split, split < nsizes ? block_of(sizes[split], n) : 0);
+	if (was_measured(SEND_RECV, PIPES)) {
+		split = crossover(times[SEND_RECV][STREAMS], times[SEND_RECV][PIPES]);
+		print_entry(to, "transfers=", split, split < nsizes ? sizes[split] : 0);
+	}
 	print_first(to, "offer=", SEND_RECV, OFFERS, whole, n);
 	print_first(to, "window=", ALL_REDUCE, WINDOWS, two_shots, n);
 	print_first(to, "copies=", ALL_GATHER, COPIES, gathers, n);

@@ -56,7 +56,7 @@ struct tp_cuda_foreseen {
 	bool nvlink;                    /* all pairs are joined by it */
 };
 ncclResult_t tp_cuda_suggest_for(const struct tp_cuda_foreseen *ranks, enum tp_coll coll, size_t block_bytes, bool *wants, enum tp_algo *out);
-/* What runs of an algorithm, as tp_cuda_exec_explain says it; "STEPS" where no kernel is made for it. in_windows: where all buffers lie in symmetric
+/* What runs of an algorithm, as tp_cuda_exec_explain says it, but for "STEPS" where no kernel is made for it. in_windows: where all buffers lie in symmetric
  * windows, aligned to 16 bytes; NULL: the same. */
 ncclResult_t tp_cuda_kernel_for(const struct tp_cuda_foreseen *ranks, enum tp_coll coll, enum tp_algo algo, size_t block_bytes, const char **kernel,
 	const char **in_windows);

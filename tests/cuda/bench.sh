@@ -44,9 +44,9 @@ expect "each line is an object of JSON, again" 0 $?
 
 said=$(bench --tune --max 8 --table "$dir/table")
 expect "each kind of kernel alone: status" 0 $?
-says "windows and what is registered are among them" "^send_recv, us a call/blocks" "$said"
-says "windows" "^bytes .* windows" "$said"
-says "windows ran" "^8 .*[0-9.]+/1 *$" "$said"
+row() { grep -A2 "^$1, us a call/blocks" <<<"$said" | tail -1; }
+says "of all-reduces, windows ran" "^8 .* [0-9.]+/1 *$" "$(row all_reduce)"
+says "of sends, streams and offers ran, and no pipes" "^8 +[0-9.]+/1 +[0-9.]+/1 +none *$" "$(row send_recv)"
 says "a table for such machines" '^\[gpu="Fake GPU" ranks=2 join=shared\]' "$(cat "$dir/table")"
 
 for ranks in processes threads; do

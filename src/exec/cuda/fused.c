@@ -401,7 +401,8 @@ static const char *kernel_of(const struct tp_fused *f, enum tp_coll coll, enum t
 	struct tp_fused_shape s;
 	if (!f->usable || !shape_of(f, coll, shape, block_bytes, &s)) return "STEPS";
 	int protocol = protocol_of(f, &s);
-	if (protocol != TP_FUSED_BY_PIPES && (coll == TP_GATHER || coll == TP_SCATTER) && f->table.allows_128 && block_bytes >= f->table.stream) return "DIRECT/STREAM";
+	if (protocol != TP_FUSED_BY_PIPES && (coll == TP_GATHER || coll == TP_SCATTER) && f->table.allows_128 && block_bytes >= f->table.stream)
+		return block_bytes >= tp_cuda_streams_pipes_from(f) ? "DIRECT/PIPE" : "DIRECT/STREAM";
 	return protocol < 0 ? "STEPS" : s.name[protocol];
 }
 

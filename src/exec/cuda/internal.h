@@ -152,6 +152,8 @@ void tp_cuda_pipe_offers(const struct tp_cuda_exec *exec, const struct tp_exec_c
 size_t tp_cuda_streams_region_bytes(int nlocal, int nchannels);
 /* After the agreement on fused kernels. */
 ncclResult_t tp_cuda_streams_init(struct tp_cuda_exec *exec);
+/* Sends and receives of so many bytes and more go through pipes. */
+uint64_t tp_cuda_streams_pipes_from(const struct tp_fused *fused);
 ncclResult_t tp_cuda_streams_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, const struct tp_cuda_ordered *order,
 	int count);
 /* Does any of them go through pipes? */

@@ -29,6 +29,11 @@ size_t tp_cuda_streams_region_bytes(int nlocal, int nchannels)
 	return (size_t)(nlocal - 1) * (size_t)nchannels * ring_bytes(slot_units(nlocal, nchannels));
 }
 
+uint64_t tp_cuda_streams_pipes_from(const struct tp_fused *f)
+{
+	return f->pipes.level == TP_CUDA_PIPES_NONE ? UINT64_MAX : TP_MAX(f->table.transfers, PIPED_LEAST);
+}
+
 ncclResult_t tp_cuda_streams_init(struct tp_cuda_exec *exec)
 {
 	struct tp_cuda_streams *s = &exec->streams;
@@ -39,11 +44,8 @@ ncclResult_t tp_cuda_streams_init(struct tp_cuda_exec *exec)
 	s->rings_at = tp_align_up(tp_fused_region_bytes(n, exec->nchannels), 4096);
 	s->args.lines.head = (struct tp_dev_streams_head){ .comm = exec->comm, .counters = s->counters, .slot_units = s->slot_units, .rank = (int16_t)exec->boot->rank,
 		.nranks = (int16_t)n, .nchannels = (uint16_t)exec->nchannels, .gives_way = exec->shared_gpu, .counts = exec->fused.counts };
-	s->args.lines.head.pipes_from = UINT64_MAX;
-	if (exec->fused.pipes.level != TP_CUDA_PIPES_NONE) {
-		s->args.lines.head.pipes_from = TP_MAX(exec->fused.table.transfers, PIPED_LEAST);
-		tp_pipes_fill_transfers(&exec->fused, &s->args.pipe);
-	}
+	s->args.lines.head.pipes_from = tp_cuda_streams_pipes_from(&exec->fused);
+	if (exec->fused.pipes.level != TP_CUDA_PIPES_NONE) tp_pipes_fill_transfers(&exec->fused, &s->args.pipe);
 	for (int r = 0; r < n; r++) s->args.lines.head.rings[r] = exec->fused.region[r] + s->rings_at;
 	s->usable = true;
 	return ncclSuccess;

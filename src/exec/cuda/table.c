@@ -52,7 +52,7 @@ static struct tp_param params[] = {
 		.doc = "GPUs: up to which sizes which kernels move what, over what is built in: NAME=LL:LL128 or NAME=LL:LL128:PIPES (bytes that a rank sends, up to "
 			"which these lines and from which on pipes are used; one_shot, two_shot, gather, scatter, pairs, rooted, two_step), NAME=BYTES (from which on, or never: "
 			"window, two_step_from, stream, copies, copies_rooted: by copy engines, reduce, transfers: through pipes, offer: registered buffers), cut=BYTES (of a launch, over all ranks: what is larger takes several), pipes=0, 1 or 2 (never, over NVLink from compute capability 9.0 on, always), "
-			"threads=LL:LL128 (of a block), with commas between; @FILE: a file with such entries, and [gpu=NAME ranks=N join=shared, nvlink or pcie] before those "
+			"threads=LL:LL128 (of a block), with commas between; @FILE: a file with such entries, and [gpu=NAME cc=N.N ranks=N join=shared, nvlink or pcie] before those "
 			"of one kind of machine, as telpher tune --gpu -o FILE writes it; rank 0's counts" },
 };
 TP_PARAM_TABLE("exec", params)
@@ -225,7 +225,7 @@ void tp_fused_defaults(const struct tp_fused_machine *machine, struct tp_fused_t
 static ncclResult_t refuse(const char *where, const char *entry)
 {
 	return TP_FAIL(ncclInvalidUsage, "TELPHER_CUDA_TABLE: %s can't be read at '%.60s': wanted is NAME=LL:LL128 or NAME=LL:LL128:PIPES (one_shot, two_shot, "
-		"gather, scatter, pairs, rooted, two_step), NAME=BYTES or NAME=never (window, two_step_from, stream, copies, copies_rooted, reduce, offer), pipes=0, 1 or 2, "
+		"gather, scatter, pairs, rooted, two_step), NAME=BYTES or NAME=never (window, two_step_from, stream, copies, copies_rooted, reduce, transfers, offer), cut=BYTES, pipes=0, 1 or 2, "
 		"or threads=LL:LL128, with commas between; and, for one kind of machine, [gpu=NAME cc=MAJOR.MINOR ranks=N join=shared, nvlink or pcie] before them",
 		where, entry);
 }
