@@ -184,6 +184,7 @@ ncclResult_t tp_gpu_order_after(struct ncclComm *comm, struct tp_gpu_place *plac
 bool tp_gpu_used_again(struct tp_gpu_rank *rank, const struct tp_gpu_name *name);
 /* It is this rank's from now on, or *other >= 0: another rank has work there that isn't done. first: of the streams of a call. */
 ncclResult_t tp_gpu_used_take(struct ncclComm *comm, const struct tp_gpu_name *name, bool first, int *other);
+void tp_gpu_used_several(struct tp_gpu_rank *rank);     /* the call has several: the next one looks at all of them, whichever its own is */
 /* The call that was launched on `stream`, not captured; before `done` is recorded. The GPU's context is current, as for the next and free. */
 ncclResult_t tp_gpu_used_record(struct ncclComm *comm, CUstream stream);
 void tp_gpu_used_settle(struct tp_gpu_rank *rank);      /* graphs will record `done`: what is done by now isn't asked for any more */

@@ -129,7 +129,8 @@ bool tp_gpu_call_again(const struct tp_comm_call *call, ncclResult_t *result)
 			exec.input = call->send ? call->send : call->recv;
 			exec.output = call->recv ? call->recv : (void *)(uintptr_t)call->send;
 			/* Other buffers of the same size may have another plan. */
-			handled = tp_gpu_find_windows(call, &exec) == last->windows;
+			handled = tp_gpu_find_windows(call, &exec) == last->windows && (tp_likely(!last->windows) ||
+				tp_cuda_exec_uses_windows(atomic_load_explicit(&rank->exec, memory_order_relaxed), &exec) == last->record.windows);
 			if (tp_likely(handled)) *result = launch(comm, &call->stream, 1, &exec, &last->record, 1);
 		}
 	}

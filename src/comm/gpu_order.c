@@ -94,6 +94,7 @@ ncclResult_t tp_gpu_order_check(struct ncclComm *comm, struct tp_gpu_place *plac
 		}
 		TP_TRY(take(comm, &name, i == 0));
 	}
+	if (place->count > 1) tp_gpu_used_several(rank);
 	return ncclSuccess;
 }
 

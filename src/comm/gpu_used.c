@@ -175,6 +175,8 @@ ncclResult_t tp_gpu_used_take(struct ncclComm *comm, const struct tp_gpu_name *n
 	return result;
 }
 
+void tp_gpu_used_several(struct tp_gpu_rank *rank) { atomic_store_explicit(&rank->streams.holds, false, memory_order_seq_cst); }
+
 bool tp_gpu_used_again(struct tp_gpu_rank *rank, const struct tp_gpu_name *name)
 {
 	struct tp_gpu_streams *s = &rank->streams;

@@ -175,11 +175,11 @@ static void collectives_differ(struct gpu_rank *g)
 static void sizes_differ(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
-	const size_t *counts = g->arg ? g->arg : (size_t[]){ 100, 200 };
-	CUdeviceptr buffer = gpu_take(g, 1 << 19, 0);
+	const size_t *bytes = g->arg ? g->arg : (size_t[]){ 400, 800 };
+	CUdeviceptr buffer = gpu_take(g, bytes[0] > bytes[1] ? bytes[0] : bytes[1], 0);
 	ncclResult_t result = ncclSuccess;
-	if (r->rank == 0) result = ncclSend(GPU_PTR(buffer), counts[0], ncclFloat32, 1, g->comm, GPU_STREAM(g, 1));
-	else if (r->rank == 1) result = ncclRecv(GPU_PTR(buffer), counts[1], ncclFloat32, 0, g->comm, GPU_STREAM(g, 1));
+	if (r->rank == 0) result = ncclSend(GPU_PTR(buffer), bytes[0], ncclInt8, 1, g->comm, GPU_STREAM(g, 1));
+	else if (r->rank == 1) result = ncclRecv(GPU_PTR(buffer), bytes[1], ncclInt8, 0, g->comm, GPU_STREAM(g, 1));
 	REQUIRE(result == ncclSuccess || result == (r->rank == 1 ? ncclInvalidUsage : ncclRemoteError));
 	ncclResult_t wanted = wait_for_error(g, g->comm, PATIENCE_MS);
 	REQUIRE(wanted == (r->rank == 1 ? ncclInvalidUsage : ncclRemoteError));
@@ -212,11 +212,13 @@ static void one_never_calls_and_leaves(struct gpu_rank *g)
 static void sizes_that_differ_are_seen_whichever_way_each_end_goes(void **state)
 {
 	(void)state;
-	static const size_t counts[][2] = { { 100, 3000 }, { 3000, 100 }, { 3000, 5000 }, { 100000, 3000 }, { 100000, 100001 }, { 0, 100000 }, { 100000, 0 } };
+	static const size_t bytes[][2] = { { 400, 12000 }, { 12000, 400 }, { 12000, 20000 }, { 400000, 12000 }, { 400000, 400004 }, { 0, 400000 }, { 400000, 0 },
+		{ 1 << 24, 1 } };
 	static const char *const tables[] = { "TELPHER_CUDA_TABLE=transfers=8K,pipes=2", "TELPHER_CUDA_TABLE=transfers=8K,offer=1,pipes=2" };
-	for (size_t i = 0; i < 2 * sizeof(counts) / sizeof(counts[0]); i++) {
-		struct gpu_options o = { .nranks = 2, .threads = i % 3 == 0, .env = { "TELPHER_LL128=on", tables[i % 2] } };
-		assert_true(gpu_run(&o, sizes_differ, (void *)(uintptr_t)counts[i / 2]));
+	for (size_t i = 0; i < 2 * sizeof(bytes) / sizeof(bytes[0]); i++) {
+		struct gpu_options o = { .nranks = 2, .threads = i % 3 == 0, .pool_bytes = (size_t)17 << 20,
+			.env = { "TELPHER_LL128=on", tables[i % 2] } };
+		assert_true(gpu_run(&o, sizes_differ, (void *)(uintptr_t)bytes[i / 2]));
 	}
 }
 

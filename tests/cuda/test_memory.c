@@ -131,6 +131,41 @@ static void a_broken_promise_of_windows_is_an_error(void **state)
 	assert_true(gpu_run(&o, break_promise, NULL));
 }
 
+/* A call again, at a place of the window where it doesn't run as the last one: ranks agree, whether a call is one again for them or in a group. */
+static void call_at_another_place(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	enum { BYTES = 1 << 20, COUNT = 100000 };
+	char *buffer;
+	ncclWindow_t window;
+	ncclResult_t error;
+	REQUIRE_OK(ncclMemAlloc((void **)&buffer, BYTES));
+	REQUIRE_OK(ncclCommWindowRegister(g->comm, buffer, BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
+	for (int i = 0; i < 2; i++) REQUIRE_OK(ncclAllReduce(buffer, buffer, COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
+	if (r->rank) REQUIRE_OK(ncclGroupStart());
+	REQUIRE_OK(ncclAllReduce(buffer + 4, buffer + 4, COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
+	if (r->rank) REQUIRE_OK(ncclGroupEnd());
+	gpu_sync(g, 1);
+	/* Longer than ranks that launch nothing wait before they compare their calls. */
+	usleep(600000);
+	REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
+	REQUIRE_OK(error);
+	REQUIRE_OK(ncclAllReduce(buffer, buffer, COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
+	gpu_sync(g, 1);
+	ranks_barrier(r);
+	REQUIRE_OK(ncclCommWindowDeregister(g->comm, window));
+	ranks_barrier(r);
+	REQUIRE_OK(ncclMemFree(buffer));
+	ranks_barrier(r);
+}
+
+static void a_call_again_elsewhere_in_a_window_is_the_same_call_on_all_ranks(void **state)
+{
+	(void)state;
+	struct gpu_options o = { .nranks = 2, .ndevices = 2, .timeout_s = 60, .env = { "TELPHER_CUDA_TABLE=window=1K" } };
+	assert_true(gpu_run(&o, call_at_another_place, NULL));
+}
+
 static void count_memory(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
@@ -161,6 +196,7 @@ int main(void)
 	gpu_need();
 	const struct CMUnitTest tests[] = { cmocka_unit_test(memory_of_the_librarys_own_registers_and_makes_windows),
 		cmocka_unit_test(a_window_is_scattered_to_any_place_of_each_rank), cmocka_unit_test(a_broken_promise_of_windows_is_an_error),
+		cmocka_unit_test(a_call_again_elsewhere_in_a_window_is_the_same_call_on_all_ranks),
 		cmocka_unit_test(a_communicator_takes_less_than_60_mb_of_a_gpu) };
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

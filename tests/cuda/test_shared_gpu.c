@@ -114,6 +114,20 @@ static void taken(struct gpu_rank *g, CUdeviceptr at)
 	sync_all(g);
 }
 
+/* Of the streams of a group, those that later calls leave alone are nobody's once the group's work is done. */
+static void after_a_group_on_several(struct gpu_rank *g, CUdeviceptr at)
+{
+	struct ranks *r = g->r;
+	REQUIRE_OK(ncclGroupStart());
+	for (int s = 0; s < 2; s++) REQUIRE_OK(sum_on(g, at, g->streams[s]));
+	REQUIRE_OK(ncclGroupEnd());
+	sync_all(g);
+	if (r->rank == 0) REQUIRE_OK(sum_on(g, at, all[0][1]));
+	ranks_barrier(r);
+	if (r->rank == 1) REQUIRE_OK(sum_on(g, at, all[0][0]));
+	sync_all(g);
+}
+
 /* Another capture of the same stream is another place. */
 static void captures(struct gpu_rank *g, CUdeviceptr at)
 {
@@ -145,6 +159,7 @@ static void change_hands(struct gpu_rank *g)
 		without_work(g, at);
 		with_the_programs_work(g, at);
 		taken(g, at);
+		after_a_group_on_several(g, at);
 		captures(g, at);
 	}
 }

@@ -251,6 +251,11 @@ static void shapes(struct gpu_rank *g)
 	mixed_group(g);
 	of_all_sizes_in_any_order(g);
 	who_is_not_ready_holds_up_nobody_else(g);
+	const char *table = getenv("TELPHER_CUDA_TABLE");
+	if (gpu_is_fake() && table && strstr(table, "transfers=4K")) {
+		struct ranks *r = g->r;
+		REQUIRE(gpu_count("tp_streams_piped") > 0);
+	}
 }
 
 static bool run_with(int nranks, bool threads, int ndevices, int nhosts, const char *const *settings)

@@ -91,10 +91,46 @@ static void ranks_that_share_a_gpu_have_lines_and_nothing_else(void **unused)
 		struct tp_fused_table t = built_in("NVIDIA H200", 9, n, TP_FUSED_SHARED);
 		assert_int_equal(t.limits[TP_FUSED_TWO_SHOT].ll, 4 * MB);
 		assert_int_equal(t.limits[TP_FUSED_ROOTED].ll, 1 * MB);
-		assert_int_equal(t.limits[TP_FUSED_OWNERS].ll128, 1 * MB);
+		assert_int_equal(t.limits[TP_FUSED_ONE_SHOT].ll128, 4 * MB);
+		assert_int_equal(t.limits[TP_FUSED_OWNERS].ll128, 16 * MB);
+		assert_true(t.limits[TP_FUSED_GATHER].ll128 > (uint64_t)64 << 30 && t.transfers == NEVER);
 		assert_int_equal(t.pipes, 0);
 		assert_true(t.copies == NEVER && t.copies_rooted == NEVER && t.limits[TP_FUSED_GATHER].pipes == NEVER);
 	}
+}
+
+/* Launch by launch: all bytes once, and nothing beyond what kernels count in 32 bits. */
+static bool runs_whole(enum tp_coll coll, int nranks, size_t block, bool windows)
+{
+	struct tp_plan plan = { .spec = { .coll = coll }, .shape = coll == TP_ALL_REDUCE ? TP_SHAPE_TWO_SHOT : TP_SHAPE_DIRECT };
+	struct tp_fused f = { .usable = true, .nranks = nranks, .table = built_in("NVIDIA H200", 9, nranks, TP_FUSED_NVLINK) };
+	struct tp_exec_call call = { .plan = &plan, .input = (void *)4096, .output = (void *)8192, .block_bytes = block };
+	struct tp_fused_launch l;
+	size_t from = 0;
+	tp_fused_lay_out(nranks, TP_DEV_MAX_CHANNELS, &f.layout);
+	while (from < block && (windows ? tp_fused_fit_windows(&f, &call, &(struct tp_fused_windows){ 1, 0, 1, 0 }, from, &l) : tp_fused_fit(&f, &call, from, &l))) {
+		const uint64_t last = (uint64_t)(nranks - 1) * l.args.in_stride;
+		assert_true(l.args.gathers || last + l.args.slice_bytes <= l.args.total_bytes);
+		assert_true(last + l.args.slice_bytes <= UINT32_MAX && (uint64_t)(nranks - 1) * l.args.out_stride + l.args.slice_bytes <= UINT32_MAX);
+		assert_true(l.bytes > 0);
+		from += l.bytes;
+	}
+	assert_true(from == 0 || from == block);
+	return from == block;
+}
+
+static void calls_of_any_size_are_cut_into_launches_that_kernels_can_count(void **unused)
+{
+	(void)unused;
+	for (int windows = 0; windows < 2; windows++) {
+		assert_true(runs_whole(TP_REDUCE_SCATTER, 8, (size_t)511 * MB, windows));
+		assert_false(runs_whole(TP_REDUCE_SCATTER, 8, (size_t)512 * MB, windows));
+		assert_true(runs_whole(TP_REDUCE_SCATTER, 4, (size_t)1000 * MB + 16, windows));
+		assert_false(runs_whole(TP_REDUCE_SCATTER, 4, (size_t)1536 * MB, windows));
+		for (int n = 3; n <= 8; n++) assert_true(runs_whole(TP_ALL_REDUCE, n, (size_t)9 * GB + 16, windows));
+	}
+	assert_true(runs_whole(TP_ALL_GATHER, 4, (size_t)1000 * MB + 4, false));
+	assert_false(runs_whole(TP_ALL_TO_ALL, 4, (size_t)GB, false));
 }
 
 static void the_users_entries_come_last(void **unused)
@@ -171,6 +207,7 @@ int main(void)
 		cmocka_unit_test(measured_machines_have_rows_of_their_own),
 		cmocka_unit_test(their_kin_is_like_them_and_others_are_not),
 		cmocka_unit_test(ranks_that_share_a_gpu_have_lines_and_nothing_else),
+		cmocka_unit_test(calls_of_any_size_are_cut_into_launches_that_kernels_can_count),
 		cmocka_unit_test(the_users_entries_come_last),
 		cmocka_unit_test(a_files_rows_are_for_machines_that_they_name),
 		cmocka_unit_test(text_that_is_no_table_is_named),

@@ -231,10 +231,13 @@ static bool shape_of(const struct tp_fused *f, enum tp_coll coll, enum tp_shape 
 	return bytes > 0;
 }
 
+/* Kernels count what a call's blocks span in 32 bits. */
+static bool is_counted(const struct tp_fused *f, const struct tp_fused_shape *s) { return (s->in_stride | s->out_stride) <= UINT32_MAX / (size_t)f->nranks; }
+
 static int protocol_of(const struct tp_fused *f, const struct tp_fused_shape *s)
 {
 	const struct tp_fused_limit *limit = &f->table.limits[s->class];
-	const bool counted = (s->in_stride | s->out_stride) <= UINT32_MAX / (size_t)f->nranks, moves = !s->reduces && !s->owners;
+	const bool counted = is_counted(f, s), moves = !s->reduces && !s->owners;
 	const uint64_t pipes = s->reduces && s->class == TP_FUSED_ROOTED ? f->table.reduce : limit->pipes;
 	if (f->pipes.level >= (moves ? TP_CUDA_PIPES_MOVE : TP_CUDA_PIPES_ALL) && s->class != TP_FUSED_ONE_SHOT && s->sends >= pipes)
 		return TP_FUSED_BY_PIPES;
@@ -330,7 +333,7 @@ bool tp_fused_fit_windows(const struct tp_fused *f, const struct tp_exec_call *c
 	struct tp_fused_shape s;
 	if (!f->usable || !call->plan || !shape_of(f, call->plan->spec.coll, call->plan->shape, call->block_bytes, &s)) return false;
 	if (s.class != TP_FUSED_TWO_SHOT && s.class != TP_FUSED_SCATTER) return false;
-	if (s.sends < f->table.window || s.in_stride > UINT32_MAX) return false;
+	if (s.sends < f->table.window || !is_counted(f, &s)) return false;
 	out->bytes = cut_piece(f, from, &s, &piece);
 	if (s.gathers) s.slice = s.in_stride = s.out_stride = tp_align_up(tp_div_up(s.slice, (size_t)f->nranks), 128);
 	/* Windows begin at pages, and the offsets are the same on all ranks. An output that is no window is each rank's own affair, so nothing is
@@ -348,6 +351,13 @@ bool tp_fused_fit_windows(const struct tp_fused *f, const struct tp_exec_call *c
 	out->threads = TP_DEV_THREADS;
 	out->blocks = (unsigned)TP_MAX(TP_MIN(tp_div_up(s.slice / 16, TP_DEV_THREADS), f->table.max_blocks), 1);
 	return true;
+}
+
+bool tp_fused_has_windows(const struct tp_fused *f, enum tp_coll coll, size_t block_bytes)
+{
+	struct tp_fused_shape s;
+	if (!f->usable || (coll != TP_ALL_REDUCE && coll != TP_REDUCE_SCATTER) || block_bytes < f->table.window) return false;
+	return shape_of(f, coll, coll == TP_ALL_REDUCE ? TP_SHAPE_TWO_SHOT : TP_SHAPE_DIRECT, block_bytes, &s) && is_counted(f, &s);
 }
 
 bool tp_fused_suggest(const struct tp_fused *f, enum tp_coll coll, size_t block_bytes, enum tp_algo *out)
@@ -401,7 +411,8 @@ static const char *kernel_of(const struct tp_fused *f, enum tp_coll coll, enum t
 	struct tp_fused_shape s;
 	if (!f->usable || !shape_of(f, coll, shape, block_bytes, &s)) return "STEPS";
 	int protocol = protocol_of(f, &s);
-	if (protocol != TP_FUSED_BY_PIPES && (coll == TP_GATHER || coll == TP_SCATTER) && f->table.allows_128 && block_bytes >= f->table.stream)
+	if (protocol != TP_FUSED_BY_PIPES && (coll == TP_GATHER || coll == TP_SCATTER) && f->table.allows_128 && f->nranks <= TP_DEV_STREAM_RANKS
+		&& block_bytes >= f->table.stream)
 		return block_bytes >= tp_cuda_streams_pipes_from(f) ? "DIRECT/PIPE" : "DIRECT/STREAM";
 	return protocol < 0 ? "STEPS" : s.name[protocol];
 }
@@ -410,7 +421,7 @@ static const char *kernel_in_windows(const struct tp_fused *f, enum tp_coll coll
 {
 	if (!f->usable) return NULL;
 	if (coll == TP_ALL_REDUCE || coll == TP_REDUCE_SCATTER)
-		return block_bytes < f->table.window ? NULL : coll == TP_ALL_REDUCE ? "TWO_SHOT/WINDOW" : "DIRECT/WINDOW";
+		return !tp_fused_has_windows(f, coll, block_bytes) ? NULL : coll == TP_ALL_REDUCE ? "TWO_SHOT/WINDOW" : "DIRECT/WINDOW";
 	if (!tp_fused_copies(f, coll, block_bytes)) return NULL;
 	return coll == TP_BROADCAST && f->nranks > 2 && block_bytes >= f->table.owners ? "TWO_STEP/COPY" : "DIRECT/COPY";
 }

@@ -153,6 +153,8 @@ bool tp_fused_fit(const struct tp_fused *fused, const struct tp_exec_call *call,
 struct tp_fused_windows { uint64_t in_bases, in_offset, out_bases, out_offset; };
 bool tp_fused_fit_windows(const struct tp_fused *fused, const struct tp_exec_call *call, const struct tp_fused_windows *windows, size_t from,
 	struct tp_fused_launch *out);
+/* Is it for the kernels of windows, where its buffers lie in such? */
+bool tp_fused_has_windows(const struct tp_fused *fused, enum tp_coll coll, size_t block_bytes);
 /* Is it for copy engines, where its output lies in a window? */
 bool tp_fused_copies(const struct tp_fused *fused, enum tp_coll coll, size_t block_bytes);
 /* Which algorithm these kernels want for a message, before there is a plan; false: they have no opinion. */

@@ -309,9 +309,13 @@ static ncclResult_t load_new(const struct tp_gpu *gpu, enum tp_cuda_pipes wanted
 
 ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kernels **out)
 {
-	enum tp_cuda_pipes wanted;
-	/* Two ranks may use most. */
-	TP_TRY(find_wanted(gpu, 2, false, &wanted));
+	enum tp_cuda_pipes wanted = TP_CUDA_PIPES_NONE, one;
+	/* Any communicator to come, whatever rows of the table are for it. */
+	for (int n = 2; n <= TP_PIPE_RANKS; n++)
+		for (int shared = 0; shared < 2; shared++) {
+			TP_TRY(find_wanted(gpu, n, shared, &one));
+			wanted = TP_MAX(wanted, one);
+		}
 	pthread_mutex_lock(&lock);
 	struct tp_cuda_kernels *k = loaded;
 	while (k && k->gpu != gpu) k = k->next;

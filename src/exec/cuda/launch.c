@@ -147,7 +147,7 @@ static ncclResult_t launch_fused(struct tp_cuda_exec *exec, CUstream stream, con
 
 bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes, bool windows, enum tp_algo *out)
 {
-	if (windows && exec->fused.usable && block_bytes >= exec->fused.table.window && (coll == TP_ALL_REDUCE || coll == TP_REDUCE_SCATTER)) {
+	if (windows && tp_fused_has_windows(&exec->fused, coll, block_bytes)) {
 		*out = coll == TP_ALL_REDUCE ? TP_ALGO_TWO_SHOT : TP_ALGO_DIRECT;
 		return true;
 	}

@@ -39,8 +39,9 @@ struct tp_stream {
 	bool gives_way, stopped;
 };
 
+/* 24 bits: sizes below 8 MB as they are; larger ones are larger than these. */
 TP_DEVICE uint64_t tp_stream_size_bits(uint64_t bytes)
-{ return ((bytes ^ bytes >> 24 ^ bytes >> 48) & 0xffffff) << TP_STREAM_COUNT_BITS; }
+{ return (bytes >> 23 ? 0x800000 | ((bytes ^ bytes >> 23 ^ bytes >> 46) & 0x7fffff) : bytes) << TP_STREAM_COUNT_BITS; }
 TP_DEVICE uint64_t tp_stream_flag(uint64_t count, uint64_t bytes) { return (count & ((1ull << TP_STREAM_COUNT_BITS) - 1)) | tp_stream_size_bits(bytes); }
 
 /* The part of a transfer that a channel has, in units; false: none. */
