@@ -56,12 +56,34 @@ static void ranks_on_gpus_of_two_kinds_use_what_is_for_any(void **state)
 	run(2, "FAKE_CUDA_KINDS=2", false);
 }
 
+static void gather_by_pipes(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	CUdeviceptr in = gpu_take(g, 1 << 16, 0), out = gpu_take(g, (size_t)r->nranks << 16, 0);
+	REQUIRE_OK(ncclAllGather(GPU_PTR(in), GPU_PTR(out), 1 << 14, ncclInt32, g->comm, GPU_STREAM(g, 0)));
+	gpu_sync(g, 0);
+	REQUIRE(gpu_count("tp_push_copy") > 0);
+}
+
+/* Kernels are loaded by the first communicator, for all there may be. */
+static void a_row_that_is_not_for_two_ranks_has_its_kernels(void **state)
+{
+	(void)state;
+	if (!gpu_fake_here()) skip();
+	char table[96];
+	snprintf(table, sizeof(table), "TELPHER_CUDA_TABLE=@%s", file);
+	write_table("pipes=0\n[ranks=3]\ngather=0:0:0\npipes=2\n");
+	struct gpu_options o = { .nranks = 3, .ndevices = 3, .env = { table, "TELPHER_LL128=on" } };
+	assert_true(gpu_run(&o, gather_by_pipes, NULL));
+}
+
 int main(void)
 {
 	gpu_need();
 	snprintf(file, sizeof(file), "/tmp/test_cuda_table.%d.rows", (int)getpid());
 	const struct CMUnitTest tests[] = { cmocka_unit_test(a_files_rows_are_for_the_machines_that_they_name),
-		cmocka_unit_test(ranks_on_gpus_of_two_kinds_use_what_is_for_any) };
+		cmocka_unit_test(ranks_on_gpus_of_two_kinds_use_what_is_for_any),
+		cmocka_unit_test(a_row_that_is_not_for_two_ranks_has_its_kernels) };
 	int failed = cmocka_run_group_tests(tests, NULL, NULL);
 	unlink(file);
 	return failed;
