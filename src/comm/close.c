@@ -149,7 +149,7 @@ static ncclResult_t submit(struct ncclComm *comm, bool destroy)
 		tp_comm_leave(comm);
 		return ncclSystemError;
 	}
-	*job = (struct close_job){ .job = { .run = run_close, .discard = discard_close, .comm = comm,
+	*job = (struct close_job){ .job = { .run = run_close, .discard = discard_close, .comm = comm, .meets = comm,
 		.blocking = destroy || comm->config.blocking }, .destroy = destroy };
 	return tp_job_submit(&job->job);
 }

@@ -84,7 +84,7 @@ static ncclResult_t submit_window(struct ncclComm *comm, void *buffer, size_t by
 		tp_comm_leave(comm);
 		return ncclSystemError;
 	}
-	*job = (struct window_job){ .job = { .run = run_window, .discard = discard_window, .comm = comm, .blocking = comm->config.blocking },
+	*job = (struct window_job){ .job = { .run = run_window, .discard = discard_window, .comm = comm, .meets = comm, .blocking = comm->config.blocking },
 		.buffer = buffer, .bytes = bytes, .flags = flags, .out = out };
 	return tp_job_submit(&job->job);
 }

@@ -283,10 +283,11 @@ struct tp_job {
 	ncclResult_t (*run)(struct tp_job *job);
 	void (*discard)(struct tp_job *job);    /* frees it, run or not; result is what run returned */
 	struct ncclComm *comm;                  /* the communicator whose state it is */
+	struct ncclComm *meets;                 /* whose ranks meet in it; NULL: in one of its own */
 	bool blocking, started;
 	ncclResult_t result;
 	pthread_t thread;
-	struct tp_job *next;
+	struct tp_job *next, *then;             /* then: job.c's */
 };
 /* Runs it as the calling situation wants: now, at the group's end, or in the background (ncclInProgress). */
 ncclResult_t tp_job_submit(struct tp_job *job);

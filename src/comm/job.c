@@ -1,5 +1,6 @@
 /* Jobs: what waits for other ranks before a communicator can go on. Alone and blocking, the caller runs it; in a group all
- * of them run at once, a thread each, since ranks of one thread wait for each other; non-blocking, in the background. */
+ * of them run at once, a thread each, since ranks of one thread wait for each other; non-blocking, in the background. But those in which the ranks
+ * of one communicator meet run one after the other, in the group's order, which is the same on all of them. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,22 +9,43 @@
 
 #define STACK_BYTES (1u << 20)
 
+/* What follows another job goes from the list to that one's `then`. */
+static void chain(struct tp_job *jobs)
+{
+	for (struct tp_job *job = jobs; job; job = job->next) {
+		struct tp_job *last = job;
+		last->then = NULL;
+		for (struct tp_job **at = &job->next; *at && job->meets;) {
+			struct tp_job *later = *at;
+			if (later->meets != job->meets) {
+				at = &later->next;
+				continue;
+			}
+			*at = later->next;
+			later->then = NULL;
+			last = last->then = later;
+		}
+	}
+}
+
 static void *run_in_group(void *arg)
 {
-	struct tp_job *job = arg;
-	job->result = job->run(job);
+	for (struct tp_job *job = arg; job; job = job->then) job->result = job->run(job);
 	return NULL;
 }
 
 /* Once state says that it is over, the communicator may be freed as soon as this thread is joined. */
 static void *run_in_background(void *arg)
 {
-	struct tp_job *job = arg;
-	struct ncclComm *comm = job->comm;
-	ncclResult_t result = job->run(job);
-	job->result = result;
-	job->discard(job);
-	atomic_store_explicit(&comm->state, result, memory_order_release);  /* pairs with ncclCommGetAsyncError */
+	for (struct tp_job *job = arg, *then; job; job = then) {
+		struct ncclComm *comm = job->comm;
+		then = job->then;
+		ncclResult_t result = job->result = job->run(job);
+		job->discard(job);
+		/* Of a communicator that has another one to come, it isn't over. */
+		if (then && then->comm == comm && result == ncclSuccess) continue;
+		atomic_store_explicit(&comm->state, result, memory_order_release);      /* pairs with ncclCommGetAsyncError */
+	}
 	return NULL;
 }
 
@@ -49,24 +71,34 @@ static ncclResult_t start_in_background(struct tp_job *job)
 		return TP_FAIL(ncclInvalidUsage, "communicator %p is still busy with its last non-blocking call", (void *)comm);
 	if (comm->has_thread) pthread_join(comm->thread, NULL);
 	comm->has_thread = false;
-	atomic_store_explicit(&comm->state, ncclInProgress, memory_order_release);
+	for (struct tp_job *each = job; each; each = each->then) atomic_store_explicit(&each->comm->state, ncclInProgress, memory_order_release);
 	ncclResult_t result = start(job, run_in_background, &comm->thread);
 	if (result == ncclSuccess) comm->has_thread = true;
-	else atomic_store_explicit(&comm->state, result, memory_order_release);
+	else for (struct tp_job *each = job; each; each = each->then) atomic_store_explicit(&each->comm->state, result, memory_order_release);
 	return result;
+}
+
+static void discard_all(struct tp_job *job)
+{
+	for (struct tp_job *then; job; job = then) {
+		then = job->then;
+		job->discard(job);
+	}
 }
 
 ncclResult_t tp_jobs_run(struct tp_job *jobs, bool blocking)
 {
 	ncclResult_t result = ncclSuccess;
+	chain(jobs);
 	if (!blocking) {
 		result = ncclInProgress;
 		for (struct tp_job *job = jobs, *next; job; job = next) {
 			next = job->next;
 			ncclResult_t started = start_in_background(job);
 			if (started == ncclSuccess) continue;
-			job->result = result = started;
-			job->discard(job);
+			for (struct tp_job *each = job; each; each = each->then) each->result = started;
+			result = started;
+			discard_all(job);
 		}
 		return result;
 	}
@@ -74,13 +106,14 @@ ncclResult_t tp_jobs_run(struct tp_job *jobs, bool blocking)
 		/* Once it is started the result is the thread's to write. */
 		ncclResult_t started = start(job, run_in_group, &job->thread);
 		job->started = started == ncclSuccess;
-		if (!job->started) job->result = started;
+		for (struct tp_job *each = job; each && !job->started; each = each->then) each->result = started;
 	}
 	for (struct tp_job *job = jobs, *next; job; job = next) {
 		next = job->next;
 		if (job->started) pthread_join(job->thread, NULL);
-		if (result == ncclSuccess) result = job->result;
-		job->discard(job);
+		for (const struct tp_job *each = job; each; each = each->then)
+			if (result == ncclSuccess) result = each->result;
+		discard_all(job);
 	}
 	return result;
 }

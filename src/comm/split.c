@@ -100,6 +100,7 @@ static ncclResult_t submit(struct derive_job *job, const ncclConfig_t *user_conf
 	job->job.run = run_derive;
 	job->job.discard = discard_derive;
 	job->job.comm = job->child ? job->child : parent;
+	job->job.meets = parent;
 	job->job.blocking = result == ncclSuccess ? (job->child ? config.blocking : parent->config.blocking) : true;
 	if (result != ncclSuccess) {
 		job->job.discard(&job->job);

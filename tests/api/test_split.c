@@ -51,6 +51,44 @@ static void split_between_hosts(void **state)
 	assert_true(ranks_run(&options, by_color, NULL));
 }
 
+/* The parent's ranks meet in each of them: one after the other, in the group's order. */
+static void several_in_a_group(struct ranks *r)
+{
+	const int n = r->nranks, members = r->rank % 2 ? n / 2 : (n + 1) / 2;
+	for (int turn = 0; turn < 6; turn++) {
+		const bool blocking = turn % 2 == 0;
+		ncclComm_t children[3];
+		ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+		config.blocking = blocking;
+		REQUIRE_OK(ncclGroupStart());
+		for (int i = 0; i < 3; i++)
+			REQUIRE_IS(ncclCommSplit(r->comm, i == 1 ? r->rank % 2 : 0, i == 2 ? -r->rank : r->rank, &children[i], &config), blocking ? ncclSuccess : ncclInProgress);
+		REQUIRE_IS(ncclGroupEnd(), blocking ? ncclSuccess : ncclInProgress);
+		for (int i = 0; i < 3; i++) {
+			ncclResult_t state;
+			do {
+				usleep(200);
+				REQUIRE_OK(ncclCommGetAsyncError(children[i], &state));
+			} while (state == ncclInProgress);
+			REQUIRE_OK(state);
+			int rank, count;
+			REQUIRE_OK(ncclCommUserRank(children[i], &rank));
+			REQUIRE_OK(ncclCommCount(children[i], &count));
+			REQUIRE(count == (i == 1 ? members : n) && rank == (i == 0 ? r->rank : i == 1 ? r->rank / 2 : n - 1 - r->rank));
+			if (blocking) check_works(r, children[i], rank, count);
+		}
+		for (int i = 0; i < 3; i++) REQUIRE_OK(ncclCommDestroy(children[i]));
+	}
+}
+
+static void splits_of_a_group_are_made_in_its_order(void **state)
+{
+	(void)state;
+	struct ranks_options options = { .nranks = 4, .threads = true };
+	assert_true(ranks_run(&options, several_in_a_group, NULL));
+	assert_true(ranks_run_n(3, several_in_a_group, NULL));
+}
+
 static void without_some(struct ranks *r)
 {
 	int exclude[] = { 1, 3 }, wrong[] = { 1, 1 }, self[] = { r->rank }, far[] = { r->nranks };
@@ -145,7 +183,8 @@ static void a_communicator_of_several_roots(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(split_by_color_and_key), cmocka_unit_test(split_between_hosts), cmocka_unit_test(shrink_leaves_ranks_out),
+		cmocka_unit_test(split_by_color_and_key), cmocka_unit_test(split_between_hosts), cmocka_unit_test(splits_of_a_group_are_made_in_its_order),
+		cmocka_unit_test(shrink_leaves_ranks_out),
 		cmocka_unit_test(shrink_goes_on_without_the_dead), cmocka_unit_test(shrink_gives_up_what_is_outstanding),
 		cmocka_unit_test(a_communicator_of_several_roots),
 	};

@@ -42,7 +42,7 @@ expect "processes, with and without another library: status" 0 $?
 valid_json "$dir/beside"
 expect "each line is an object of JSON, again" 0 $?
 
-said=$(bench --tune --max 8 --table "$dir/table")
+said=$(TELPHER_LL128=on bench --tune --max 8 --table "$dir/table")
 expect "each kind of kernel alone: status" 0 $?
 row() { grep -A2 "^$1, us a call/blocks" <<<"$said" | tail -1; }
 says "of all-reduces, windows ran" "^8 .* [0-9.]+/1 *$" "$(row all_reduce)"

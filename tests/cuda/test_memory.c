@@ -166,6 +166,34 @@ static void a_call_again_elsewhere_in_a_window_is_the_same_call_on_all_ranks(voi
 	assert_true(gpu_run(&o, call_at_another_place, NULL));
 }
 
+/* All ranks meet for each; in a group one after the other. */
+static void windows_of_a_group(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	enum { WINDOWS = 4, BYTES = 1 << 16 };
+	void *buffers[WINDOWS];
+	ncclWindow_t windows[WINDOWS] = { NULL };
+	for (int i = 0; i < WINDOWS; i++) REQUIRE_OK(ncclMemAlloc(&buffers[i], BYTES));
+	for (int turn = 0; turn < 10; turn++) {
+		REQUIRE_OK(ncclGroupStart());
+		for (int i = 0; i < WINDOWS; i++) REQUIRE_OK(ncclCommWindowRegister(g->comm, buffers[i], BYTES, &windows[i], NCCL_WIN_COLL_SYMMETRIC));
+		REQUIRE_OK(ncclGroupEnd());
+		REQUIRE_OK(ncclAllReduce(buffers[turn % WINDOWS], buffers[(turn + 1) % WINDOWS], BYTES / 4, ncclInt32, ncclSum, g->comm, GPU_STREAM(g, 1)));
+		gpu_sync(g, 1);
+		ranks_barrier(r);
+		for (int i = 0; i < WINDOWS; i++) REQUIRE_OK(ncclCommWindowDeregister(g->comm, windows[i]));
+		ranks_barrier(r);
+	}
+	for (int i = 0; i < WINDOWS; i++) REQUIRE_OK(ncclMemFree(buffers[i]));
+}
+
+static void windows_may_be_made_in_a_group(void **state)
+{
+	(void)state;
+	struct gpu_options o = { .nranks = 2, .ndevices = 2, .timeout_s = 60, .env = { "TELPHER_CUDA_TABLE=window=1K" } };
+	assert_true(gpu_run(&o, windows_of_a_group, NULL));
+}
+
 static void count_memory(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
@@ -196,6 +224,7 @@ int main(void)
 	gpu_need();
 	const struct CMUnitTest tests[] = { cmocka_unit_test(memory_of_the_librarys_own_registers_and_makes_windows),
 		cmocka_unit_test(a_window_is_scattered_to_any_place_of_each_rank), cmocka_unit_test(a_broken_promise_of_windows_is_an_error),
+		cmocka_unit_test(windows_may_be_made_in_a_group),
 		cmocka_unit_test(a_call_again_elsewhere_in_a_window_is_the_same_call_on_all_ranks),
 		cmocka_unit_test(a_communicator_takes_less_than_60_mb_of_a_gpu) };
 	return cmocka_run_group_tests(tests, NULL, NULL);

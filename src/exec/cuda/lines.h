@@ -439,6 +439,7 @@ TP_DEVICE void tp_unit_take(const tp_fused_args &a, tp_lines &k, int first, int 
 	tp_lines_delay();
 	for (;;) {
 		bool ok = true;
+		if (L::LANES > 1) tp_warp_sync();               /* the threads of a line look at once */
 		TP_UNROLL
 		for (int q = 0; q < B; q++) {
 			int p = first + q;

@@ -142,6 +142,7 @@ TP_FAR bool tp_stream_take_round(const tp_stream_round r, tp_dev_comm *comm, int
 		tp_lines_delay();
 		for (;; turn++) {
 			bool ok = true;
+			tp_warp_sync();         /* the threads of a line look at once, or its flag could be newer than what others have seen */
 			TP_UNROLL
 			for (int d = 0; d < D; d++) {
 				const uint32_t u = unit + (uint32_t)d * r.step;

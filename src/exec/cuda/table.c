@@ -30,8 +30,9 @@ static const char built_in[] =
 	"[cc=9.0 ranks=2 join=nvlink] " TWO_BY_NVLINK
 	"[gpu=H200 ranks=2 join=nvlink] " TWO_BY_NVLINK
 	"[gpu=H200 ranks=4 join=nvlink] one_shot=96K:1M,two_shot=96K:1024G,gather=96K:1024G,scatter=96K:1024G,pairs=96K:1024G,rooted=96K:16M,two_step=0:1024G,two_step_from=512K\n"
-	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. Measured with two and four
-	 * ranks: beyond, lines of 128 bytes are as good as steps between two, twice as good between four, and worse where all is reduced. */
+	/* On one GPU nothing crosses a wire: LL's second half costs memory bandwidth only, of which there is plenty. Lines of 128 bytes only where
+	 * TELPHER_LL128=on asks for them. Measured with two and four ranks: they are as good as steps between two, twice as good between four, and worse
+	 * where all is reduced. */
 	"[join=shared] one_shot=4M:4M:never,two_shot=4M:8M:never,gather=4M:1024G:never,scatter=4M:1024G:never,pairs=4M:1024G:never,rooted=1M:16M:never,"
 	"two_step=0:16M:never,stream=1M,transfers=never,pipes=0,copies=never,copies_rooted=never\n";
 
