@@ -547,7 +547,7 @@ ncclResult_t tp_topo_find_faults(const struct tp_topo *topo, const struct tp_top
 		result = find_no_gdr(&f, h);
 		if (result == ncclSuccess) result = find_no_nic(&f, h, &missing);
 		int before = f.count;
-		if (result == ncclSuccess && !missing && f.count == before) result = find_fewer_nics(&f, h);
+		if (result == ncclSuccess && !missing) result = find_fewer_nics(&f, h);
 		if (result == ncclSuccess && !missing && f.count == before && !is_sick(&f, h)) result = find_shared(&f, h);
 	}
 	if (result == ncclSuccess) result = find_uneven_hosts(&f);
