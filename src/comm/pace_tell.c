@@ -36,10 +36,12 @@ static enum tp_pace_verdict judge(const struct tp_pace_found *f, bool measured)
 	return measured && f->unrest < RESTLESS ? TP_PACE_ALL_SLOW : TP_PACE_NOTHING;
 }
 
-/* Far behind, and not by enough for what turns differ among themselves; or nothing was to be seen for what threads waited for processors. */
-static bool is_hidden(const struct tp_pace_found *f)
+/* Far behind, and not by enough for what turns differ among themselves; or nothing was to be seen for what threads waited for processors (where nobody
+ * counts that, all of a time may be such waits, however long the message is). */
+static bool is_hidden(const struct tp_comm_pace *pace)
 {
-	return f->from >= 0 && f->to >= 0 && (tp_pace_is_far_behind(f->took_us, f->like_us) || f->unrest >= RESTLESS);
+	const struct tp_pace_found *f = &pace->found;
+	return f->from >= 0 && f->to >= 0 && (tp_pace_is_far_behind(f->took_us, f->like_us) || (f->unrest >= RESTLESS && pace->busy <= UNKNOWN));
 }
 
 /* One host or rank that is slow makes several pairs slow, of which now one and now another is the slowest. */
@@ -59,7 +61,7 @@ enum tp_pace_end tp_pace_weigh(struct tp_comm_pace *pace, bool measured, enum tp
 	bool first = pace->was_verdict == TP_PACE_NOTHING;
 	*verdict = pace->taken > BUSY ? TP_PACE_NOTHING : judge(&pace->found, measured && pace->busy <= BUSY);
 	if (*verdict != TP_PACE_NOTHING && is_same(pace, *verdict)) return TP_PACE_WARNED;
-	if (*verdict == TP_PACE_NOTHING && pace->taken <= BUSY && pace->grown < TP_PACE_MOST_GROWN && is_hidden(&pace->found)) {
+	if (*verdict == TP_PACE_NOTHING && pace->taken <= BUSY && pace->grown < TP_PACE_MOST_GROWN && is_hidden(pace)) {
 		/* What an earlier look found still stands. */
 		pace->grown++;
 		return TP_PACE_LARGER;
