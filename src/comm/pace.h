@@ -150,6 +150,8 @@ enum tp_pace_end {
 };
 enum tp_pace_end tp_pace_tell(struct ncclComm *comm, const struct tp_op *op);
 enum tp_pace_end tp_pace_weigh(struct tp_comm_pace *pace, bool measured, enum tp_pace_verdict *verdict);        /* the same, said to nobody */
+/* Why there is another look, and at what. */
+void tp_pace_describe_look(const struct tp_comm_pace *pace, enum tp_pace_verdict verdict, enum tp_pace_end end, char *text, size_t bytes);
 float tp_pace_expected_us(const struct ncclComm *comm, enum tp_pace_class kind, size_t bytes);
 
 #endif

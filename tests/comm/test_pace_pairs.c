@@ -231,6 +231,24 @@ static void where_waits_for_processors_are_not_counted_longer_messages_tell_no_m
 	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_LARGER);
 }
 
+static void a_time_that_may_all_be_waits_for_processors_is_no_rate(void **s)
+{
+	(void)s;
+	char text[400];
+	struct tp_comm_pace watch = watch_of(TP_PACE_REMOTE, 1, 2, 0, 1000);
+	watch.bytes = 1000000;
+	tp_pace_describe_look(&watch, TP_PACE_NOTHING, TP_PACE_LARGER, text, sizeof(text));
+	assert_non_null(strstr(text, "rank 1 -> rank 2: no rate that is sure, while others like it make 1 GB/s. "));
+	assert_non_null(strstr(text, "with longer messages"));
+	watch.found.took_us = 10000;
+	tp_pace_describe_look(&watch, TP_PACE_BEHIND_LIKE, TP_PACE_ONCE_MORE, text, sizeof(text));
+	assert_non_null(strstr(text, "rank 1 -> rank 2: 0.1 GB/s, while others like it make 1 GB/s. "));
+	assert_null(strstr(text, "longer"));
+	watch.found.like_us = 0;
+	tp_pace_describe_look(&watch, TP_PACE_NOTHING, TP_PACE_LARGER, text, sizeof(text));
+	assert_non_null(strstr(text, "0.1 GB/s, and it has no like. "));
+}
+
 /* A queue that fills and empties, packets that are lost: its least time is far too long all the same. */
 static void a_sick_pairs_times_may_vary(void **s)
 {
@@ -356,7 +374,8 @@ int main(void)
 		cmocka_unit_test(one_lucky_pair_is_not_what_others_are_held_against), cmocka_unit_test(the_same_pair_twice_is_told), cmocka_unit_test(another_pair_of_the_same_hosts_is_the_same),
 		cmocka_unit_test(another_pair_or_class_is_not_the_same), cmocka_unit_test(slowness_of_all_does_not_confirm_a_pair),
 		cmocka_unit_test(what_healthy_turns_differ_by_is_no_slowness), cmocka_unit_test(what_may_hide_in_chance_is_looked_at_with_longer_messages),
-		cmocka_unit_test(where_waits_for_processors_are_not_counted_longer_messages_tell_no_more), cmocka_unit_test(a_sick_pairs_times_may_vary),
+		cmocka_unit_test(where_waits_for_processors_are_not_counted_longer_messages_tell_no_more),
+		cmocka_unit_test(a_time_that_may_all_be_waits_for_processors_is_no_rate), cmocka_unit_test(a_sick_pairs_times_may_vary),
 		cmocka_unit_test(all_are_slow_by_measured_figures_alone),
 		cmocka_unit_test(a_pair_is_slow_by_what_it_took_in_most_turns), cmocka_unit_test(a_round_lasts_until_every_taker_knows_enough),
 		cmocka_unit_test(what_the_host_of_a_virtual_machine_takes_accuses_nobody), cmocka_unit_test(times_that_are_short_all_are_alike),
