@@ -128,6 +128,7 @@ bool tp_pace_waits(struct tp_comm_pace *pace, size_t total_bytes);              
 ncclResult_t tp_pace_measure(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *idle);
 size_t tp_pace_bytes(size_t total_bytes, bool hurry, int grown);        /* of a long message behind a call of so many */
 #define TP_PACE_MOST_GROWN 2
+bool tp_pace_may_grow(const struct tp_comm_pace *pace);                 /* are longer ones left to try, after a look? */
 float tp_pace_took_us(const float *least, int turns);   /* sorted: what the link took at least, by most of them */
 /* Calls until the next turn, of which the last cost so much after so many calls, in a communicator that takes so many times as long as it should. */
 uint32_t tp_pace_rest(float cost_us, float elapsed_us, uint32_t calls, float slowness);

@@ -61,7 +61,7 @@ enum tp_pace_end tp_pace_weigh(struct tp_comm_pace *pace, bool measured, enum tp
 	bool first = pace->was_verdict == TP_PACE_NOTHING;
 	*verdict = pace->taken > BUSY ? TP_PACE_NOTHING : judge(&pace->found, measured && pace->busy <= BUSY);
 	if (*verdict != TP_PACE_NOTHING && is_same(pace, *verdict)) return TP_PACE_WARNED;
-	if (*verdict == TP_PACE_NOTHING && pace->taken <= BUSY && pace->grown < TP_PACE_MOST_GROWN && is_hidden(pace)) {
+	if (*verdict == TP_PACE_NOTHING && pace->taken <= BUSY && tp_pace_may_grow(pace) && is_hidden(pace)) {
 		/* What an earlier look found still stands. */
 		pace->grown++;
 		return TP_PACE_LARGER;

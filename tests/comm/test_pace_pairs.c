@@ -231,6 +231,27 @@ static void where_waits_for_processors_are_not_counted_longer_messages_tell_no_m
 	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_LARGER);
 }
 
+/* Another look of the same length would cost what the first did, and tell no more. */
+static void messages_that_are_as_long_as_they_get_are_not_tried_again(void **s)
+{
+	(void)s;
+	enum tp_pace_verdict verdict;
+	for (int hurry = 0; hurry < 2; hurry++) {
+		struct tp_comm_pace watch = watch_of(TP_PACE_REMOTE, 1, 2, 10000, 1000);
+		struct tp_pace_found found = watch.found;
+		found.spread_us = 5000;
+		watch.hurry = hurry;
+		tp_pace_begin_look(&watch, 2 << 20);
+		watch.found = found;
+		size_t shorter = watch.bytes;
+		assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_LARGER);
+		tp_pace_begin_look(&watch, 2 << 20);
+		watch.found = found;
+		assert_true(watch.bytes > shorter);
+		assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_CALM);
+	}
+}
+
 static void a_time_that_may_all_be_waits_for_processors_is_no_rate(void **s)
 {
 	(void)s;
@@ -375,6 +396,7 @@ int main(void)
 		cmocka_unit_test(another_pair_or_class_is_not_the_same), cmocka_unit_test(slowness_of_all_does_not_confirm_a_pair),
 		cmocka_unit_test(what_healthy_turns_differ_by_is_no_slowness), cmocka_unit_test(what_may_hide_in_chance_is_looked_at_with_longer_messages),
 		cmocka_unit_test(where_waits_for_processors_are_not_counted_longer_messages_tell_no_more),
+		cmocka_unit_test(messages_that_are_as_long_as_they_get_are_not_tried_again),
 		cmocka_unit_test(a_time_that_may_all_be_waits_for_processors_is_no_rate), cmocka_unit_test(a_sick_pairs_times_may_vary),
 		cmocka_unit_test(all_are_slow_by_measured_figures_alone),
 		cmocka_unit_test(a_pair_is_slow_by_what_it_took_in_most_turns), cmocka_unit_test(a_round_lasts_until_every_taker_knows_enough),
