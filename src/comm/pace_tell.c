@@ -1,7 +1,7 @@
 /* What is said of a communicator that is slow. A warning must be true, so it needs more than the cost model, whose figures are guesses mostly: a
  * pair that is far behind others like it, by much more than turns of such pairs differ; or figures that somebody measured here. And it needs
- * two looks, one after the other, that find the same. Otherwise it is an INFO line, once, and the watch goes on. All ranks judge alike; rank 0
- * speaks. */
+ * two looks that find the same, and none between them that finds something else or nothing; one that couldn't tell may lie there. Otherwise it is an
+ * INFO line, once, and the watch goes on. All ranks judge alike; rank 0 speaks. */
 #include <stdio.h>
 #include <string.h>
 
