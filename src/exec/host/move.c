@@ -300,7 +300,7 @@ static bool is_made_in_slot(const struct move *m)
 	if (!m->op->streams || step->nbuf != 1 || step->buf[0].where != TP_OUTPUT || step->nout != 1 || !(step->flags & TP_STEP_REDUCE)) return false;
 	const struct tp_exec_operand *o = &step->out[0];
 	return o->end->net && inline_bytes(m) <= o->end->link->capacity &&
-		!(may_be_lent(m, o) && tp_link_lends(o->end->link, buffer_at(m, &step->buf[0]), m->bytes));
+		!(may_be_lent(m, o) && tp_link_prepare_loan(o->end->link, buffer_at(m, &step->buf[0]), m->bytes));
 }
 
 static ncclResult_t make_in_slot(struct move *m)
