@@ -128,6 +128,7 @@ bool tp_pace_waits(struct tp_comm_pace *pace, size_t total_bytes);              
 ncclResult_t tp_pace_measure(struct ncclComm *comm, struct tp_op *op, const float *answer, bool *idle);
 size_t tp_pace_bytes(size_t total_bytes, bool hurry, int grown);        /* of a long message behind a call of so many */
 #define TP_PACE_MOST_GROWN 2
+bool tp_pace_may_grow(const struct tp_comm_pace *pace);                 /* are longer ones left to try, after a look? */
 float tp_pace_took_us(const float *least, int turns);   /* sorted: what the link took at least, by most of them */
 /* Calls until the next turn, of which the last cost so much after so many calls, in a communicator that takes so many times as long as it should. */
 uint32_t tp_pace_rest(float cost_us, float elapsed_us, uint32_t calls, float slowness);
@@ -150,6 +151,8 @@ enum tp_pace_end {
 };
 enum tp_pace_end tp_pace_tell(struct ncclComm *comm, const struct tp_op *op);
 enum tp_pace_end tp_pace_weigh(struct tp_comm_pace *pace, bool measured, enum tp_pace_verdict *verdict);        /* the same, said to nobody */
+/* Why there is another look, and at what. */
+void tp_pace_describe_look(const struct tp_comm_pace *pace, enum tp_pace_verdict verdict, enum tp_pace_end end, char *text, size_t bytes);
 float tp_pace_expected_us(const struct ncclComm *comm, enum tp_pace_class kind, size_t bytes);
 
 #endif

@@ -1,8 +1,8 @@
 /* Measuring pairs, a turn at a time. A turn goes behind a call that everybody has just done: the ranks meet, by its own plan on its own links, then
  * those that have a part move a short message and a long one behind it. A call waits for one turn at most, whose meeting is a small call of the same
  * plan and whose long message has half of the call's bytes: so it takes longer by no more than it took anyway. (In looks after one that couldn't tell four
- * times as many, then sixteen: what a link takes grows with them, what threads wait for processors hardly does.) And between turns so many calls go
- * by that turns cost a fiftieth of the time, or up to a tenth where the job runs at a tenth of its speed. (TELPHER_WATCH=2: none go by, and messages are long.)
+ * times as many, then sixteen, up to MOST_GROWN_BYTES: what a link takes grows with them, what threads wait for processors hardly does.) And between turns
+ * so many calls go by that turns cost a fiftieth of the time, or up to a tenth where the job runs at a tenth of its speed. (TELPHER_WATCH=2: none go by, and messages are long.)
  *
  * A pair's time is the taker's, from the short message to the end of the long one: when either of them came from the meeting is left out. That takes
  * nothing from the way back, which may have no link. A taker that comes late finds messages there, and knows nothing: so the giver takes a nap first, and
@@ -43,6 +43,8 @@ size_t tp_pace_bytes(size_t total_bytes, bool hurry, int grown)
 	size_t bytes = hurry ? MOST_BYTES : TP_MIN(TP_MAX(total_bytes / PART, LEAST_BYTES), MOST_BYTES);
 	return TP_MIN(bytes << 2 * grown, MOST_GROWN_BYTES);
 }
+
+bool tp_pace_may_grow(const struct tp_comm_pace *pace) { return pace->grown < TP_PACE_MOST_GROWN && pace->bytes < MOST_GROWN_BYTES; }
 
 /* ---- Before */
 

@@ -1,7 +1,7 @@
 /* What is said of a communicator that is slow. A warning must be true, so it needs more than the cost model, whose figures are guesses mostly: a
  * pair that is far behind others like it, by much more than turns of such pairs differ; or figures that somebody measured here. And it needs
- * two looks, one after the other, that find the same. Otherwise it is an INFO line, once, and the watch goes on. All ranks judge alike; rank 0
- * speaks. */
+ * two looks that find the same, and none between them that finds something else or nothing; one that couldn't tell may lie there. Otherwise it is an
+ * INFO line, once, and the watch goes on. All ranks judge alike; rank 0 speaks. */
 #include <stdio.h>
 #include <string.h>
 
@@ -36,10 +36,12 @@ static enum tp_pace_verdict judge(const struct tp_pace_found *f, bool measured)
 	return measured && f->unrest < RESTLESS ? TP_PACE_ALL_SLOW : TP_PACE_NOTHING;
 }
 
-/* Far behind, and not by enough for what turns differ among themselves; or nothing was to be seen for what threads waited for processors. */
-static bool is_hidden(const struct tp_pace_found *f)
+/* Far behind, and not by enough for what turns differ among themselves; or nothing was to be seen for what threads waited for processors (where nobody
+ * counts that, all of a time may be such waits, however long the message is). */
+static bool is_hidden(const struct tp_comm_pace *pace)
 {
-	return f->from >= 0 && f->to >= 0 && (tp_pace_is_far_behind(f->took_us, f->like_us) || f->unrest >= RESTLESS);
+	const struct tp_pace_found *f = &pace->found;
+	return f->from >= 0 && f->to >= 0 && (tp_pace_is_far_behind(f->took_us, f->like_us) || (f->unrest >= RESTLESS && pace->busy <= UNKNOWN));
 }
 
 /* One host or rank that is slow makes several pairs slow, of which now one and now another is the slowest. */
@@ -59,7 +61,7 @@ enum tp_pace_end tp_pace_weigh(struct tp_comm_pace *pace, bool measured, enum tp
 	bool first = pace->was_verdict == TP_PACE_NOTHING;
 	*verdict = pace->taken > BUSY ? TP_PACE_NOTHING : judge(&pace->found, measured && pace->busy <= BUSY);
 	if (*verdict != TP_PACE_NOTHING && is_same(pace, *verdict)) return TP_PACE_WARNED;
-	if (*verdict == TP_PACE_NOTHING && pace->taken <= BUSY && pace->grown < TP_PACE_MOST_GROWN && is_hidden(&pace->found)) {
+	if (*verdict == TP_PACE_NOTHING && pace->taken <= BUSY && tp_pace_may_grow(pace) && is_hidden(pace)) {
 		/* What an earlier look found still stands. */
 		pace->grown++;
 		return TP_PACE_LARGER;
@@ -79,14 +81,42 @@ static void describe_op(const struct ncclComm *comm, const struct tp_op *op, cha
 		op->call.block_bytes, tp_algo_name(op->call.plan->spec.algo));
 }
 
+/* What it took at least may be nothing, where all of it may be waits for processors. */
+static bool is_rate_sure(const struct tp_pace_found *f) { return f->took_us >= 1; }
+
+static void describe_rate(const struct tp_comm_pace *pace, char *text, size_t bytes)
+{
+	if (is_rate_sure(&pace->found)) snprintf(text, bytes, "%.3g GB/s", gbps(pace, pace->found.took_us));
+	else snprintf(text, bytes, "no rate that is sure");
+}
+
+/* What it is held against. */
+static void describe_others(const struct tp_comm_pace *pace, enum tp_pace_verdict verdict, char *text, size_t bytes)
+{
+	const struct tp_pace_found *f = &pace->found;
+	if (verdict == TP_PACE_BEHIND_FIGURES) snprintf(text, bytes, "while by the measured figures (TELPHER_TUNE_FILE) it makes %.3g GB/s", gbps(pace, f->expected_us));
+	else if (f->like_us <= 0) snprintf(text, bytes, "and it has no like");
+	else if (f->took_us > f->like_us || !is_rate_sure(f)) snprintf(text, bytes, "while others like it make %.3g GB/s", gbps(pace, f->like_us));
+	else snprintf(text, bytes, "and the others are like it");
+}
+
+void tp_pace_describe_look(const struct tp_comm_pace *pace, enum tp_pace_verdict verdict, enum tp_pace_end end, char *text, size_t bytes)
+{
+	char rate[40], others[160];
+	describe_rate(pace, rate, sizeof(rate));
+	describe_others(pace, verdict, others, sizeof(others));
+	snprintf(text, bytes, "rank %d -> rank %d: %s, %s. The watch over the pace looks once more%s", pace->found.from, pace->found.to, rate, others,
+		end == TP_PACE_LARGER ? ", with longer messages, which threads' waits for processors hide less" : "");
+}
+
 static void describe_pair(struct ncclComm *comm, char *text, size_t bytes)
 {
 	const struct tp_comm_pace *pace = comm->pace;
 	const struct tp_pace_found *f = &pace->found;
 	const struct tp_boot_peer *from = &comm->boot->peers[f->from], *to = &comm->boot->peers[f->to];
 	struct tp_watch_path path;
-	char rate[40] = "no rate that is sure";
-	if (f->took_us >= 1) snprintf(rate, sizeof(rate), "%.3g GB/s", gbps(pace, f->took_us));
+	char rate[40];
+	describe_rate(pace, rate, sizeof(rate));
 	if (tp_report_path(comm, f->from, f->to, &path) != ncclSuccess) memset(&path, 0, sizeof(path));
 	snprintf(text, bytes, "rank %d (host %.63s, pid %d) -> rank %d (host %.63s, pid %d) by %s%s%s: %s", f->from, from->host_name, (int)from->pid, f->to,
 		to->host_name, (int)to->pid, path.via, path.device[0] ? " on " : "", path.device, rate);
@@ -120,24 +150,19 @@ static void describe_doubt(const struct tp_comm_pace *pace, char *text, size_t b
 static void say(struct ncclComm *comm, const struct tp_op *op, enum tp_pace_verdict verdict, bool sure)
 {
 	const struct tp_comm_pace *pace = comm->pace;
-	const struct tp_pace_found *f = &pace->found;
-	char what[320], pair[320], beside[160], doubt[240];
+	char what[320], pair[320], others[160], doubt[240];
 	int percent = (int)(100 / TP_MAX(pace->median, 1) + 0.5f);
 	describe_op(comm, op, what, sizeof(what));
 	describe_pair(comm, pair, sizeof(pair));
-	if (verdict == TP_PACE_BEHIND_FIGURES)
-		snprintf(beside, sizeof(beside), "while by the measured figures (TELPHER_TUNE_FILE) it makes %.3g GB/s", gbps(pace, f->expected_us));
-	else if (f->like_us <= 0) snprintf(beside, sizeof(beside), "and it has no like");
-	else if (f->took_us > f->like_us) snprintf(beside, sizeof(beside), "while others like it make %.3g GB/s", gbps(pace, f->like_us));
-	else snprintf(beside, sizeof(beside), "and the others are like it");
+	describe_others(pace, verdict, others, sizeof(others));
 	describe_doubt(pace, doubt, sizeof(doubt));
 	tp_log_set_device(comm->device);
 	if (sure)
 		TP_WARN("comm %p rank 0: this communicator of %d ranks keeps running at %d%% of its predicted speed: %s. The slowest pair is %s, %s. %s", (void *)comm,
-			comm->nranks, percent, what, pair, beside, where_to_look(f, verdict));
+			comm->nranks, percent, what, pair, others, where_to_look(&pace->found, verdict));
 	else
 		TP_INFO(TP_INIT | TP_TUNING, "comm %p rank 0: this communicator of %d ranks runs at %d%% of its predicted speed: %s. No pair keeps standing out: the slowest is "
-			"%s, %s. %s", (void *)comm, comm->nranks, percent, what, pair, beside, doubt);
+			"%s, %s. %s", (void *)comm, comm->nranks, percent, what, pair, others, doubt);
 }
 
 enum tp_pace_end tp_pace_tell(struct ncclComm *comm, const struct tp_op *op)
@@ -149,10 +174,11 @@ enum tp_pace_end tp_pace_tell(struct ncclComm *comm, const struct tp_op *op)
 	enum tp_pace_end end = tp_pace_weigh(pace, measured, &verdict);
 	bool sure = end == TP_PACE_WARNED, speaks = sure || (end == TP_PACE_CALM && !pace->told);
 	if (comm->rank == 0 && speaks && pace->found.from >= 0) say(comm, op, verdict, sure);
-	if (comm->rank == 0 && (end == TP_PACE_ONCE_MORE || end == TP_PACE_LARGER))
-		TP_INFO(TP_TUNING, "comm %p rank 0: rank %d -> rank %d makes %.3g GB/s, others like it %.3g: the watch over the pace looks once more%s", (void *)comm,
-			pace->found.from, pace->found.to, gbps(pace, pace->found.took_us), gbps(pace, pace->found.like_us),
-			end == TP_PACE_LARGER ? ", with longer messages, which threads' waits for processors hide less" : "");
+	if (comm->rank == 0 && (end == TP_PACE_ONCE_MORE || end == TP_PACE_LARGER)) {
+		char look[360];
+		tp_pace_describe_look(pace, verdict, end, look, sizeof(look));
+		TP_INFO(TP_TUNING, "comm %p rank 0: %s", (void *)comm, look);
+	}
 	pace->told |= end == TP_PACE_CALM && pace->found.from >= 0;
 	return end;
 }

@@ -95,8 +95,9 @@ ncclResult_t tp_link_read(const struct tp_link *link, void *dst, uint64_t addr, 
  * until the slot is given back (tp_link_drained), as that of a reference. */
 bool tp_link_lend(struct tp_link *link, const void *memory, size_t bytes, void **grant);
 
-/* Would it lend that? */
-bool tp_link_lends(struct tp_link *link, const void *memory, size_t bytes);
+/* Makes it ready to be lent, for who decides by that where a chunk is made; false: it can't be. What the program registered may be registered with the
+ * network now; of other memory it is said, once, that it is copied. */
+bool tp_link_prepare_loan(struct tp_link *link, const void *memory, size_t bytes);
 
 /* All links of one rank of one communicator. */
 struct tp_links;

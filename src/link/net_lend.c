@@ -84,22 +84,29 @@ static struct tp_net_grant *grant_for(struct tp_link_net *end, const void *memor
 	return NULL;
 }
 
-bool tp_link_lends(struct tp_link *link, const void *memory, size_t bytes)
+/* *grant: NULL where none is needed. */
+static bool prepare_loan(struct tp_link_net *end, const void *memory, size_t bytes, struct tp_net_grant **grant)
 {
-	struct tp_link_net *end = link->net;
+	*grant = NULL;
 	if (end->state != TP_NET_READY || !end->nets->lends) return false;
-	return end->nets->ops->any_memory || grant_for(end, memory, bytes);
+	if (end->nets->ops->any_memory) return true;
+	*grant = grant_for(end, memory, bytes);
+	return *grant;
+}
+
+bool tp_link_prepare_loan(struct tp_link *link, const void *memory, size_t bytes)
+{
+	struct tp_net_grant *grant;
+	return prepare_loan(link->net, memory, bytes, &grant);
 }
 
 bool tp_link_lend(struct tp_link *link, const void *memory, size_t bytes, void **out)
 {
 	struct tp_link_net *end = link->net;
-	if (!tp_link_lends(link, memory, bytes)) return false;
-	*out = NULL;
-	if (!end->nets->ops->any_memory) {
-		end->grant->out++;      /* what was found last */
-		*out = end->grant;
-	}
+	struct tp_net_grant *grant;
+	if (!prepare_loan(end, memory, bytes, &grant)) return false;
+	if (grant) grant->out++;
+	*out = grant;
 	end->lent_to = link->next + 1;
 	return true;
 }

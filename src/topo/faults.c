@@ -342,16 +342,23 @@ static bool has_gdr_port(const struct tp_topo *topo, int32_t host)
 	return false;
 }
 
+/* How near the best placed GPU of a host has a port. */
+static enum tp_topo_path_type nearest_of_host(const struct tp_topo *topo, int32_t host)
+{
+	enum tp_topo_path_type nearest = TP_PATH_DIS;
+	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++)
+		if (tp_topo_node_of(topo, TP_TOPO_GPU, g)->host == host) nearest = TP_MIN(nearest, nearest_net(topo, topo->of_kind[TP_TOPO_GPU][g]));
+	return nearest;
+}
+
 /* GPUs without a NIC at their switch, or where switches have none at their CPU, while others have one. */
 static ncclResult_t find_no_nic(struct faults *f, int32_t host, bool *found)
 {
 	const struct tp_topo *topo = f->topo;
 	struct names without = { .count = 0 };
-	enum tp_topo_path_type nearest = TP_PATH_DIS;
+	enum tp_topo_path_type nearest = nearest_of_host(topo, host);
 	int with = 0;
 	int32_t first = -1;
-	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++)
-		if (tp_topo_node_of(topo, TP_TOPO_GPU, g)->host == host) nearest = TP_MIN(nearest, nearest_net(topo, topo->of_kind[TP_TOPO_GPU][g]));
 	enum tp_topo_path_type near = nearest <= TP_PATH_PXB ? TP_PATH_PXB : TP_PATH_PHB;
 	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU] && nearest <= TP_PATH_PHB; g++) {
 		const struct tp_topo_node *gpu = tp_topo_node_of(topo, TP_TOPO_GPU, g);
@@ -413,41 +420,53 @@ static ncclResult_t find_fewer_nics(struct faults *f, int32_t host)
 		poor.count == 1 ? "has" : "have", least, least == 1 ? "" : "s", poor.count == 1 ? "its" : "their", rich, most);
 }
 
-/* What is narrow, slow or out of reach is chosen by fewer: that is told already. */
-static bool is_sick(const struct faults *f, int32_t host)
+/* How many GPUs a port has to serve, a part of those that have other ports as near. By wires alone: what is narrow, slow or refused GPUDirect is
+ * chosen by fewer, and told already. */
+static double count_served(const struct tp_topo *topo, const struct tp_topo_node *net, enum tp_topo_path_type near)
 {
-	for (int i = 0; i < f->count; i++) {
-		const struct tp_topo_warning *w = &f->list[i];
-		if (w->node >= 0 && f->topo->nodes[w->node].host == host && (w->fault == TP_FAULT_PCI_WIDTH || w->fault == TP_FAULT_PCI_SPEED || w->fault == TP_FAULT_NIC_RATE ||
-			w->fault == TP_FAULT_NO_GDR || w->fault == TP_FAULT_NVLINK_MISSING))
-			return true;
+	double served = 0;
+	for (int32_t g = 0; g < topo->count[TP_TOPO_GPU]; g++) {
+		int32_t gpu = topo->of_kind[TP_TOPO_GPU][g];
+		int ports = 0;
+		if (topo->nodes[gpu].host != net->host || tp_topo_wire_path(topo, gpu, net->index)->type != near) continue;
+		for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) ports += tp_topo_wire_path(topo, gpu, topo->of_kind[TP_TOPO_NET][n])->type == near;
+		served += 1.0 / ports;
 	}
-	return false;
+	return served;
 }
 
-/* More GPUs at one NIC than at another of its speed. */
+/* A port's speed, or what it should be, where that is told already. */
+static double due_speed(const struct faults *f, const struct tp_topo_node *net)
+{
+	for (int i = 0; i < f->count; i++)
+		if (f->list[i].fault == TP_FAULT_NIC_RATE && f->list[i].node == net->index) return f->topo->nodes[f->list[i].peer].net.bw;
+	return net->net.bw;
+}
+
+/* More GPUs for one NIC than for another of its speed. */
 static ncclResult_t find_shared(struct faults *f, int32_t host)
 {
 	const struct tp_topo *topo = f->topo;
-	int32_t most = -1, least = -1;
-	int most_users = 0, least_users = INT32_MAX;
-	for (int32_t n = 0; n < topo->count[TP_TOPO_NET]; n++) {
+	const struct tp_topo_node *most = NULL, *least = NULL;
+	enum tp_topo_path_type near = nearest_of_host(topo, host);
+	double most_served = 0, least_served = 0;
+	for (int32_t n = 0; n < topo->count[TP_TOPO_NET] && near < TP_PATH_DIS; n++) {
 		const struct tp_topo_node *net = tp_topo_node_of(topo, TP_TOPO_NET, n);
-		int users = 0;
-		for (int32_t g = 0; g < topo->count[TP_TOPO_GPU] && net->host == host; g++)
-			users += tp_paths_first_channel(topo, topo->of_kind[TP_TOPO_GPU][g], net->index) >= 0;
-		if (users > most_users) {
-			most_users = users;
-			most = net->index;
+		double served = net->host == host ? count_served(topo, net, near) : 0;
+		if (served <= 0) continue;
+		if (!most || served > most_served) {
+			most_served = served;
+			most = net;
 		}
-		if (users && users < least_users) {
-			least_users = users;
-			least = net->index;
+		if (!least || served < least_served) {
+			least_served = served;
+			least = net;
 		}
 	}
-	if (most < 0 || most_users == least_users || topo->nodes[most].net.bw != topo->nodes[least].net.bw) return ncclSuccess;
-	return add(f, TP_FAULT_NIC_SHARED, most, least, "%s serves %d GPUs while %s serves %d: its users get less of the network. Is a NIC missing or down?",
-		topo->nodes[most].name, most_users, topo->nodes[least].name, least_users);
+	/* (Sums of parts are equal but for rounding.) */
+	if (!most || most_served < least_served * 1.001 || due_speed(f, most) != due_speed(f, least)) return ncclSuccess;
+	return add(f, TP_FAULT_NIC_SHARED, most->index, least->index, "%s has %.3g GPUs to serve while %s has %.3g: its users get less of the network. Is a NIC missing or down?",
+		most->name, most_served, least->name, least_served);
 }
 
 static bool hangs_on_switch(const struct tp_topo *topo, const struct tp_topo_node *gpu)
@@ -547,8 +566,8 @@ ncclResult_t tp_topo_find_faults(const struct tp_topo *topo, const struct tp_top
 		result = find_no_gdr(&f, h);
 		if (result == ncclSuccess) result = find_no_nic(&f, h, &missing);
 		int before = f.count;
-		if (result == ncclSuccess && !missing && f.count == before) result = find_fewer_nics(&f, h);
-		if (result == ncclSuccess && !missing && f.count == before && !is_sick(&f, h)) result = find_shared(&f, h);
+		if (result == ncclSuccess && !missing) result = find_fewer_nics(&f, h);
+		if (result == ncclSuccess && !missing && f.count == before) result = find_shared(&f, h);
 	}
 	if (result == ncclSuccess) result = find_uneven_hosts(&f);
 	free(f.loads);

@@ -77,7 +77,8 @@ int32_t tp_topo_local_net(const struct tp_topo *topo, int32_t gpu, int channel)
 	return count ? ports[channel % count] : -1;
 }
 
-int tp_paths_first_channel(const struct tp_topo *topo, int32_t gpu, int32_t net)
+/* The first channel on which gpu uses net; -1: none. */
+static int first_channel(const struct tp_topo *topo, int32_t gpu, int32_t net)
 {
 	int32_t ports[MAX_NEAREST];
 	int count = ports_in_turn(topo, gpu, ports);
@@ -91,7 +92,7 @@ int32_t tp_topo_local_gpu(const struct tp_topo *topo, int32_t net)
 	int32_t gpus[MAX_NEAREST], best = -1;
 	int ngpus = tp_paths_nearest(topo, net, TP_TOPO_GPU, gpus, MAX_NEAREST), least = MAX_CHANNELS;
 	for (int i = 0; i < ngpus; i++) {
-		int channel = tp_paths_first_channel(topo, gpus[i], net);
+		int channel = first_channel(topo, gpus[i], net);
 		if (channel < 0 || channel >= least) continue;
 		least = channel;
 		best = gpus[i];

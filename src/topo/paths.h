@@ -11,8 +11,6 @@ ncclResult_t tp_paths_apply(struct tp_topo *topo, const struct tp_topo_policy *p
 
 /* Nodes of a kind that are nearest to from: widest path, then best type. nodes NULL: only counts. */
 int tp_paths_nearest(const struct tp_topo *topo, int32_t from, enum tp_topo_kind kind, int32_t *nodes, int max);
-/* The first channel on which gpu uses net; -1: none. */
-int tp_paths_first_channel(const struct tp_topo *topo, int32_t gpu, int32_t net);
 int32_t tp_paths_near_cpu(const struct tp_topo *topo, int32_t gpu);     /* -1: none */
 
 #endif

@@ -217,6 +217,59 @@ static void what_may_hide_in_chance_is_looked_at_with_longer_messages(void **s)
 	assert_int_equal(tp_pace_bytes(1 << 20, false, 0), 1 << 19);
 }
 
+/* Then no pair is ever known to be slow, however long its messages are. */
+static void where_waits_for_processors_are_not_counted_longer_messages_tell_no_more(void **s)
+{
+	(void)s;
+	enum tp_pace_verdict verdict;
+	struct tp_comm_pace watch = watch_of(TP_PACE_REMOTE, 1, 2, 0, 1000);
+	watch.found.unrest = 50;
+	watch.busy = TP_DELAY_UNKNOWN / 3e6f;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_CALM);
+	assert_int_equal(watch.grown, 0);
+	watch.busy = 1;
+	assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_LARGER);
+}
+
+/* Another look of the same length would cost what the first did, and tell no more. */
+static void messages_that_are_as_long_as_they_get_are_not_tried_again(void **s)
+{
+	(void)s;
+	enum tp_pace_verdict verdict;
+	for (int hurry = 0; hurry < 2; hurry++) {
+		struct tp_comm_pace watch = watch_of(TP_PACE_REMOTE, 1, 2, 10000, 1000);
+		struct tp_pace_found found = watch.found;
+		found.spread_us = 5000;
+		watch.hurry = hurry;
+		tp_pace_begin_look(&watch, 2 << 20);
+		watch.found = found;
+		size_t shorter = watch.bytes;
+		assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_LARGER);
+		tp_pace_begin_look(&watch, 2 << 20);
+		watch.found = found;
+		assert_true(watch.bytes > shorter);
+		assert_int_equal(tp_pace_weigh(&watch, false, &verdict), TP_PACE_CALM);
+	}
+}
+
+static void a_time_that_may_all_be_waits_for_processors_is_no_rate(void **s)
+{
+	(void)s;
+	char text[400];
+	struct tp_comm_pace watch = watch_of(TP_PACE_REMOTE, 1, 2, 0, 1000);
+	watch.bytes = 1000000;
+	tp_pace_describe_look(&watch, TP_PACE_NOTHING, TP_PACE_LARGER, text, sizeof(text));
+	assert_non_null(strstr(text, "rank 1 -> rank 2: no rate that is sure, while others like it make 1 GB/s. "));
+	assert_non_null(strstr(text, "with longer messages"));
+	watch.found.took_us = 10000;
+	tp_pace_describe_look(&watch, TP_PACE_BEHIND_LIKE, TP_PACE_ONCE_MORE, text, sizeof(text));
+	assert_non_null(strstr(text, "rank 1 -> rank 2: 0.1 GB/s, while others like it make 1 GB/s. "));
+	assert_null(strstr(text, "longer"));
+	watch.found.like_us = 0;
+	tp_pace_describe_look(&watch, TP_PACE_NOTHING, TP_PACE_LARGER, text, sizeof(text));
+	assert_non_null(strstr(text, "0.1 GB/s, and it has no like. "));
+}
+
 /* A queue that fills and empties, packets that are lost: its least time is far too long all the same. */
 static void a_sick_pairs_times_may_vary(void **s)
 {
@@ -341,7 +394,11 @@ int main(void)
 		cmocka_unit_test(both_ends_of_every_pair_know_of_it), cmocka_unit_test(far_hosts_meet_too),
 		cmocka_unit_test(one_lucky_pair_is_not_what_others_are_held_against), cmocka_unit_test(the_same_pair_twice_is_told), cmocka_unit_test(another_pair_of_the_same_hosts_is_the_same),
 		cmocka_unit_test(another_pair_or_class_is_not_the_same), cmocka_unit_test(slowness_of_all_does_not_confirm_a_pair),
-		cmocka_unit_test(what_healthy_turns_differ_by_is_no_slowness), cmocka_unit_test(what_may_hide_in_chance_is_looked_at_with_longer_messages), cmocka_unit_test(a_sick_pairs_times_may_vary), cmocka_unit_test(all_are_slow_by_measured_figures_alone),
+		cmocka_unit_test(what_healthy_turns_differ_by_is_no_slowness), cmocka_unit_test(what_may_hide_in_chance_is_looked_at_with_longer_messages),
+		cmocka_unit_test(where_waits_for_processors_are_not_counted_longer_messages_tell_no_more),
+		cmocka_unit_test(messages_that_are_as_long_as_they_get_are_not_tried_again),
+		cmocka_unit_test(a_time_that_may_all_be_waits_for_processors_is_no_rate), cmocka_unit_test(a_sick_pairs_times_may_vary),
+		cmocka_unit_test(all_are_slow_by_measured_figures_alone),
 		cmocka_unit_test(a_pair_is_slow_by_what_it_took_in_most_turns), cmocka_unit_test(a_round_lasts_until_every_taker_knows_enough),
 		cmocka_unit_test(what_the_host_of_a_virtual_machine_takes_accuses_nobody), cmocka_unit_test(times_that_are_short_all_are_alike),
 		cmocka_unit_test(a_message_of_a_turn_is_a_part_of_the_call_that_it_goes_behind), cmocka_unit_test(turns_go_behind_calls_as_large_as_the_first),

@@ -123,12 +123,12 @@ static void only_what_is_registered_is_lent(void **state)
 	(void)state;
 	make_world(2);
 	while (!tp_net_link_is_ready(&world.sender) || !tp_net_link_is_ready(&world.receiver)) progress();
-	assert_false(tp_link_lends(&world.sender, memory, BYTES));
+	assert_false(tp_link_prepare_loan(&world.sender, memory, BYTES));
 	assert_int_equal(tp_net_links_register(world.nets[0], memory, BYTES, &buffer), ncclSuccess);
-	assert_true(tp_link_lends(&world.sender, memory, BYTES));
-	assert_false(tp_link_lends(&world.sender, memory + 1, BYTES));
+	assert_true(tp_link_prepare_loan(&world.sender, memory, BYTES));
+	assert_false(tp_link_prepare_loan(&world.sender, memory + 1, BYTES));
 	tp_net_links_deregister(world.nets[0], buffer);
-	assert_false(tp_link_lends(&world.sender, memory, BYTES));
+	assert_false(tp_link_prepare_loan(&world.sender, memory, BYTES));
 	end_world();
 }
 

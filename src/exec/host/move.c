@@ -152,8 +152,9 @@ static ncclResult_t publish(struct move *m, const struct tp_exec_operand *o, con
 	return ref || o->end->net ? tp_exec_op_mark(m->exec, m->op, o->end) : ncclSuccess;
 }
 
-/* From the user's memory itself, where the network takes it. */
-static bool is_large_enough_to_lend(const struct move *m, const struct tp_exec_operand *o)
+/* Sent from where it lies: what the plan leaves unchanged until it has gone, over a network, if it is worth that and a copy would go into a slot. Whether
+ * the link takes that memory, tp_link_lend says. */
+static bool may_be_lent(const struct move *m, const struct tp_exec_operand *o)
 {
 	return o->by_ref && o->end->net && m->bytes >= TP_LEND_BYTES && inline_bytes(m) <= o->end->link->capacity;
 }
@@ -273,7 +274,7 @@ static ncclResult_t give_links(struct move *m, bool plain, const unsigned char *
 			TP_TRY(publish(m, o, ref));
 			continue;
 		}
-		if (ref && !own && is_large_enough_to_lend(m, o) && tp_link_lend(o->end->link, ref, m->bytes, &grant)) {
+		if (ref && !own && may_be_lent(m, o) && tp_link_lend(o->end->link, ref, m->bytes, &grant)) {
 			TP_TRY(publish_loan(m, o, ref, grant));
 			continue;
 		}
@@ -299,7 +300,7 @@ static bool is_made_in_slot(const struct move *m)
 	if (!m->op->streams || step->nbuf != 1 || step->buf[0].where != TP_OUTPUT || step->nout != 1 || !(step->flags & TP_STEP_REDUCE)) return false;
 	const struct tp_exec_operand *o = &step->out[0];
 	return o->end->net && inline_bytes(m) <= o->end->link->capacity &&
-		!(is_large_enough_to_lend(m, o) && tp_link_lends(o->end->link, buffer_at(m, &step->buf[0]), m->bytes));
+		!(may_be_lent(m, o) && tp_link_prepare_loan(o->end->link, buffer_at(m, &step->buf[0]), m->bytes));
 }
 
 static ncclResult_t make_in_slot(struct move *m)

@@ -132,7 +132,8 @@ static bool take_entries(struct tp_ib_comm *comm, struct tp_ib_message *m)
 		if (atomic_load_explicit(&fifo[r].number, memory_order_acquire) != comm->head + 1) return false;
 	memset(m, 0, sizeof(*m));
 	m->n = (int)first.n;
-	for (int r = 0; r < m->n; r++) copy_entry(&fifo[r], &m->entries[r]);
+	m->entries[0] = first;
+	for (int r = 1; r < m->n; r++) copy_entry(&fifo[r], &m->entries[r]);
 	for (int r = 0; r < m->n; r++) room += m->entries[r].bytes;
 	m->large = tp_ib_is_large(room);
 	return true;
