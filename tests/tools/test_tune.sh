@@ -40,7 +40,7 @@ if [ -e "$fake" ] && [ -e "$BUILD_DIR/bench/bench_gpu" ] && [ "${SANITIZE-}" != 
 	export TELPHER_CUDA_LIBRARY=$fake TELPHER_CUDA_KERNELS=$fake TELPHER_DEVICE=cuda BENCH_GPU_TINY=1
 	said=$("$telpher" tune --gpu -n 2 -b 8 -e 8 -o "$dir/kernels" 2>&1)
 	expect "GPUs, by the benchmark" 0 $?
-	says "the table of kernels" "TELPHER_CUDA_TABLE=one_shot=[0-9KMG]+:[0-9KMG]+" "$said"
+	says "the table of kernels" "TELPHER_CUDA_TABLE=one_shot=[0-9KMGnevr]+:[0-9KMGnevr]+" "$said"
 	says "kinds of kernels side by side" "^bytes .*one LL .*steps .*windows" "$said"
 	says "its file is for such machines" '^\[gpu="Fake GPU" ranks=2 join=shared\]$' "$(cat "$dir/kernels")"
 	bench="$BUILD_DIR/bench/bench_gpu --ours $BUILD_DIR/lib/telpher/libnccl.so.2 --ranks 2 --quick --calls 1 --repeats 1 --max 8 --only all_reduce --mode eager"

@@ -25,7 +25,7 @@ static const char built_in[] =
 	"[ranks=2] one_shot=96K:8M\n"
 	/* Sends and receives, predicted: between two H200 a kernel that pushes as pipes do carried 128 MB in 429 us, lines in 671. With more it is the same
 	 * link, one way and peer by peer. */
-	"[ranks=2-8] transfers=12M\n"
+	"[ranks=2-8 join=nvlink] transfers=12M\n"
 	/* Measured on H200. Its kin is taken for its like until somebody measures it. */
 	"[cc=9.0 ranks=2 join=nvlink] " TWO_BY_NVLINK
 	"[gpu=H200 ranks=2 join=nvlink] " TWO_BY_NVLINK
