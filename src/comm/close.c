@@ -30,6 +30,7 @@ void tp_comm_tear_down(struct ncclComm *comm)
 	comm->boot = NULL;
 	comm->flight = NULL;
 	comm->layout = NULL;
+	comm->ways = NULL;
 	comm->alarm = NULL;
 }
 
@@ -149,7 +150,7 @@ static ncclResult_t submit(struct ncclComm *comm, bool destroy)
 		tp_comm_leave(comm);
 		return ncclSystemError;
 	}
-	*job = (struct close_job){ .job = { .run = run_close, .discard = discard_close, .comm = comm, .meets = comm,
+	*job = (struct close_job){ .job = { .run = run_close, .discard = discard_close, .comm = comm,
 		.blocking = destroy || comm->config.blocking }, .destroy = destroy };
 	return tp_job_submit(&job->job);
 }

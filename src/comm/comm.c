@@ -59,6 +59,7 @@ struct ncclComm *tp_comm_new(void)
 /* Everything of a life that is over, but not what makes the handle one. */
 static void wipe(struct ncclComm *comm)
 {
+	tp_jobs_forget(comm);
 	comm->rank = comm->nranks = comm->device = 0;
 	atomic_store_explicit(&comm->queued, 0, memory_order_relaxed);
 	comm->alarm_seen = 0;
@@ -75,6 +76,7 @@ static void wipe(struct ncclComm *comm)
 	comm->topo = NULL;
 	comm->pace = NULL;
 	comm->layout = NULL;
+	comm->ways = NULL;
 	memset(&comm->config, 0, sizeof(comm->config));
 	memset(comm->choices, 0, sizeof(comm->choices));
 	memset(comm->redops, 0, sizeof(comm->redops));

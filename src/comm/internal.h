@@ -171,6 +171,7 @@ struct ncclComm {
 	_Atomic int state;                  /* ncclResult_t of non-blocking init and finalize: ncclInProgress, … */
 	_Atomic uint32_t abort_flag;        /* of a communicator that is still joining */
 	pthread_t thread;                   /* non-blocking init or finalize */
+	_Atomic(struct tp_turn *) last_turn;    /* job.c: of the last job in which its ranks meet */
 	bool has_thread;
 	char error_text[512];
 	struct ncclComm *next_free, *next_all;
@@ -283,16 +284,18 @@ struct tp_job {
 	ncclResult_t (*run)(struct tp_job *job);
 	void (*discard)(struct tp_job *job);    /* frees it, run or not; result is what run returned */
 	struct ncclComm *comm;                  /* the communicator whose state it is */
-	struct ncclComm *meets;                 /* whose ranks meet in it; NULL: in one of its own */
+	struct ncclComm *meets;                 /* whose ranks meet in it; NULL: in no communicator that there is */
 	bool blocking, started;
 	ncclResult_t result;
 	pthread_t thread;
-	struct tp_job *next, *then;             /* then: job.c's */
+	struct tp_job *next;
+	struct tp_turn *turn, *before;          /* job.c's */
 };
 /* Runs it as the calling situation wants: now, at the group's end, or in the background (ncclInProgress). */
 ncclResult_t tp_job_submit(struct tp_job *job);
 ncclResult_t tp_jobs_run(struct tp_job *jobs, bool blocking);
 ncclResult_t tp_group_add_job(struct tp_job *job);
+void tp_jobs_forget(struct ncclComm *comm);     /* the communicator is over, and so are its jobs */
 
 /* memory.c */
 void tp_memory_forget_comm(const struct ncclComm *comm);

@@ -1,6 +1,7 @@
 /* What is worse than the hardware allows. A machine is judged by what it says it could do, and by its like: a GPU with fewer
  * NVLinks than the others, a NIC in a narrower slot than its twins. What is so by design (every NIC shared by two GPUs) is no fault.
  * Faults with one cause are one warning. */
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -443,30 +444,35 @@ static double due_speed(const struct faults *f, const struct tp_topo_node *net)
 	return net->net.bw;
 }
 
-/* More GPUs for one NIC than for another of its speed. */
+/* More GPUs for one NIC than for another of its speed; unless most have as many: then the others are there beside what there usually is. */
 static ncclResult_t find_shared(struct faults *f, int32_t host)
 {
+	enum { SOME = 1000 };           /* (Sums of parts are equal but for rounding: in thousandths.) */
 	const struct tp_topo *topo = f->topo;
 	const struct tp_topo_node *most = NULL, *least = NULL;
 	enum tp_topo_path_type near = nearest_of_host(topo, host);
-	double most_served = 0, least_served = 0;
+	long most_served = 0, least_served = 0;
+	int with_most = 0, with_least = 0;
 	for (int32_t n = 0; n < topo->count[TP_TOPO_NET] && near < TP_PATH_DIS; n++) {
 		const struct tp_topo_node *net = tp_topo_node_of(topo, TP_TOPO_NET, n);
-		double served = net->host == host ? count_served(topo, net, near) : 0;
+		long served = net->host == host ? lround(count_served(topo, net, near) * SOME) : 0;
 		if (served <= 0) continue;
 		if (!most || served > most_served) {
 			most_served = served;
 			most = net;
+			with_most = 0;
 		}
 		if (!least || served < least_served) {
 			least_served = served;
 			least = net;
+			with_least = 0;
 		}
+		with_most += served == most_served;
+		with_least += served == least_served;
 	}
-	/* (Sums of parts are equal but for rounding.) */
-	if (!most || most_served < least_served * 1.001 || due_speed(f, most) != due_speed(f, least)) return ncclSuccess;
+	if (!most || most_served <= least_served + 1 || with_most > with_least || due_speed(f, most) != due_speed(f, least)) return ncclSuccess;
 	return add(f, TP_FAULT_NIC_SHARED, most->index, least->index, "%s has %.3g GPUs to serve while %s has %.3g: its users get less of the network. Is a NIC missing or down?",
-		most->name, most_served, least->name, least_served);
+		most->name, (double)most_served / SOME, least->name, (double)least_served / SOME);
 }
 
 static bool hangs_on_switch(const struct tp_topo *topo, const struct tp_topo_node *gpu)

@@ -81,13 +81,41 @@ static void several_in_a_group(struct ranks *r)
 	}
 }
 
-static void splits_of_a_group_are_made_in_its_order(void **state)
+static void in_processes_and_threads(void (*body)(struct ranks *r))
 {
-	(void)state;
 	struct ranks_options options = { .nranks = 4, .threads = true };
-	assert_true(ranks_run(&options, several_in_a_group, NULL));
-	assert_true(ranks_run_n(3, several_in_a_group, NULL));
+	assert_true(ranks_run(&options, body, NULL));
+	assert_true(ranks_run_n(3, body, NULL));
 }
+
+static void splits_of_a_group_are_made_in_its_order(void **state) { (void)state; in_processes_and_threads(several_in_a_group); }
+
+/* Its parent may end in the same group, and one of several may be aborted while they are made. */
+static void ended_in_its_group(struct ranks *r)
+{
+	for (int turn = 0; turn < 4; turn++) {
+		ncclComm_t parent, child, children[3];
+		ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+		config.blocking = 0;
+		REQUIRE_OK(ncclCommSplit(r->comm, 0, r->rank, &parent, NULL));
+		REQUIRE_OK(ncclGroupStart());
+		for (int i = 0; i < 3; i++) REQUIRE_IS(ncclCommSplit(parent, 0, r->rank, &children[i], &config), ncclInProgress);
+		REQUIRE_IS(ncclGroupEnd(), ncclInProgress);
+		for (int i = 2; i > 0; i--) REQUIRE_OK(ncclCommAbort(children[i]));
+		REQUIRE_OK(ncclCommDestroy(children[0]));
+		ranks_barrier(r);
+		REQUIRE_OK(ncclCommDestroy(parent));
+		REQUIRE_OK(ncclCommSplit(r->comm, 0, r->rank, &parent, NULL));
+		REQUIRE_OK(ncclGroupStart());
+		REQUIRE_OK(ncclCommSplit(parent, 0, -r->rank, &child, NULL));
+		REQUIRE_OK(ncclCommDestroy(parent));
+		REQUIRE_OK(ncclGroupEnd());
+		check_works(r, child, r->nranks - 1 - r->rank, r->nranks);
+		REQUIRE_OK(ncclCommDestroy(child));
+	}
+}
+
+static void a_group_may_end_what_it_splits(void **state) { (void)state; in_processes_and_threads(ended_in_its_group); }
 
 static void without_some(struct ranks *r)
 {
@@ -183,7 +211,7 @@ static void a_communicator_of_several_roots(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(split_by_color_and_key), cmocka_unit_test(split_between_hosts), cmocka_unit_test(splits_of_a_group_are_made_in_its_order),
+		cmocka_unit_test(split_by_color_and_key), cmocka_unit_test(split_between_hosts), cmocka_unit_test(splits_of_a_group_are_made_in_its_order), cmocka_unit_test(a_group_may_end_what_it_splits),
 		cmocka_unit_test(shrink_leaves_ranks_out),
 		cmocka_unit_test(shrink_goes_on_without_the_dead), cmocka_unit_test(shrink_gives_up_what_is_outstanding),
 		cmocka_unit_test(a_communicator_of_several_roots),

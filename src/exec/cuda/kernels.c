@@ -307,21 +307,29 @@ static ncclResult_t load_new(const struct tp_gpu *gpu, enum tp_cuda_pipes wanted
 	return result;
 }
 
-ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kernels **out)
+/* By any communicator to come, whatever rows of the table are for it. */
+static ncclResult_t find_all_wanted(const struct tp_gpu *gpu, enum tp_cuda_pipes *out)
 {
-	enum tp_cuda_pipes wanted = TP_CUDA_PIPES_NONE, one;
-	/* Any communicator to come, whatever rows of the table are for it. */
+	*out = TP_CUDA_PIPES_NONE;
 	for (int n = 2; n <= TP_PIPE_RANKS; n++)
 		for (int shared = 0; shared < 2; shared++) {
-			TP_TRY(find_wanted(gpu, n, shared, &one));
-			wanted = TP_MAX(wanted, one);
+			enum tp_cuda_pipes wanted;
+			TP_TRY(find_wanted(gpu, n, shared, &wanted));
+			*out = TP_MAX(*out, wanted);
 		}
+	return ncclSuccess;
+}
+
+ncclResult_t tp_cuda_kernels_load(const struct tp_gpu *gpu, struct tp_cuda_kernels **out)
+{
 	pthread_mutex_lock(&lock);
 	struct tp_cuda_kernels *k = loaded;
 	while (k && k->gpu != gpu) k = k->next;
 	ncclResult_t result = ncclSuccess;
 	if (!k) {
-		result = load_new(gpu, wanted, &k);
+		enum tp_cuda_pipes wanted;
+		result = find_all_wanted(gpu, &wanted);
+		if (result == ncclSuccess) result = load_new(gpu, wanted, &k);
 		if (result == ncclSuccess) {
 			k->next = loaded;
 			loaded = k;
