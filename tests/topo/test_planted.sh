@@ -130,6 +130,18 @@ for model in [l.split()[0] for l in subprocess.run([telpher, "topo", "model"], c
 for path in sorted(glob.glob(shared + "/*.xml"))[::6 if sanitize else 1]:
     failed += plant_all(os.path.basename(path)[:-4], ET.parse(path), 5)
 
+# A NIC more at one switch is none missing at the others.
+root = ET.fromstring(subprocess.run([telpher, "topo", "model", "dgx-h100"], capture_output=True, text=True).stdout)
+first = devices(root, "nic")[0]
+more = copy.deepcopy(first)
+more.set("busid", first.get("busid")[:-1] + "1")
+next(more.iter("net")).attrib.update(name="mlx5_99", dev="99", guid="0x9999")
+next(p for p in root.iter() if first in list(p)).append(more)
+checked += 1
+if faults(ET.ElementTree(root)):
+    failed += 1
+    print("FAIL one NIC more is told as", faults(ET.ElementTree(root)))
+
 # None of them is left out because it couldn't be planted.
 for model in "dgx-a100", "dgx-h100", "hgx-h200", "dgx-b200", "p4d", "ndv4", "ndv5", "mi250x", "mi300x":
     for what in "gpu on 8 lanes", "nic at 2.5 GT/s", "switch on 8 lanes", "NIC gone", "port slow", "GPUs without peermem", "NVLinks down":
