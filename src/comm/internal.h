@@ -295,6 +295,7 @@ struct tp_job {
 ncclResult_t tp_job_submit(struct tp_job *job);
 ncclResult_t tp_jobs_run(struct tp_job *jobs, bool blocking);
 ncclResult_t tp_group_add_job(struct tp_job *job);
+void tp_job_end_turn(struct tp_job *job);       /* whether it was run or not: of those in which the same ranks meet the next may begin */
 void tp_jobs_forget(struct ncclComm *comm);     /* the communicator is over, and so are its jobs */
 
 /* memory.c */

@@ -35,8 +35,7 @@ static ncclResult_t take_turn(struct tp_job *job)
 	return ncclSuccess;
 }
 
-/* Whether it was run or not: the next one may begin. */
-static void end_turn(struct tp_job *job)
+void tp_job_end_turn(struct tp_job *job)
 {
 	drop(job->before);
 	job->before = NULL;
@@ -50,9 +49,9 @@ static void end_turn(struct tp_job *job)
 static ncclResult_t run_in_turn(struct tp_job *job)
 {
 	while (job->before && !atomic_load_explicit(&job->before->over, memory_order_acquire)
-		&& !atomic_load_explicit(&job->comm->abort_flag, memory_order_relaxed)) tp_futex_wait(&job->before->over, 0, LOOK_US);
+		&& !atomic_load_explicit(&job->meets->abort_flag, memory_order_relaxed)) tp_futex_wait(&job->before->over, 0, LOOK_US);
 	ncclResult_t result = job->run(job);
-	end_turn(job);
+	tp_job_end_turn(job);
 	return result;
 }
 
@@ -88,7 +87,7 @@ static ncclResult_t start(struct tp_job *job, void *(*run)(void *), pthread_t *t
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&attributes);
 	if (!error) return ncclSuccess;
-	end_turn(job);
+	tp_job_end_turn(job);
 	return TP_FAIL(ncclSystemError, "a thread can't be started: %s", strerror(error));
 }
 

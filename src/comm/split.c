@@ -69,11 +69,9 @@ static ncclResult_t run_derive(struct tp_job *base)
 	struct derive_job *job = (struct derive_job *)base;
 	job->ran = true;
 	tp_log_set_device(job->parent->device);
-	ncclResult_t result = ncclSuccess;
-	/* It may have been aborted while others had their turn. */
-	if (job->child && atomic_load_explicit(&job->child->abort_flag, memory_order_relaxed))
-		result = TP_FAIL(ncclInternalError, "%s: the new communicator was aborted", job->shrink ? "ncclCommShrink" : "ncclCommSplit");
-	else if (!job->shrink) result = gather_colors(job);
+	ncclResult_t result = job->shrink ? ncclSuccess : gather_colors(job);
+	/* The new ranks meet among themselves: whoever comes next on the parent needn't wait for that. */
+	tp_job_end_turn(base);
 	if (result == ncclSuccess && job->child) result = join_child(job);
 	if (job->child && result != ncclSuccess) tp_init_failed(job->child, result);
 	if (base->blocking && result == ncclSuccess) *job->out = job->child;

@@ -1,7 +1,6 @@
 /* What is worse than the hardware allows. A machine is judged by what it says it could do, and by its like: a GPU with fewer
  * NVLinks than the others, a NIC in a narrower slot than its twins. What is so by design (every NIC shared by two GPUs) is no fault.
  * Faults with one cause are one warning. */
-#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -455,7 +454,7 @@ static ncclResult_t find_shared(struct faults *f, int32_t host)
 	int with_most = 0, with_least = 0;
 	for (int32_t n = 0; n < topo->count[TP_TOPO_NET] && near < TP_PATH_DIS; n++) {
 		const struct tp_topo_node *net = tp_topo_node_of(topo, TP_TOPO_NET, n);
-		long served = net->host == host ? lround(count_served(topo, net, near) * SOME) : 0;
+		long served = net->host == host ? (long)(count_served(topo, net, near) * SOME + 0.5) : 0;
 		if (served <= 0) continue;
 		if (!most || served > most_served) {
 			most_served = served;
