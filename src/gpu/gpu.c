@@ -237,6 +237,15 @@ static bool ipc_works(void)
 	return works;
 }
 
+/* Our own stream, for uploads and the like. There are only so many queues on a GPU for streams of one priority (CUDA_DEVICE_MAX_CONNECTIONS), and in
+ * the program's own some kernel may wait for the very rank that uploads: so it has a priority that hardly anybody uses, and executors' copies another. */
+static CUresult create_stream(CUstream *out)
+{
+	int least, greatest;
+	CUresult error = table.CtxGetStreamPriorityRange(&least, &greatest);
+	return error != CUDA_SUCCESS ? error : table.StreamCreateWithPriority(out, CU_STREAM_NON_BLOCKING, greatest < least - 1 ? greatest + 1 : greatest);
+}
+
 /* gpu's context is current. */
 static ncclResult_t probe(struct tp_gpu_inside *inside)
 {
@@ -244,9 +253,9 @@ static ncclResult_t probe(struct tp_gpu_inside *inside)
 	tp_gpu_relax(&mode);
 	inside->gpu.vmm = vmm_works(&inside->gpu);
 	inside->gpu.ipc = ipc_works();
-	CUresult error = table.StreamCreate(&inside->stream, CU_STREAM_NON_BLOCKING);
+	CUresult error = create_stream(&inside->stream);
 	tp_gpu_unrelax(mode);
-	if (error != CUDA_SUCCESS) return tp_gpu_fail(__FILE__, __LINE__, __func__, &inside->gpu, "StreamCreate", error);
+	if (error != CUDA_SUCCESS) return tp_gpu_fail(__FILE__, __LINE__, __func__, &inside->gpu, "StreamCreateWithPriority", error);
 	return ncclSuccess;
 }
 
@@ -287,6 +296,8 @@ static ncclResult_t gpu_of_context(CUcontext context, struct tp_gpu **out)
 	pthread_mutex_unlock(&lock);
 	return result;
 }
+
+CUstream tp_gpu_stream(const struct tp_gpu *gpu) { return ((const struct tp_gpu_inside *)gpu)->stream; }
 
 ncclResult_t tp_gpu_current(struct tp_gpu **out)
 {

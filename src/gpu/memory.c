@@ -7,7 +7,6 @@
 
 #include "gpu/internal.h"
 
-static struct tp_gpu_inside *inside_of(const struct tp_gpu *gpu) { return (struct tp_gpu_inside *)(uintptr_t)gpu; }
 
 void tp_gpu_properties(const struct tp_gpu *gpu, CUmemAllocationProp *out)
 {
@@ -89,7 +88,7 @@ static ncclResult_t alloc_plain(const struct tp_gpu *gpu, const char *what, stru
 /* gpu's context is current and captures don't forbid it. */
 static ncclResult_t fill_zero(const struct tp_gpu *gpu, const struct tp_gpu_memory *m)
 {
-	CUstream stream = inside_of(gpu)->stream;
+	CUstream stream = tp_gpu_stream(gpu);
 	TP_CUDA_TRY(gpu, MemsetD8Async((CUdeviceptr)(uintptr_t)m->ptr, 0, m->mapped, stream));
 	TP_CUDA_TRY(gpu, StreamSynchronize(stream));
 	return ncclSuccess;
@@ -257,7 +256,7 @@ void tp_gpu_free(struct tp_gpu_memory *memory)
 
 static ncclResult_t copy_and_wait(const struct tp_gpu *gpu, void *to, const void *from, size_t bytes)
 {
-	CUstream stream = inside_of(gpu)->stream;
+	CUstream stream = tp_gpu_stream(gpu);
 	TP_CUDA_TRY(gpu, MemcpyAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from, bytes, stream));
 	TP_CUDA_TRY(gpu, StreamSynchronize(stream));
 	return ncclSuccess;

@@ -96,11 +96,20 @@ static void run_operations(struct program *p)
 	for (int i = 0; i < mine; i++) p->pending[p->npending++] = drawn[i];
 }
 
-static void drop_graphs(struct program *p)
+/* CUDA may wait for all kernels of a context where it makes or drops a graph, and those of ranks that share the context could wait for this very
+ * rank: so all have settled before, and none goes on until all are through. */
+static void settle_all(struct program *p)
 {
 	settle(p);
+	ranks_barrier(p->g->r);
+}
+
+static void drop_graphs(struct program *p)
+{
+	settle_all(p);
 	for (int i = 0; i < p->ngraphs; i++)
 		if (p->graphs[i].n) CUDA_OK(GraphExecDestroy(p->graphs[i].exec));
+	ranks_barrier(p->g->r);
 	p->ngraphs = 0;
 	p->below_graphs = 0;
 	p->g->used = 0;
@@ -109,7 +118,7 @@ static void drop_graphs(struct program *p)
 static void capture(struct program *p)
 {
 	if (p->ngraphs == MAX_GRAPHS) drop_graphs(p);
-	settle(p);
+	settle_all(p);
 	struct kept *k = &p->graphs[p->ngraphs++];
 	memset(k, 0, sizeof(*k));
 	int n = 1 + (int)below(&p->random, MAX_NODES);
@@ -126,11 +135,13 @@ static void capture(struct program *p)
 		op_prepare(p->g, &k->ops[i].o);
 	}
 	p->below_graphs = p->g->used;
-	if (!k->n) return;
-	trace(p, "capture", NULL, 0, k->stream);
-	CUDA_OK(StreamBeginCapture(p->g->streams[k->stream], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-	issue(p, k->ops, k->n, grouped);
-	k->exec = gpu_end_capture(p->g, k->stream);
+	if (k->n) {
+		trace(p, "capture", NULL, 0, k->stream);
+		CUDA_OK(StreamBeginCapture(p->g->streams[k->stream], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+		issue(p, k->ops, k->n, grouped);
+		k->exec = gpu_end_capture(p->g, k->stream);
+	}
+	ranks_barrier(p->g->r);
 }
 
 /* All ranks launch it, those too for whom it is empty. */

@@ -45,18 +45,6 @@ static ncclResult_t upload_comm(struct tp_cuda_exec *exec, const struct tp_cuda_
 	return tp_cuda_upload_wait(exec);
 }
 
-static ncclResult_t create_stream(struct tp_cuda_exec *exec)
-{
-	bool pushed;
-	int mode;
-	TP_TRY(tp_gpu_enter(exec->gpu, &pushed));
-	tp_gpu_relax(&mode);
-	CUresult result = tp_cuda->StreamCreate(&exec->stream, CU_STREAM_NON_BLOCKING);
-	tp_gpu_unrelax(mode);
-	tp_gpu_leave(pushed);
-	return result == CUDA_SUCCESS ? ncclSuccess : tp_gpu_fail(__FILE__, __LINE__, __func__, exec->gpu, "StreamCreate", result);
-}
-
 static ncclResult_t take_all(struct tp_cuda_exec *exec)
 {
 	size_t nends = (size_t)exec->boot->nranks * 2 * TP_LINK_CLASSES * (size_t)exec->nchannels;
@@ -64,7 +52,6 @@ static ncclResult_t take_all(struct tp_cuda_exec *exec)
 	exec->local_ends = tp_alloc((size_t)exec->nchannels * 2 * TP_CUDA_LOCAL_LINKS, sizeof(*exec->local_ends), "ends of links");
 	if (!exec->ends || !exec->local_ends) return ncclSystemError;
 	TP_TRY(tp_cuda_kernels_load(exec->gpu, &exec->kernels));
-	TP_TRY(create_stream(exec));
 	TP_TRY(tp_gpu_alloc_host(exec->gpu, TP_CUDA_STAGING_BYTES, "uploads", &exec->staging_memory));
 	TP_TRY(tp_gpu_alloc_host(exec->gpu, sizeof(struct tp_dev_status), "the kernels' status", &exec->status_memory));
 	exec->status = exec->status_memory.host;
@@ -108,16 +95,8 @@ ncclResult_t tp_cuda_exec_create(struct tp_boot *boot, struct tp_links *links, c
 
 void tp_cuda_exec_destroy(struct tp_cuda_exec *exec)
 {
-	bool pushed;
 	if (!exec) return;
 	tp_cuda_copies_close(exec);
-	if (exec->stream && tp_gpu_enter(exec->gpu, &pushed) == ncclSuccess) {
-		int mode;
-		tp_gpu_relax(&mode);
-		tp_cuda->StreamDestroy(exec->stream);
-		tp_gpu_unrelax(mode);
-		tp_gpu_leave(pushed);
-	}
 	for (int b = 0; b < TP_CUDA_PLAN_BUCKETS; b++) {
 		for (struct tp_cuda_plan *p = exec->plans[b], *next; p; p = next) {
 			next = p->next;

@@ -1,7 +1,7 @@
 /* What the parts of the CUDA executor's host side share.
  *   kernels.c   images to functions, one table a context
  *   exec.c      an executor's life, its status
- *   memory.c    device memory that is written once (programs, links), by a stream of our own
+ *   memory.c    device memory that is written once (programs, links)
  *   links.c     ends of links in device memory
  *   program.c   plans to programs in device memory
  *   launch.c    calls to launches of fused kernels, on windows or on lines, or of the steps kernels
@@ -74,7 +74,6 @@ struct tp_cuda_exec {
 	uint64_t comm;                              /* struct tp_dev_comm, the device's address */
 	struct tp_dev_status *status;               /* the host's address */
 	_Atomic uint64_t launched;                  /* kernels */
-	CUstream stream;                            /* our own, non-blocking: uploads */
 	struct tp_cuda_chunk *chunks;               /* device memory that is handed out in pieces */
 	size_t staged;                              /* bytes of staging memory under way */
 	struct tp_cuda_plan *plans[TP_CUDA_PLAN_BUCKETS], *last;

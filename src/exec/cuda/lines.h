@@ -15,8 +15,9 @@
  * compared as they are: however long ago a head was written (blocks get none while all hear from all), it is never taken for news.
  *
  * Units. A unit is what a protocol moves at once: a thread's 16 bytes in two lines (LL), or the 120 bytes of a line of 128 that eight
- * threads share (LL128): 16 bytes each, the eighth 8 and the flag. A warp's store to a line lands whole, and so does its load; the
- * warp looks until all its lines have come. */
+ * threads share (LL128): 16 bytes each, the eighth 8 and the flag. A warp's store to a line lands whole, and so does its load, if its
+ * threads are together: they meet before each push and each look, or the flag could go ahead of the others' bytes, or be newer than what they
+ * have seen. The warp looks until all its lines have come. */
 #ifndef TP_EXEC_CUDA_LINES_H
 #define TP_EXEC_CUDA_LINES_H
 
@@ -145,6 +146,7 @@ struct tp_ll {
 		*v = { a.x, a.z, b.x, b.z };
 		return a.y == flag && a.w == flag && b.y == flag && b.w == flag;
 	}
+	TP_METHOD void meet() { }
 	TP_METHOD bool all(bool x) { return x; }
 	TP_METHOD bool any(bool x) { return x; }
 };
@@ -191,6 +193,8 @@ struct tp_ll128 {
 		}
 		return ok;
 	}
+	/* Before a push or a look, by all threads of the warp. */
+	TP_METHOD void meet() { tp_warp_sync(); }
 	TP_METHOD bool all(bool x) { return tp_warp_all(x); }
 	TP_METHOD bool any(bool x) { return tp_warp_any(x); }
 };
@@ -439,7 +443,7 @@ TP_DEVICE void tp_unit_take(const tp_fused_args &a, tp_lines &k, int first, int 
 	tp_lines_delay();
 	for (;;) {
 		bool ok = true;
-		if (L::LANES > 1) tp_warp_sync();               /* the threads of a line look at once */
+		L::meet();
 		TP_UNROLL
 		for (int q = 0; q < B; q++) {
 			int p = first + q;

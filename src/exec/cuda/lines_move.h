@@ -74,9 +74,10 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 	const uint32_t epoch = k.now + 1 + round;
 	TP_NO_UNROLL
 	for (tp_unit<L> u(a, k, round); u.more(); u.next()) {
-		if (!u.mine()) continue;
+		const bool mine = u.mine();
+		if (L::LANES == 1 && !mine) continue;
 		uint32_t from = tp_lines_from<L>(a, k, round, u.at);
-		if (!tp_lines_whole<L, OWNERS>(a, from) || reduction.scales()) {
+		if (!L::all(!mine || tp_lines_whole<L, OWNERS>(a, from)) || reduction.scales()) {
 			tp_four v[L::VECTORS];
 			bool loaded = false;
 			TP_NO_UNROLL
@@ -85,12 +86,14 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 				const int slice = tp_lines_slice<OWNERS>(a, p);
 				if ((OWNERS && slice < 0) || !tp_lines_sends_to(a, p)) continue;
 				/* All get the same, or each its own. */
-				if (!loaded || a.in_stride) {
+				if ((L::LANES == 1 || mine) && (!loaded || a.in_stride)) {
 					tp_lines_load<L>(a, slice, from, false, v);
 					if (reduction.scales()) tp_lines_scale<L>(reduction, v);
-					loaded = true;
 				}
-				L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 0, epoch), u.at), v, epoch);
+				loaded = true;
+				tp_lines_delay();
+				L::meet();
+				if (mine) L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 0, epoch), u.at), v, epoch);
 			}
 			continue;
 		}
@@ -101,12 +104,14 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 			for (int q = 0; q < L::PEERS; q++) {
 				int p = tp_lines_peer(a, first + q);
 				const int slice = tp_lines_slice<OWNERS>(a, p);
-				if (first + q < a.nranks && (!OWNERS || slice >= 0) && tp_lines_sends_to(a, p)) L::get((const char *)a.input + (uint32_t)slice * a.in_stride + from, v[q]);
+				if (mine && first + q < a.nranks && (!OWNERS || slice >= 0) && tp_lines_sends_to(a, p))
+					L::get((const char *)a.input + (uint32_t)slice * a.in_stride + from, v[q]);
 			}
+			L::meet();
 			TP_UNROLL
 			for (int q = 0; q < L::PEERS; q++) {
 				int p = tp_lines_peer(a, first + q);
-				if (first + q < a.nranks && (!OWNERS || tp_lines_slice<OWNERS>(a, p) >= 0) && tp_lines_sends_to(a, p))
+				if (mine && first + q < a.nranks && (!OWNERS || tp_lines_slice<OWNERS>(a, p) >= 0) && tp_lines_sends_to(a, p))
 					L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 0, epoch), u.at), v[q], epoch);
 			}
 		}
@@ -143,21 +148,24 @@ TP_DEVICE void tp_lines_reduce(const tp_fused_args &a, tp_lines &k, const R &red
 				}
 			}
 		}
-		if (!u.mine()) continue;
 		tp_four result[L::VECTORS];
 		TP_UNROLL
 		for (int i = 0; i < L::VECTORS; i++) result[i] = reduction.last(sum[i]);
+		if (OWNERS || a.gathers) {
+			tp_lines_delay();
+			L::meet();
+		}
+		if (!u.mine()) continue;
 		if (OWNERS) {
 			L::push(L::place(tp_lines_slot<L>(a, a.root, a.rank, 1, epoch), u.at), result, epoch);
 			continue;
 		}
-		tp_unit_store<L>((char *)a.output + (a.gathers ? (uint32_t)a.rank * a.out_stride : 0u) + from, whole, tp_lines_left(a, slice, from), result);
-		if (!a.gathers) continue;
 		TP_NO_UNROLL
-		for (int i = 1; i < a.nranks; i++) {
+		for (int i = 1; a.gathers && i < a.nranks; i++) {
 			int p = tp_lines_peer(a, i);
 			L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 1, epoch), u.at), result, epoch);
 		}
+		tp_unit_store<L>((char *)a.output + (a.gathers ? (uint32_t)a.rank * a.out_stride : 0u) + from, whole, tp_lines_left(a, slice, from), result);
 	}
 }
 
@@ -251,6 +259,7 @@ TP_DEVICE void tp_lines_forward(const tp_fused_args &a, tp_lines &k, uint32_t ro
 		const uint32_t from = tp_lines_from<L>(a, k, round, u.at);
 		tp_four v[1][L::VECTORS];
 		tp_unit_take<L, 1, true>(a, k, a.root, 0, epoch, u.at, u.mine(), v);
+		L::meet();
 		if (!u.mine()) continue;
 		TP_NO_UNROLL
 		for (int i = 1; i < a.nranks; i++) {

@@ -1,5 +1,5 @@
 /* Device memory that is written once and lives as long as the executor: programs, ends of links, rings between lanes. Handed
- * out in pieces, for an allocation may wait for kernels; written by a stream of our own, from pinned memory. */
+ * out in pieces, for an allocation may wait for kernels; written by the GPU's own stream (tp_gpu_stream), from pinned memory. */
 #include <stdlib.h>
 
 #include "exec/cuda/internal.h"
@@ -31,7 +31,7 @@ ncclResult_t tp_cuda_take_memory(struct tp_cuda_exec *exec, size_t bytes, const 
 static ncclResult_t wait_relaxed(struct tp_cuda_exec *exec)
 {
 	exec->staged = 0;
-	TP_CUDA_TRY(exec->gpu, StreamSynchronize(exec->stream));
+	TP_CUDA_TRY(exec->gpu, StreamSynchronize(tp_gpu_stream(exec->gpu)));
 	return ncclSuccess;
 }
 
@@ -43,7 +43,7 @@ static ncclResult_t upload_relaxed(struct tp_cuda_exec *exec, uint64_t to, const
 		unsigned char *staging = (unsigned char *)exec->staging_memory.host + exec->staged;
 		memcpy(staging, from, piece);
 		exec->staged += TP_MIN(tp_align_up(piece, 16), TP_CUDA_STAGING_BYTES - exec->staged);
-		TP_CUDA_TRY(exec->gpu, MemcpyHtoDAsync(to, staging, piece, exec->stream));
+		TP_CUDA_TRY(exec->gpu, MemcpyHtoDAsync(to, staging, piece, tp_gpu_stream(exec->gpu)));
 		to += piece;
 		from += piece;
 		bytes -= piece;

@@ -116,13 +116,17 @@ template <int D, bool WHOLE>
 TP_FAR void tp_stream_send_round(const tp_stream_round r)
 {
 	TP_NO_UNROLL
-	for (uint32_t unit = r.first + tp_stream_seat(); unit < r.units; unit += D * r.step) {
+	for (uint32_t first = r.first; first < r.units; first += D * r.step) {
+		uint32_t unit = first + tp_stream_seat();
 		tp_four v[D][tp_ll128::VECTORS];
+		/* Beyond the end the last unit is loaded, and not pushed. */
 		TP_UNROLL
 		for (int d = 0; d < D; d++) {
-			const uint32_t u = unit + (uint32_t)d * r.step;
-			if (u < r.units) tp_unit_load<tp_ll128>(r.user + u * tp_ll128::BYTES, WHOLE, WHOLE ? 0 : tp_stream_left(r.left, u), v[d]);
+			const uint32_t u = unit + (uint32_t)d * r.step < r.units ? unit + (uint32_t)d * r.step : r.units - 1;
+			tp_unit_load<tp_ll128>(r.user + u * tp_ll128::BYTES, WHOLE, WHOLE ? 0 : tp_stream_left(r.left, u), v[d]);
 		}
+		tp_lines_delay();
+		tp_ll128::meet();
 		TP_UNROLL
 		for (int d = 0; d < D; d++) {
 			const uint32_t u = unit + (uint32_t)d * r.step;
@@ -142,7 +146,7 @@ TP_FAR bool tp_stream_take_round(const tp_stream_round r, tp_dev_comm *comm, int
 		tp_lines_delay();
 		for (;; turn++) {
 			bool ok = true;
-			tp_warp_sync();         /* the threads of a line look at once, or its flag could be newer than what others have seen */
+			tp_ll128::meet();
 			TP_UNROLL
 			for (int d = 0; d < D; d++) {
 				const uint32_t u = unit + (uint32_t)d * r.step;
@@ -209,33 +213,54 @@ TP_DEVICE void tp_stream_receive(tp_stream &s, const tp_dev_stream &t, uint32_t 
 		if (s.warp == 0 && (uint32_t)tp_thread() % TP_WARP == 0) tp_store_relaxed(s.ack, (uint32_t)s.count);    /* read by tp_stream_send */
 	}
 }
-/* From one's own send to one's own receive: 16 bytes a thread, or at any alignment. */
-TP_FAR void tp_stream_copy(const tp_stream s, const tp_dev_stream *transfer, uint32_t begin, uint32_t end)
+/* So many 16 bytes, both ends aligned, by `threads` threads. Beyond the end the last are loaded, and not stored: without branches between them all loads are
+ * under way at once. */
+TP_DEVICE void tp_stream_copy16(const char *from, char *to, uint64_t count, uint32_t thread, uint32_t threads)
 {
-	const tp_dev_stream &t = *transfer;
-	/* Two units are a multiple of 16 bytes. */
-	const uint64_t at = (uint64_t)(begin & ~1u) * tp_ll128::BYTES, most = end == t.units ? t.bytes : (uint64_t)(end & ~1u) * tp_ll128::BYTES;
-	const char *from = (const char *)t.from;
-	char *to = (char *)t.buf;
-	const uint64_t last = most < t.bytes ? most : t.bytes, step = (uint64_t)s.warps * TP_WARP * 16 * TP_STREAM_DEEP;
-	const bool aligned = (t.from | t.buf) % 16 == 0;
-	if (from == to) return;
 	TP_NO_UNROLL
-	for (uint64_t i = at + ((uint64_t)s.warp * TP_WARP + (uint32_t)tp_thread() % TP_WARP) * 16; i < last; i += step) {
+	for (uint64_t first = thread; first < count; first += TP_STREAM_DEEP * threads) {
 		tp_four v[TP_STREAM_DEEP];
 		TP_UNROLL
 		for (int d = 0; d < TP_STREAM_DEEP; d++) {
-			const uint64_t k = i + (uint64_t)d * s.warps * TP_WARP * 16;
-			if (k < last) v[d] = aligned && last - k >= 16 ? tp_load_user16(from + k) : tp_user_load(from + k, last - k < 16 ? (uint32_t)(last - k) : 16);
+			const uint64_t i = first + (uint32_t)d * threads;
+			v[d] = tp_load_user16(from + (i < count ? i : count - 1) * 16);
 		}
 		TP_UNROLL
 		for (int d = 0; d < TP_STREAM_DEEP; d++) {
-			const uint64_t k = i + (uint64_t)d * s.warps * TP_WARP * 16;
-			if (k >= last) continue;
-			if (aligned && last - k >= 16) tp_store_user16(to + k, v[d]);
-			else tp_user_store(to + k, v[d], last - k < 16 ? (uint32_t)(last - k) : 16);
+			const uint64_t i = first + (uint32_t)d * threads;
+			if (i < count) tp_store_user16(to + i * 16, v[d]);
 		}
 	}
+}
+/* Bytes of any alignment. */
+TP_FAR void tp_stream_copy_bytes(const char *from, char *to, uint64_t bytes, uint32_t thread, uint32_t threads)
+{
+	const uint32_t odd = (uint32_t)((0 - (uintptr_t)to) & 15), head = odd < bytes ? odd : (uint32_t)bytes;
+	if (head && thread == 0) tp_user_store(to, tp_user_load(from, head), head);
+	from += head;
+	to += head;
+	bytes -= head;
+	uint64_t done = 0;
+	if ((uintptr_t)from % 16 == 0) {
+		done = bytes / 16 * 16;
+		tp_stream_copy16(from, to, bytes / 16, thread, threads);
+	}
+	TP_NO_UNROLL
+	for (uint64_t i = done + (uint64_t)thread * 16; i < bytes; i += (uint64_t)threads * 16) {
+		const uint32_t some = bytes - i < 16 ? (uint32_t)(bytes - i) : 16;
+		const tp_four v = tp_user_load(from + i, some);
+		if (some == 16) tp_store_user16(to + i, v);
+		else tp_user_store(to + i, v, some);
+	}
+}
+/* From one's own send to one's own receive. */
+TP_DEVICE void tp_stream_copy(const tp_stream &s, const tp_dev_stream &t, uint32_t begin, uint32_t end)
+{
+	/* Two units are a multiple of 16 bytes. */
+	const uint64_t at = (uint64_t)(begin & ~1u) * tp_ll128::BYTES, most = end == t.units ? t.bytes : (uint64_t)(end & ~1u) * tp_ll128::BYTES;
+	const uint64_t last = most < t.bytes ? most : t.bytes;
+	if (t.from == t.buf || at >= last) return;
+	tp_stream_copy_bytes((const char *)t.from + at, (char *)t.buf + at, last - at, s.warp * TP_WARP + (uint32_t)tp_thread() % TP_WARP, s.warps * TP_WARP);
 }
 
 /* ---- registered buffers ---- */
@@ -249,31 +274,6 @@ TP_DEVICE void tp_stream_meet(const tp_stream &s)
 {
 	tp_warp_sync();
 	if (s.warps > 1) tp_group_sync((int)s.barrier, (int)s.warps * TP_WARP);
-}
-
-/* bytes from one place to another, both of any alignment. */
-TP_FAR void tp_stream_store(uint32_t warp, uint32_t warps, const char *from, char *to, uint64_t bytes)
-{
-	const uint32_t odd = (uint32_t)((0 - (uintptr_t)to) & 15), step = warps * TP_WARP * 16, head = odd < bytes ? odd : (uint32_t)bytes;
-	const uint32_t thread = warp * TP_WARP + (uint32_t)tp_thread() % TP_WARP;
-	const bool aligned = ((uintptr_t)from + head) % 16 == 0;
-	if (head && thread == 0) tp_user_store(to, tp_user_load(from, head), head);
-	TP_NO_UNROLL
-	for (uint64_t i = head + thread * 16; i < bytes; i += step * TP_STREAM_DEEP) {
-		tp_four v[TP_STREAM_DEEP];
-		TP_UNROLL
-		for (int d = 0; d < TP_STREAM_DEEP; d++) {
-			const uint64_t k = i + (uint32_t)d * step;
-			if (k < bytes) v[d] = aligned && bytes - k >= 16 ? tp_load_user16(from + k) : tp_user_load(from + k, bytes - k < 16 ? (uint32_t)(bytes - k) : 16);
-		}
-		TP_UNROLL
-		for (int d = 0; d < TP_STREAM_DEEP; d++) {
-			const uint64_t k = i + (uint32_t)d * step;
-			if (k >= bytes) continue;
-			if (bytes - k >= 16) tp_store_user16(to + k, v[d]);
-			else tp_user_store(to + k, v[d], (uint32_t)(bytes - k));
-		}
-	}
 }
 
 /* Units [begin, end) of a transfer to the receiver's buffer, if it was offered. The stream is passed by value, or all of it would lie in memory
@@ -295,7 +295,8 @@ TP_FAR int tp_stream_send_straight(const tp_stream s, tp_stream_lane &lane, cons
 		if ((uint32_t)tp_thread() % TP_WARP == 0) tp_block_fault(s.comm, TP_BLOCK_BUFFER, t.peer, tp_block(), index, 0);
 		return TP_STREAM_STOPPED;
 	}
-	tp_stream_store(s.warp, s.warps, (const char *)t.buf + at, (char *)(entry + offset) + at, (last < t.bytes ? last : t.bytes) - at);
+	tp_stream_copy_bytes((const char *)t.buf + at, (char *)(entry + offset) + at, (last < t.bytes ? last : t.bytes) - at,
+		s.warp * TP_WARP + (uint32_t)tp_thread() % TP_WARP, s.warps * TP_WARP);
 	/* No barrier: another warp may have been stopped before it got here. */
 	tp_warp_sync();
 	if ((uint32_t)tp_thread() % TP_WARP == 0) tp_block_add(&lane.stored, 1);
@@ -381,7 +382,7 @@ TP_DEVICE void tp_stream_lane_run(tp_streams_shared &sh, const tp_dev_streams_he
 	for (;;) {
 		uint32_t begin = 0, end = 0;
 		const bool by_lines = tp_stream_part(*t, channel, h.nchannels, &begin, &end);
-		if (copies) tp_stream_copy(s, t, begin, end);
+		if (copies) tp_stream_copy(s, *t, begin, end);
 		else if (tp_stream_is_piped<WAYS>(h, *t)) {
 			const tp_stream_pipe pipe = { pipes->args, pipes->block, pipes->stages + number * pipes->nstages * pipes->args->chunk, pipes->nstages, lane.chunks,
 				lane.other_chunks };
