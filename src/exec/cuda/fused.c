@@ -83,8 +83,7 @@ static struct tp_param params[] = {
 };
 TP_PARAM_TABLE("exec", params)
 
-/* Does all that this rank exchanges go over NVLink? Ranks of one GPU are left out: in a stress run, with kernels that wait by chance, a transfer
- * by lines of 128 bytes between such ranks had a wrong byte, and the cause wasn't found. */
+/* Does all that this rank exchanges go over NVLink? Ranks of one GPU are left out: on an H200 lines land whole there too, of others nobody knows. */
 static bool is_nvlink(struct tp_boot *boot, struct tp_links *links)
 {
 	for (int r = 0; r < boot->nranks; r++) {
