@@ -314,7 +314,7 @@ TP_DEVICE void tp_lines_barrier(const tp_fused_args &a, tp_lines &k)
 
 /* The end of an age. At the first barrier all that was ever sent to this block lies there, heads that it had no reason to look at too;
  * nobody sends anything new before the second. */
-TP_DEVICE void tp_lines_scrub(const tp_fused_args &a, tp_lines &k)
+TP_FAR tp_lines tp_lines_scrub(const tp_fused_args &a, tp_lines k)
 {
 	char *share = tp_lines_share(a, a.rank);
 	TP_NO_UNROLL
@@ -326,6 +326,7 @@ TP_DEVICE void tp_lines_scrub(const tp_fused_args &a, tp_lines &k)
 		tp_fence();
 	}
 	k.now = k.heard = 0;
+	return k;
 }
 
 /* A kernel without rounds: it has nothing but barriers. */
@@ -344,7 +345,7 @@ TP_DEVICE tp_lines tp_lines_begin(const tp_fused_args &a)
 	k.first = a.units_each * b + (more ? b : a.units_more);
 	k.count = a.units_each + more;
 	k.rounds = a.rounds[more ? 0 : 1];
-	if (k.now >= TP_LINES_AGE) tp_lines_scrub(a, k);
+	if (k.now >= TP_LINES_AGE) k = tp_lines_scrub(a, k);
 	return k;
 }
 
