@@ -303,7 +303,7 @@ static void fit_lines(const struct tp_fused *f, const struct tp_exec_call *call,
 	out->reduces = s->reduces;
 	out->name = s->name[protocol];
 	fill_args(f, call, s, &out->args);
-	out->args.aligned = ((out->args.input | out->args.output | out->args.in_stride | out->args.out_stride) & (protocol ? 7 : 15)) == 0;
+	tp_fused_set_buffers(out, call->input, call->output);
 	out->args.units_a_round = f->layout.slot[protocol] / (protocol ? LL128_UNIT : LL_UNIT);
 	spread(f, protocol, units, lanes, out);
 }
