@@ -1,10 +1,11 @@
 /* A call of GPU ranks, from its checks to the launch.
  *
- * Budget of a call that was made before (tp_gpu_call_again) besides CUDA's launch and the record of an event behind it: 0.5 us. That leaves room for the launch lock, a look in
- * a small table, one line for the call board and one for the flight recorder, and three calls of the driver that do no more than
- * read (the current context, the stream's number, whether it is captured); not for an allocation or a log line. So a call in a row on one stream is five
- * calls of the driver (tests/cuda/test_calls.c). None can be left out: a program may change its context, and may destroy a stream and get another of the same handle,
- * at any time, and behind a stream that was destroyed no event could be recorded later. */
+ * Budget of a call that was made before (tp_gpu_call_again) besides CUDA's launch and the record of an event behind it: 0.1 us of ours, and three calls of the driver
+ * that do no more than read (the current context, the stream's number, whether it is captured). That leaves room for the launch lock, a look in a small
+ * table, which keeps the kernel and all its arguments but the addresses, one line for the call board and one for the flight recorder; not for an allocation, a
+ * second lock, a word that other ranks write, a log line, or finding out again what kernel it is. So a call in a row on one stream is five calls of the
+ * driver (tests/cuda/test_calls.c), in a group too. None can be left out: a program may change its context, may begin a capture, and may destroy a stream and get
+ * another of the same handle, at any time, and behind a stream that was destroyed no event could be recorded later. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,7 +48,8 @@ static ncclResult_t launch_entered(struct ncclComm *comm, struct tp_gpu_place *p
 	struct tp_cuda_status before, after;
 	if (tp_unlikely(rank->counts)) tp_cuda_exec_status(exec, &before);
 	bool timed = tp_unlikely(rank->paced) && work->ncalls == 1 && !place->capture && tp_gpu_pace_begin(comm, place->stream, &work->calls[0]);
-	TP_TRY(work->ready ? tp_cuda_exec_launch_ready(exec, place->stream, work->ready, &work->calls[0])
+	/* A rank alone copies by a kernel where that costs the host less, and in a graph, which costs it nothing, by the copy engine. */
+	TP_TRY(work->ready && tp_likely(!place->capture) ? tp_cuda_exec_launch_ready(exec, place->stream, work->ready, &work->calls[0])
 		: tp_cuda_exec_launch(exec, place->stream, work->calls, work->ncalls));
 	if (tp_unlikely(timed)) tp_gpu_pace_end(comm, place->stream);
 	uint64_t kernels = 0;

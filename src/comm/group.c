@@ -51,7 +51,7 @@ struct group {
 };
 
 _Thread_local int tp_group_depth __attribute__((tls_model("initial-exec")));
-static _Thread_local struct group group;
+static _Thread_local struct group group __attribute__((tls_model("initial-exec")));
 
 ncclResult_t tp_group_note(ncclResult_t result)
 {

@@ -241,7 +241,9 @@ ncclResult_t tp_cuda_exec_make_ready(const struct tp_cuda_exec *exec, const stru
 {
 	struct fitted f;
 	*out = NULL;
-	if (fit(exec, call, &f) != BY_LINES || f.fused.kind == TP_FUSED_WINDOW || f.fused.bytes < call->block_bytes) return ncclSuccess;
+	const enum way way = fit(exec, call, &f);
+	if (way != BY_LINES && (way != BY_COPY || !tp_fused_fit_alone(&exec->fused, call, &f.fused))) return ncclSuccess;
+	if (f.fused.kind == TP_FUSED_WINDOW || f.fused.bytes < call->block_bytes) return ncclSuccess;
 	struct tp_cuda_ready *ready = tp_alloc(1, sizeof(*ready), "a call to be made again");
 	if (!ready) return ncclSystemError;
 	*ready = (struct tp_cuda_ready){ tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + f.fused.kind, f.fused.reduces, &call->reduce), f.fused };
@@ -252,6 +254,7 @@ ncclResult_t tp_cuda_exec_make_ready(const struct tp_cuda_exec *exec, const stru
 ncclResult_t tp_cuda_exec_launch_ready(struct tp_cuda_exec *exec, CUstream stream, struct tp_cuda_ready *ready, const struct tp_exec_call *call)
 {
 	if (is_stopped(exec)) return fail_stopped(exec);
+	if (exec->fused.nranks == 1 && call->input == call->output) return ncclSuccess;
 	tp_fused_set_buffers(&ready->launch, call->input, call->output);
 	return tp_cuda_exec_run(exec, stream, ready->function, ready->launch.blocks, ready->launch.threads, &ready->launch.args);
 }
