@@ -69,46 +69,46 @@ struct tp_gpu_streams {
 };
 
 struct tp_gpu_rank {
+	/* What every call looks at, together. */
 	const struct tp_gpu *gpu;
-	struct tp_cuda_kernels *kernels;
-	enum tp_cuda_pipes pipes;               /* agreed */
-	pthread_t loader;                       /* loads them, while `loads` */
-	bool loads;
-	pthread_t asker;                        /* asks NVML about the GPU, while `asks` */
-	bool asks;
-	ncclResult_t load_result;
 	_Atomic(struct tp_cuda_exec *) exec;    /* read without the launch lock by who aborts */
-	/* With comm->launch_lock. */
-	CUevent done;                       /* the last operation, and all before it */
-	CUevent join;                       /* passing: what other streams of a group have done so far */
-	struct tp_gpu_stream last;          /* where the last eager operation went; valid where `launched` */
-	bool launched;
-	struct tp_gpu_capture captures[TP_GPU_CAPTURES];
-	uint64_t capture_turn;
-	_Atomic int graphs;                 /* that hold operations of ours; the rank lives as long as they */
-	bool captured;                      /* there may be some */
-	struct tp_gpu_kept *kept;           /* registrations that graphs hold */
-	_Atomic(struct tp_gpu_use *) spent; /* by graphs that are gone */
-	struct tp_gpu_call calls[TP_GPU_CALLS];
-	struct tp_gpu_pace *pace;           /* NULL: there is nothing to watch with */
-	bool paced;                         /* watched: agreed */
-	struct tp_gpu_streams streams;      /* strict */
-
 	bool mixing;                        /* NCCL_GRAPH_MIXING_SUPPORT */
 	bool check_pointers;                /* NCCL_CHECK_POINTERS */
 	bool strict;                        /* other ranks of this communicator in this process use this GPU */
 	bool shared;                        /* or in other processes */
 	bool counts;                        /* kernels are counted when they are done: net links */
-	int blocks;                         /* of the device's, promised to this rank */
-	struct tp_mem *mem;
+	bool paced;                         /* watched (pace): agreed */
+	bool launched, captured;            /* with comm->launch_lock: there was an eager operation; there may be graphs */
+	_Atomic bool launching;             /* gpu_close.c's */
+	_Atomic int graphs;                 /* that hold operations of ours; the rank lives as long as they */
 	_Atomic(struct tp_gpu_window *) windows;        /* written with comm->choice_lock */
-	uint64_t comm_hash;
+	_Atomic(struct tp_gpu_use *) spent; /* registrations that were held by graphs that are gone */
 	/* Kernels that were started, or will be before the engine hears more: counted where `counts`. */
 	_Atomic uint64_t expected;
 	_Atomic uint64_t launches;          /* calls of the executor; the watcher's clock of what is new */
+	/* With comm->launch_lock. */
+	CUevent done;                       /* the last operation, and all before it */
+	struct tp_gpu_stream last;          /* where the last eager operation went; valid where `launched` */
+	struct tp_gpu_streams streams;      /* strict */
+	struct tp_gpu_call calls[TP_GPU_CALLS];
+	CUevent join;                       /* passing: what other streams of a group have done so far */
+	struct tp_gpu_capture captures[TP_GPU_CAPTURES];
+	uint64_t capture_turn;
+	struct tp_gpu_kept *kept;           /* registrations that graphs hold */
+	struct tp_gpu_pace *pace;           /* NULL: there is nothing to watch with */
+
+	struct tp_cuda_kernels *kernels;
+	enum tp_cuda_pipes pipes;           /* agreed */
+	pthread_t loader;                   /* loads them, while `loads` */
+	bool loads;
+	pthread_t asker;                    /* asks NVML about the GPU, while `asks` */
+	bool asks;
+	ncclResult_t load_result;
+	int blocks;                         /* of the device's, promised to this rank */
+	struct tp_mem *mem;
+	uint64_t comm_hash;
 	struct ncclComm *comm;              /* NULL once it was closed */
-	struct tp_gpu_rank *next_open;      /* gpu_close.c's, as what follows */
-	_Atomic bool launching;
+	struct tp_gpu_rank *next_open;      /* gpu_close.c's */
 	struct tp_gpu_rank *next_watched;   /* with the watcher's lock, as what follows */
 	uint64_t seen_launches, quiet_since_ms, asked_ms;
 };

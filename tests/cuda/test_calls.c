@@ -131,27 +131,30 @@ static void a_call_again_is_five_calls_of_the_driver(void **state)
 static void count_around_a_graph(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
-	CUstream stream = g->streams[1];
-	CUdeviceptr at = gpu_take(g, 4096, 0);
+	CUstream stream = g->streams[0];
+	CUdeviceptr at = gpu_take(g, 4096, 0), vote = gpu_take(g, sizeof(int), 0);
+	int waiting = 1;
 	long long waits = gpu_count("cuStreamWaitEvent");
 	reduce_all(g, at, stream);
 	ranks_barrier(r);
 	CUDA_OK(StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 	reduce_all(g, at, stream);
-	CUgraphExec graph = gpu_end_capture(g, 1);
+	CUgraphExec graph = gpu_end_capture(g, 0);
 	CUDA_OK(GraphLaunch(graph, stream));
 	for (int i = 0; i < 3; i++) reduce_all(g, at, g->streams[i % 3]);
 	REQUIRE(gpu_count("cuStreamWaitEvent") >= waits + 4);
 	for (int i = 0; i < GPU_STREAMS; i++) gpu_sync(g, i);
 	ranks_barrier(r);
 	CUDA_OK(GraphExecDestroy(graph));
-	/* CUDA says in its own time that it is gone. */
-	for (int i = 0; i < 10000; i++) {
+	/* CUDA says in its own time that it is gone, to each rank. */
+	while (waiting) {
 		reduce_all(g, at, stream);
 		waits = gpu_count("cuStreamWaitEvent");
 		reduce_all(g, at, stream);
-		CUDA_OK(StreamSynchronize(stream));
-		if (gpu_count("cuStreamWaitEvent") == waits) break;
+		waiting = gpu_count("cuStreamWaitEvent") != waits;
+		gpu_put(g, vote, &waiting, sizeof(waiting));
+		REQUIRE_OK(ncclAllReduce(GPU_PTR(vote), GPU_PTR(vote), 1, ncclInt32, ncclMax, g->comm, (cudaStream_t)stream));
+		gpu_get(g, &waiting, vote, sizeof(waiting));
 	}
 	ranks_barrier(r);
 	count_calls(g, stream, reduce_all, five);
