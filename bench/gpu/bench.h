@@ -81,9 +81,10 @@ struct answer {
 	bool done, wrong;
 	double device_us;                   /* a call, median over repeats of the slowest rank */
 	double host_us;                     /* a call in the caller's thread, likewise */
+	double launch_us, event_us;         /* of an eager call's kernel: its launch alone, and with the record of an event behind it; 0: not to be had */
 	struct ran ran;                     /* of the rank with the most blocks */
 };
-struct rank_times { double device_us[MOST_REPEATS], host_us[MOST_REPEATS]; struct ran ran; bool absent, wrong; };
+struct rank_times { double device_us[MOST_REPEATS], host_us[MOST_REPEATS], launch_us[MOST_REPEATS], event_us[MOST_REPEATS]; struct ran ran; bool absent, wrong, launches; };
 /* Of the communicators that a rank made and destroyed before the one that it keeps; the first one has kernels to load. */
 struct rank_lives { double cuda_ms, init_ms[MOST_INITS], destroy_ms[MOST_INITS]; int64_t first_bytes, bytes; };
 /* Seen by the parent and all ranks of a group. */
@@ -92,6 +93,7 @@ struct group {
 	int nranks, ndevices, inits;
 	bool threads, registers, buffers;   /* buffers: registered memory is no window */
 	_Atomic bool unregistered;          /* some rank has no registered memory */
+	bool net;                           /* some ranks talk over a network */
 	size_t most_bytes;
 	ncclDataType_t type;
 	pthread_barrier_t barrier;          /* ranks */
@@ -164,5 +166,6 @@ void look_close(void);                      /* what the library warned of, to st
 void look_begin(struct rank *k);
 void look_end(struct rank *k, const struct cell *c);
 void look_at_graph(struct rank *k, CUgraph graph, int calls, struct ran *out);
+bool look_at_launch(CUgraph graph, CUDA_KERNEL_NODE_PARAMS *out);       /* the only kernel, which is all that moves data; the graph's; false: it isn't */
 
 #endif

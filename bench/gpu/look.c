@@ -106,6 +106,22 @@ void look_at_graph(struct rank *k, CUgraph graph, int calls, struct ran *out)
 	out->copies /= calls;
 }
 
+bool look_at_launch(CUgraph graph, CUDA_KERNEL_NODE_PARAMS *out)
+{
+	CUgraphNode nodes[16];
+	size_t count = sizeof(nodes) / sizeof(nodes[0]), all = 0;
+	int kernels = 0;
+	CUDA(GraphGetNodes(graph, NULL, &all));
+	if (!cuda_kernel_node || all > count) return false;
+	CUDA(GraphGetNodes(graph, nodes, &all));
+	for (size_t i = 0; i < all; i++) {
+		CUgraphNodeType type;
+		CUDA(GraphNodeGetType(nodes[i], &type));
+		if (type == CU_GRAPH_NODE_TYPE_MEMCPY || (type == CU_GRAPH_NODE_TYPE_KERNEL && (kernels++ || cuda_kernel_node(nodes[i], out) != CUDA_SUCCESS))) return false;
+	}
+	return kernels == 1 && out->kernelParams;
+}
+
 /* Warnings, which went where nobody sees them. */
 void look_close(void)
 {

@@ -46,6 +46,7 @@ static void usage(FILE *to)
 		"  --table FILE      with --tune: the table goes there, for TELPHER_CUDA_TABLE=@FILE\n"
 		"  --quick           few calls, small sizes: a look whether all works\n"
 		"  --json FILE       one line a measurement\n"
+		"Eager rows end with what the kernel's launch costs the host by itself, with the record of an event behind it, and what the call adds to that.\n"
 		"Exit 1: something failed or gave a wrong result. TELPHER_CUDA_LIBRARY: another libcuda.so.1.\n");
 }
 

@@ -73,6 +73,34 @@ static CUgraph capture(const struct run *r, int first, int calls)
 	return graph;
 }
 
+/* What the launch alone costs the host: the very kernel of a call, with its arguments, launched as often by all ranks at once, as it waits for its peers.
+ * The communicator sees nothing of it, and the kernel nothing else. Of others' kernels nobody knows whether they allow it, and where there is a
+ * network, somebody must be told of each. */
+static void time_launches(const struct run *r, CUgraph graph, struct rank_times *times)
+{
+	struct rank *k = r->k;
+	CUDA_KERNEL_NODE_PARAMS p;
+	times->launches = k->l->telpher_version && !k->g->net && look_at_launch(graph, &p);
+	meet(k);
+	for (int i = 0; i < k->g->nranks; i++)
+		if (!k->g->times[i].launches) return;
+	CUfunction function = p.func ? p.func : (CUfunction)p.kern;
+	for (int repeat = -1; repeat < r->c->repeats; repeat++) {
+		for (int events = 0; events < 2; events++) {
+			meet(k);
+			double start = now_us();
+			for (int i = 0; i < r->c->calls; i++) {
+				CUDA(LaunchKernel(function, p.gridDimX, p.gridDimY, p.gridDimZ, p.blockDimX, p.blockDimY, p.blockDimZ, p.sharedMemBytes, k->stream,
+					p.kernelParams, NULL));
+				if (events) CUDA(EventRecord(k->fork, k->stream));
+			}
+			if (repeat >= 0) (events ? times->event_us : times->launch_us)[repeat] = (now_us() - start) / r->c->calls;
+			CUDA(StreamSynchronize(k->stream));
+		}
+	}
+	meet(k);
+}
+
 static void run_eager(const struct run *r, struct rank_times *times)
 {
 	struct rank *k = r->k;
@@ -89,6 +117,7 @@ static void run_eager(const struct run *r, struct rank_times *times)
 	meet(k);
 	CUgraph graph = capture(r, 0, 1);
 	look_at_graph(k, graph, 1, &times->ran);
+	time_launches(r, graph, times);
 	CUDA(GraphDestroy(graph));
 }
 

@@ -95,6 +95,7 @@ static void find_join(struct rank *k)
 		nvlink = strstr(text, "\"type\":\"NV");
 		for (const char *at = text; (at = strstr(at, "\"type\":\"")); at += 8) nvlink = nvlink && strncmp(at + 8, "NV", 2) == 0;
 	}
+	g->net = text && strstr(text, "\"via\":\"NET");
 	free(text);
 	strcpy(g->join, g->ndevices < g->nranks ? "shared" : nvlink ? "nvlink" : "pcie");
 }

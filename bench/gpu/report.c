@@ -45,9 +45,9 @@ void report_cell(const struct group *g, const struct cell *c, const struct answe
 	put_text("algorithm", ran->how);
 	put_text("kernel", ran->kernel);
 	fprintf(json, "\"bytes\":%zu,\"ranks\":%d,\"devices\":%d,\"registered\":%s,\"window\":%s,\"cold\":%s,\"device_us\":%.3f,\"host_us\":%.3f,"
-		"\"busbw_gb_s\":%.3f,\"blocks\":%d,\"threads_a_block\":%d,\"sms\":%d,\"kernels\":%d,\"copies\":%d,\"right\":%s}\n", c->bytes, g->nranks, g->ndevices,
+		"\"launch_us\":%.3f,\"launch_event_us\":%.3f,\"busbw_gb_s\":%.3f,\"blocks\":%d,\"threads_a_block\":%d,\"sms\":%d,\"kernels\":%d,\"copies\":%d,\"right\":%s}\n", c->bytes, g->nranks, g->ndevices,
 		truth(c->registered), truth(c->registered && !g->buffers), truth(c->cold), a->device_us, a->host_us,
-		a->device_us > 0 ? (double)c->bytes / a->device_us / 1e3 * coll_bus_factor(c->coll, g->nranks) : 0, ran->blocks, ran->threads, ran->sms,
+		a->launch_us, a->event_us, a->device_us > 0 ? (double)c->bytes / a->device_us / 1e3 * coll_bus_factor(c->coll, g->nranks) : 0, ran->blocks, ran->threads, ran->sms,
 		ran->kernels, ran->copies, truth(!a->wrong));
 	fflush(json);       /* a child that ends must not write it again */
 }
@@ -100,6 +100,8 @@ bool print_row(size_t bytes, const char *kind, const struct answer *ours, const 
 		right &= print_answer(theirs);
 		if (ours->done && theirs->done && !ours->wrong && !theirs->wrong) printf(" %5.2f", theirs->device_us / ours->device_us);
 	}
+	if (ours->done && !ours->wrong && ours->launch_us > 0)
+		printf(" of the host's, launch %.2f, with event %.2f, call %+.2f", ours->launch_us, ours->event_us, ours->host_us - ours->event_us);
 	printf("\n");
 	fflush(stdout);
 	return right;

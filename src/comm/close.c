@@ -25,6 +25,7 @@ void tp_comm_tear_down(struct ncclComm *comm)
 		comm->spare = op->next;
 		free(op);
 	}
+	tp_group_free_spare(comm);
 	comm->exec = NULL;
 	comm->links = NULL;
 	comm->boot = NULL;

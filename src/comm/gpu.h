@@ -48,6 +48,7 @@ struct tp_gpu_call {                    /* a call that was made, ready to be mad
 	size_t send_bytes, recv_bytes;
 	struct tp_exec_call call;
 	struct tp_call record;
+	struct tp_cuda_ready *ready;        /* owned; NULL: launches are made anew */
 };
 
 /* A stream, or (captured) what it is in one capture: id is the capture's then. */
@@ -68,42 +69,44 @@ struct tp_gpu_streams {
 };
 
 struct tp_gpu_rank {
+	/* What every call looks at, together. */
 	const struct tp_gpu *gpu;
-	struct tp_cuda_kernels *kernels;
-	enum tp_cuda_pipes pipes;               /* agreed */
-	pthread_t loader;                       /* loads them, while `loads` */
-	bool loads;
-	pthread_t asker;                        /* asks NVML about the GPU, while `asks` */
-	bool asks;
-	ncclResult_t load_result;
 	_Atomic(struct tp_cuda_exec *) exec;    /* read without the launch lock by who aborts */
-	/* With comm->launch_lock. */
-	CUevent done;                       /* the last operation, and all before it */
-	CUevent join;                       /* passing: what other streams of a group have done so far */
-	struct tp_gpu_stream last;          /* where the last eager operation went; valid where `launched` */
-	bool launched;
-	struct tp_gpu_capture captures[TP_GPU_CAPTURES];
-	uint64_t capture_turn;
-	_Atomic int graphs;                 /* that hold operations of ours; the rank lives as long as they */
-	bool captured;                      /* there was one */
-	struct tp_gpu_kept *kept;           /* registrations that graphs hold */
-	_Atomic(struct tp_gpu_use *) spent; /* by graphs that are gone */
-	struct tp_gpu_call calls[TP_GPU_CALLS];
-	struct tp_gpu_pace *pace;           /* NULL: not watched */
-	struct tp_gpu_streams streams;      /* strict */
-
 	bool mixing;                        /* NCCL_GRAPH_MIXING_SUPPORT */
 	bool check_pointers;                /* NCCL_CHECK_POINTERS */
 	bool strict;                        /* other ranks of this communicator in this process use this GPU */
 	bool shared;                        /* or in other processes */
 	bool counts;                        /* kernels are counted when they are done: net links */
-	int blocks;                         /* of the device's, promised to this rank */
-	struct tp_mem *mem;
+	bool paced;                         /* watched (pace): agreed */
+	bool launched, captured;            /* with comm->launch_lock: there was an eager operation; there may be graphs */
+	_Atomic bool launching;             /* gpu_close.c's */
+	_Atomic int graphs;                 /* that hold operations of ours; the rank lives as long as they */
 	_Atomic(struct tp_gpu_window *) windows;        /* written with comm->choice_lock */
-	uint64_t comm_hash;
+	_Atomic(struct tp_gpu_use *) spent; /* registrations that were held by graphs that are gone */
 	/* Kernels that were started, or will be before the engine hears more: counted where `counts`. */
 	_Atomic uint64_t expected;
 	_Atomic uint64_t launches;          /* calls of the executor; the watcher's clock of what is new */
+	/* With comm->launch_lock. */
+	CUevent done;                       /* the last operation, and all before it */
+	struct tp_gpu_stream last;          /* where the last eager operation went; valid where `launched` */
+	struct tp_gpu_streams streams;      /* strict */
+	struct tp_gpu_call calls[TP_GPU_CALLS];
+	CUevent join;                       /* passing: what other streams of a group have done so far */
+	struct tp_gpu_capture captures[TP_GPU_CAPTURES];
+	uint64_t capture_turn;
+	struct tp_gpu_kept *kept;           /* registrations that graphs hold */
+	struct tp_gpu_pace *pace;           /* NULL: there is nothing to watch with */
+
+	struct tp_cuda_kernels *kernels;
+	enum tp_cuda_pipes pipes;           /* agreed */
+	pthread_t loader;                   /* loads them, while `loads` */
+	bool loads;
+	pthread_t asker;                    /* asks NVML about the GPU, while `asks` */
+	bool asks;
+	ncclResult_t load_result;
+	int blocks;                         /* of the device's, promised to this rank */
+	struct tp_mem *mem;
+	uint64_t comm_hash;
 	struct ncclComm *comm;              /* NULL once it was closed */
 	struct tp_gpu_rank *next_open;      /* gpu_close.c's */
 	struct tp_gpu_rank *next_watched;   /* with the watcher's lock, as what follows */
@@ -163,7 +166,11 @@ ncclResult_t tp_gpu_issue_all(struct tp_issue *issues);
 struct tp_ways_call;
 void tp_gpu_fit_choice(const struct ncclComm *comm, const struct tp_ways_call *call, struct tp_choice *choice);
 /* Where all ranks promise the same windows and offsets (NCCL_WIN_COLL_SYMMETRIC): notes them in the call. true: they do. */
-bool tp_gpu_find_windows(const struct tp_comm_call *call, struct tp_exec_call *exec);
+bool tp_gpu_look_for_windows(const struct tp_comm_call *call, struct tp_exec_call *exec);
+static inline bool tp_gpu_find_windows(const struct tp_comm_call *call, struct tp_exec_call *exec)
+{
+	return tp_unlikely(atomic_load_explicit(&call->comm->gpu->windows, memory_order_relaxed) != NULL) && tp_gpu_look_for_windows(call, exec);
+}
 
 /* gpu_order.c, launch lock held, the GPU's context current */
 struct tp_gpu_place {                   /* where a launch goes */
@@ -188,6 +195,8 @@ void tp_gpu_used_several(struct tp_gpu_rank *rank);     /* the call has several:
 /* The call that was launched on `stream`, not captured; before `done` is recorded. The GPU's context is current, as for the next and free. */
 ncclResult_t tp_gpu_used_record(struct ncclComm *comm, CUstream stream);
 void tp_gpu_used_settle(struct tp_gpu_rank *rank);      /* graphs will record `done`: what is done by now isn't asked for any more */
+/* There are no graphs any more. true: `done` can be what it was before them; false: a mark still has it. */
+bool tp_gpu_used_forget_graphs(struct tp_gpu_rank *rank);
 /* The call is over, whether it was launched or not. */
 static inline void tp_gpu_used_end(struct tp_gpu_rank *rank)
 {
@@ -251,6 +260,14 @@ bool tp_gpu_rank_is_busy(struct ncclComm *comm);        /* something is outstand
 void tp_gpu_rank_close(struct ncclComm *comm);
 void tp_gpu_rank_bury(void);            /* frees what was closed and is no longer needed */
 void tp_gpu_rank_register(struct tp_gpu_rank *rank);    /* it can launch from now on */
-extern pthread_rwlock_t tp_gpu_quiet_lock;              /* for reading: by all ranks of the process, while they launch */
+/* Around launches. Where something is being freed, which waits for kernels, none begins; no word is written that other ranks write too. */
+extern _Atomic bool tp_gpu_quiet;
+void tp_gpu_launch_wait(struct tp_gpu_rank *rank);
+static inline void tp_gpu_launch_begin(struct tp_gpu_rank *rank)
+{
+	atomic_store_explicit(&rank->launching, true, memory_order_seq_cst);        /* pairs with begin_quiet: one of the two sees the other */
+	if (tp_unlikely(atomic_load_explicit(&tp_gpu_quiet, memory_order_seq_cst))) tp_gpu_launch_wait(rank);
+}
+static inline void tp_gpu_launch_end(struct tp_gpu_rank *rank) { atomic_store_explicit(&rank->launching, false, memory_order_release); }
 
 #endif

@@ -1,10 +1,11 @@
 /* A call of GPU ranks, from its checks to the launch.
  *
- * Budget of a call that was made before (tp_gpu_call_again) besides CUDA's launch and the record of an event behind it: 0.5 us. That leaves room for the launch lock, a look in
- * a small table, one line for the call board and one for the flight recorder, and three calls of the driver that do no more than
- * read (the current context, the stream's number, whether it is captured); not for an allocation or a log line. So a call in a row on one stream is five
- * calls of the driver (tests/cuda/test_calls.c). None can be left out: a program may change its context, and may destroy a stream and get another of the same handle,
- * at any time, and behind a stream that was destroyed no event could be recorded later. */
+ * Budget of a call that was made before (tp_gpu_call_again) besides CUDA's launch and the record of an event behind it: 0.1 us of ours, and three calls of the driver
+ * that do no more than read (the current context, the stream's number, whether it is captured). That leaves room for the launch lock, a look in a small
+ * table, which keeps the kernel and all its arguments but the addresses, one line for the call board and one for the flight recorder; not for an allocation, a
+ * second lock, a word that other ranks write, a log line, or finding out again what kernel it is. So a call in a row on one stream is five calls of the
+ * driver (tests/cuda/test_calls.c), in a group too. None can be left out: a program may change its context, may begin a capture, and may destroy a stream and get
+ * another of the same handle, at any time, and behind a stream that was destroyed no event could be recorded later. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,48 +33,66 @@ static void announce(struct ncclComm *comm, struct tp_exec_call *call, struct tp
 	tp_flight_begin(comm->flight, TP_MAX(seq, 1), record->func, record->count, record->type, record->op, record->root);
 }
 
-/* The calls that have something to do; records are those of all. */
-static ncclResult_t launch_entered(struct ncclComm *comm, struct tp_gpu_place *place, struct tp_exec_call *calls, int ncalls)
+/* What is launched together, in this order. */
+struct work {
+	struct tp_exec_call *calls;         /* [ncalls]; what has nothing to do is taken out on the way */
+	struct tp_call *records;            /* [ncalls] */
+	int ncalls;
+	struct tp_cuda_ready *ready;        /* of the one call; NULL: launches are yet to be made */
+};
+
+static ncclResult_t launch_entered(struct ncclComm *comm, struct tp_gpu_place *place, const struct work *work)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
 	struct tp_cuda_exec *exec = atomic_load_explicit(&rank->exec, memory_order_relaxed);
 	struct tp_cuda_status before, after;
-	if (rank->counts) tp_cuda_exec_status(exec, &before);
-	bool timed = rank->pace && ncalls == 1 && !place->capture && tp_gpu_pace_begin(comm, place->stream, &calls[0]);
-	TP_TRY(tp_cuda_exec_launch(exec, place->stream, calls, ncalls));
+	if (tp_unlikely(rank->counts)) tp_cuda_exec_status(exec, &before);
+	bool timed = tp_unlikely(rank->paced) && work->ncalls == 1 && !place->capture && tp_gpu_pace_begin(comm, place->stream, &work->calls[0]);
+	/* A rank alone copies by a kernel where that costs the host less, and in a graph, which costs it nothing, by the copy engine. */
+	TP_TRY(work->ready && tp_likely(!place->capture) ? tp_cuda_exec_launch_ready(exec, place->stream, work->ready, &work->calls[0])
+		: tp_cuda_exec_launch(exec, place->stream, work->calls, work->ncalls));
 	if (tp_unlikely(timed)) tp_gpu_pace_end(comm, place->stream);
 	uint64_t kernels = 0;
-	if (rank->counts) {
+	if (tp_unlikely(rank->counts)) {
 		tp_cuda_exec_status(exec, &after);
 		kernels = after.launched - before.launched;
 		if (!place->capture) atomic_fetch_add_explicit(&rank->expected, kernels, memory_order_seq_cst);
 	}
 	TP_TRY(tp_gpu_order_after(comm, place, kernels));
-	if (rank->counts && !place->capture) tp_gpu_watch_wake(rank);
+	if (tp_unlikely(rank->counts) && !place->capture) tp_gpu_watch_wake(rank);
 	return ncclSuccess;
 }
 
+static void announce_all(struct ncclComm *comm, struct work *work)
+{
+	int nmoving = 0;
+	for (int i = 0; i < work->ncalls; i++) {
+		announce(comm, &work->calls[i], &work->records[i]);
+		if (!work->records[i].count && !work->calls[i].ntransfers) continue;
+		if (tp_unlikely(nmoving != i)) work->calls[nmoving] = work->calls[i];
+		nmoving++;
+	}
+	work->ncalls = nmoving;
+}
+
 /* Where these streams are fit. */
-static ncclResult_t launch_there(struct ncclComm *comm, struct tp_gpu_place *place, struct tp_exec_call *calls, struct tp_call *records, int ncalls)
+static ncclResult_t launch_there(struct ncclComm *comm, struct tp_gpu_place *place, struct work *work)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
-	struct tp_exec_call moving[FEW];
-	int nmoving = 0;
 	bool pushed;
 	TP_TRY(tp_gpu_enter(rank->gpu, &pushed));
-	pthread_rwlock_rdlock(&tp_gpu_quiet_lock);
+	tp_gpu_launch_begin(rank);
 	tp_gpu_rank_now = comm->rank;
 	ncclResult_t result = tp_gpu_order_before(comm, place);
 	if (tp_unlikely(atomic_load_explicit(&rank->spent, memory_order_relaxed) != NULL) && !tp_gpu_rank_is_busy(comm)) tp_gpu_register_drop_spent(rank, true);
-	if (tp_unlikely(place->capture != NULL) && result == ncclSuccess) tp_gpu_register_captured(comm, place->capture->held, calls, ncalls);
 	bool announced = result == ncclSuccess;
-	for (int i = 0; i < ncalls && announced; i++) {
-		announce(comm, &calls[i], &records[i]);
-		if (records[i].count || calls[i].ntransfers) moving[nmoving++] = calls[i];
+	if (tp_likely(announced)) {
+		if (tp_unlikely(place->capture != NULL)) tp_gpu_register_captured(comm, place->capture->held, work->calls, work->ncalls);
+		announce_all(comm, work);
+		if (work->ncalls) result = launch_entered(comm, place, work);
 	}
-	if (announced && nmoving) result = launch_entered(comm, place, moving, nmoving);
 	tp_gpu_rank_now = -1;
-	pthread_rwlock_unlock(&tp_gpu_quiet_lock);
+	tp_gpu_launch_end(rank);
 	tp_gpu_leave(pushed);
 	/* The others count on what was announced. */
 	if (tp_unlikely(result != ncclSuccess && announced)) return tp_comm_explain(comm, result, tp_comm_seq(comm), 0);
@@ -82,12 +101,11 @@ static ncclResult_t launch_there(struct ncclComm *comm, struct tp_gpu_place *pla
 	return result;
 }
 
-static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, int nstreams, struct tp_exec_call *calls,
-	struct tp_call *records, int ncalls)
+static ncclResult_t launch(struct ncclComm *comm, const cudaStream_t *streams, int nstreams, struct work *work)
 {
 	struct tp_gpu_place place = { .streams = streams, .count = nstreams };
 	ncclResult_t result = tp_gpu_order_check(comm, &place);
-	if (tp_likely(result == ncclSuccess)) result = launch_there(comm, &place, calls, records, ncalls);
+	if (tp_likely(result == ncclSuccess)) result = launch_there(comm, &place, work);
 	tp_gpu_used_end(comm->gpu);
 	return result;
 }
@@ -98,6 +116,16 @@ static struct tp_gpu_call *place_of(struct tp_gpu_rank *rank, int coll, size_t c
 {
 	uint64_t h = (count ^ (uint64_t)coll << 56 ^ (uint64_t)type << 48 ^ (uint64_t)op << 40 ^ (uint64_t)(uint32_t)root << 20) * 0x9e3779b97f4a7c15u;
 	return &rank->calls[h >> 58 & (TP_GPU_CALLS - 1)];
+}
+
+/* The same call but for its buffers, if it was made before; NULL: it wasn't, or has another plan by now. */
+static struct tp_gpu_call *find_remembered(struct tp_gpu_rank *rank, const struct tp_op *op)
+{
+	const struct tp_call *r = &op->record;
+	struct tp_gpu_call *last = place_of(rank, r->func, r->count, r->type, r->op, r->root);
+	bool same = last->used && last->coll == r->func && last->count == r->count && last->type == r->type && last->op == r->op && last->root == r->root;
+	return same && last->call.plan == op->call.plan && last->record.windows == r->windows &&
+		last->windows == ((op->call.in_window | op->call.out_window) != 0) ? last : NULL;
 }
 
 static inline bool buffers_fit(const struct tp_gpu_call *last, const void *send_, void *recv_)
@@ -112,6 +140,23 @@ static bool gate_is_open(const struct ncclComm *comm)
 	return (atomic_load_explicit(&comm->gate, memory_order_acquire) & ~(uint32_t)TP_GATE_NONBLOCKING) == TP_GATE_GPU;
 }
 
+/* With the launch lock. false: nothing was done. */
+static bool launch_again(const struct tp_comm_call *call, struct tp_gpu_call *last, ncclResult_t *result)
+{
+	struct ncclComm *comm = call->comm;
+	struct tp_gpu_rank *rank = comm->gpu;
+	struct tp_exec_call *exec = &last->call;
+	exec->input = call->send ? call->send : call->recv;
+	exec->output = call->recv ? call->recv : (void *)(uintptr_t)call->send;
+	/* Other buffers of the same size may have another plan. */
+	last->used = tp_gpu_find_windows(call, exec) == last->windows && (tp_likely(!last->windows) ||
+		tp_cuda_exec_uses_windows(atomic_load_explicit(&rank->exec, memory_order_relaxed), exec) == last->record.windows);
+	if (tp_unlikely(!last->used)) return false;
+	struct work work = { exec, &last->record, 1, last->ready };
+	*result = launch(comm, &call->stream, 1, &work);
+	return true;
+}
+
 bool tp_gpu_call_again(const struct tp_comm_call *call, ncclResult_t *result)
 {
 	struct ncclComm *comm = call->comm;
@@ -124,15 +169,8 @@ bool tp_gpu_call_again(const struct tp_comm_call *call, ncclResult_t *result)
 		struct tp_gpu_rank *rank = comm->gpu;
 		struct tp_gpu_call *last = place_of(rank, call->coll, call->count, (int)call->type, (int)call->op, call->root);
 		if (last->used && last->coll == call->coll && last->count == call->count && last->type == (int)call->type && last->op == (int)call->op
-			&& last->root == call->root && !rank->check_pointers && buffers_fit(last, call->send, call->recv)) {
-			struct tp_exec_call exec = last->call;
-			exec.input = call->send ? call->send : call->recv;
-			exec.output = call->recv ? call->recv : (void *)(uintptr_t)call->send;
-			/* Other buffers of the same size may have another plan. */
-			handled = tp_gpu_find_windows(call, &exec) == last->windows && (tp_likely(!last->windows) ||
-				tp_cuda_exec_uses_windows(atomic_load_explicit(&rank->exec, memory_order_relaxed), &exec) == last->record.windows);
-			if (tp_likely(handled)) *result = launch(comm, &call->stream, 1, &exec, &last->record, 1);
-		}
+			&& last->root == call->root && !rank->check_pointers && buffers_fit(last, call->send, call->recv))
+			handled = launch_again(call, last, result);
 	}
 	pthread_mutex_unlock(&comm->launch_lock);
 	return handled;
@@ -142,10 +180,16 @@ static void remember(struct ncclComm *comm, const struct tp_op *op)
 {
 	struct tp_comm_call call = { .coll = op->record.func, .count = op->record.count, .type = (ncclDataType_t)op->record.type,
 		.root = op->record.root, .comm = comm };
+	if (find_remembered(comm->gpu, op)) return;
 	struct tp_gpu_call *last = place_of(comm->gpu, call.coll, call.count, op->record.type, op->record.op, call.root);
+	free(last->ready);
 	*last = (struct tp_gpu_call){ .used = true, .coll = call.coll, .type = op->record.type, .op = op->record.op, .root = call.root,
 		.count = call.count, .windows = (op->call.in_window | op->call.out_window) != 0, .call = op->call, .record = op->record };
+	last->call.tag = op->record.hash;
 	tp_call_spans(&call, &last->send_bytes, &last->recv_bytes, &last->in_place);
+	/* Without the memory for it calls are made anew each time. Where windows are used, launches differ with the place in them. */
+	if (call.count && !op->record.windows)
+		tp_cuda_exec_make_ready(atomic_load_explicit(&comm->gpu->exec, memory_order_relaxed), &last->call, &last->ready);
 }
 
 /* ---- operations ---- */
@@ -188,6 +232,16 @@ static void explain(const struct ncclComm *comm, struct tp_cuda_exec *exec, cons
 		tp_coll_name((enum tp_coll)op->record.func), op->call.block_bytes, how, blocks);
 }
 
+/* In a group alone, as it was outside. */
+static bool launch_remembered(struct ncclComm *comm, struct tp_op *op, ncclResult_t *result)
+{
+	struct tp_gpu_call *last = op->remember ? find_remembered(comm->gpu, op) : NULL;
+	struct work work = { &op->call, &op->record, 1, last ? last->ready : NULL };
+	if (!work.ready) return false;
+	*result = launch(comm, &op->stream, 1, &work);
+	return true;
+}
+
 /* Some operations of one communicator, as one launch. */
 static ncclResult_t launch_ops(struct ncclComm *comm, struct tp_op *first, int nops)
 {
@@ -198,6 +252,7 @@ static ncclResult_t launch_ops(struct ncclComm *comm, struct tp_op *first, int n
 	struct tp_cuda_exec *exec = atomic_load_explicit(&comm->gpu->exec, memory_order_relaxed);
 	ncclResult_t result = ncclSuccess;
 	struct tp_op *op = first;
+	if (nops == 1 && launch_remembered(comm, op, &result)) return result;
 	for (int i = 0; i < nops; i++, op = op->next) room += op->nstreams;
 	if (room > FEW_STREAMS && !(streams = tp_alloc((size_t)room, sizeof(*streams), "a group's streams"))) return ncclSystemError;
 	for (op = first; n < nops && result == ncclSuccess; n++, op = op->next) {
@@ -207,7 +262,8 @@ static ncclResult_t launch_ops(struct ncclComm *comm, struct tp_op *first, int n
 		records[n] = op->record;
 		for (int s = 0; s < op->nstreams; s++) add_stream(streams, &nstreams, op->nstreams > 1 ? op->streams[s] : op->stream);
 	}
-	if (result == ncclSuccess) result = launch(comm, streams, nstreams, calls, records, nops);
+	struct work work = { calls, records, nops, NULL };
+	if (result == ncclSuccess) result = launch(comm, streams, nstreams, &work);
 	for (n = 0, op = first; n < nops && result == ncclSuccess; n++, op = op->next)
 		if (op->remember) remember(comm, op);
 	if (streams != few) free(streams);

@@ -8,7 +8,7 @@
  * CUDA gives memory back only when all kernels of the context are done, and a kernel of another communicator may wait for what this very thread
  * does next. So nothing is freed while any rank of the process, on whatever GPU, of a living communicator or an ended one, has operations
  * outstanding, nor while graphs hold living ranks (unless there is only one); the next communicator that begins or ends tries again. No rank of
- * ours launches meanwhile (tp_gpu_quiet_lock). A communicator that never came to launch anything is freed at once. */
+ * ours launches meanwhile (tp_gpu_quiet). A communicator that never came to launch anything is freed at once. */
 #include <stdlib.h>
 
 #include "comm/gpu.h"
@@ -25,7 +25,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct grave *graves;
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;     /* the ranks that can launch; unlike the watcher's list, CUDA is called with it */
 static struct tp_gpu_rank *open_ranks;
-pthread_rwlock_t tp_gpu_quiet_lock = PTHREAD_RWLOCK_INITIALIZER;
+static pthread_mutex_t quiet_lock = PTHREAD_MUTEX_INITIALIZER;    /* as long as it is quiet */
+_Atomic bool tp_gpu_quiet;
 
 static void nap(uint64_t waited_ms)
 {
@@ -142,11 +143,41 @@ static void bury(struct grave *g)
 	free(g);
 }
 
+void tp_gpu_launch_wait(struct tp_gpu_rank *rank)
+{
+	do {
+		atomic_store_explicit(&rank->launching, false, memory_order_release);
+		pthread_mutex_lock(&quiet_lock);
+		pthread_mutex_unlock(&quiet_lock);
+		atomic_store_explicit(&rank->launching, true, memory_order_seq_cst);
+	} while (atomic_load_explicit(&tp_gpu_quiet, memory_order_seq_cst));
+}
+
+static void end_quiet(void)
+{
+	atomic_store_explicit(&tp_gpu_quiet, false, memory_order_release);      /* pairs with tp_gpu_launch_begin */
+	pthread_mutex_unlock(&quiet_lock);
+}
+
+/* false: somebody launches, or frees. */
+static bool begin_quiet(void)
+{
+	bool launching = false;
+	if (pthread_mutex_trylock(&quiet_lock)) return false;
+	atomic_store_explicit(&tp_gpu_quiet, true, memory_order_seq_cst);
+	pthread_mutex_lock(&open_lock);
+	for (struct tp_gpu_rank *r = open_ranks; r && !launching; r = r->next_open)
+		launching = atomic_load_explicit(&r->launching, memory_order_seq_cst);
+	pthread_mutex_unlock(&open_lock);
+	if (launching) end_quiet();
+	return !launching;
+}
+
 /* Frees what can be freed by now. */
 void tp_gpu_rank_bury(void)
 {
 	struct grave *ready = NULL;
-	if (pthread_rwlock_trywrlock(&tp_gpu_quiet_lock)) return;       /* somebody is launching: another time */
+	if (!begin_quiet()) return;         /* another time */
 	pthread_mutex_lock(&lock);
 	for (struct grave **at = &graves; *at;) {
 		struct grave *g = *at;
@@ -164,7 +195,7 @@ void tp_gpu_rank_bury(void)
 		ready = g->next;
 		bury(g);
 	}
-	pthread_rwlock_unlock(&tp_gpu_quiet_lock);
+	end_quiet();
 }
 
 /* Nobody launches any more once the launch lock was held, so the event stands behind the last kernel. */

@@ -113,6 +113,7 @@ void tp_gpu_rank_free(struct tp_gpu_rank *rank)
 		tp_gpu_leave(pushed);
 	}
 	if (rank->blocks) tp_gpu_budget_give_back(rank->gpu, rank->blocks);
+	for (int i = 0; i < TP_GPU_CALLS; i++) free(rank->calls[i].ready);
 	free(rank);
 }
 

@@ -160,11 +160,10 @@ static bool find_for_copies(const struct tp_comm_call *call, struct tp_exec_call
 	return true;
 }
 
-bool tp_gpu_find_windows(const struct tp_comm_call *call, struct tp_exec_call *exec)
+bool tp_gpu_look_for_windows(const struct tp_comm_call *call, struct tp_exec_call *exec)
 {
 	struct tp_gpu_rank *rank = call->comm->gpu;
 	bool reduces_all = call->coll == TP_ALL_REDUCE;
-	if (tp_likely(!atomic_load_explicit(&rank->windows, memory_order_relaxed))) return false;
 	if (!reduces_all && call->coll != TP_REDUCE_SCATTER) return find_for_copies(call, exec);
 	size_t bytes = exec->block_bytes;
 	const struct tp_mem_window *in = find_promised(rank, exec->input, reduces_all ? bytes : bytes * (size_t)call->comm->nranks, &exec->in_offset);

@@ -251,16 +251,19 @@ static ncclResult_t join_streams(struct ncclComm *comm, const struct tp_gpu_plac
 static ncclResult_t fork_streams(struct ncclComm *comm, const struct tp_gpu_place *place)
 {
 	struct tp_gpu_rank *rank = comm->gpu;
-	if (place->count < 2) return ncclSuccess;
 	TP_GPU_TRY(comm, EventRecord(rank->join, place->stream));
 	for (int i = 1; i < place->count; i++)
 		TP_GPU_TRY(comm, StreamWaitEvent((CUstream)place->streams[i], rank->join, CU_EVENT_WAIT_DEFAULT));
 	return ncclSuccess;
 }
 
-static bool has_graphs(const struct tp_gpu_rank *rank)
+/* None any more: what they held is done, and nothing but eager calls records `done` until there is another. */
+static bool has_graphs(struct tp_gpu_rank *rank)
 {
-	return tp_unlikely(rank->captured) && rank->mixing && atomic_load_explicit(&rank->graphs, memory_order_relaxed) > 0;
+	if (tp_likely(!rank->captured)) return false;
+	if (atomic_load_explicit(&rank->graphs, memory_order_acquire) > 0) return rank->mixing;     /* pairs with let_go */
+	rank->captured = rank->strict && !tp_gpu_used_forget_graphs(rank);
+	return false;
 }
 
 static ncclResult_t enter_stream(struct ncclComm *comm, struct tp_gpu_place *place)
@@ -295,11 +298,11 @@ ncclResult_t tp_gpu_order_after(struct ncclComm *comm, struct tp_gpu_place *plac
 	if (tp_unlikely(place->capture != NULL)) {
 		TP_TRY(leave_capture(comm, place));
 		if (rank->counts && kernels) TP_TRY(add_host_node(comm, place->capture, kernels));
-		return fork_streams(comm, place);
+		return place->count > 1 ? fork_streams(comm, place) : ncclSuccess;
 	}
 	rank->last = (struct tp_gpu_stream){ place->stream, place->id };
 	rank->launched = true;
 	if (tp_unlikely(rank->strict)) TP_TRY(tp_gpu_used_record(comm, place->stream));
 	TP_GPU_TRY(comm, EventRecord(rank->done, place->stream));
-	return fork_streams(comm, place);
+	return tp_unlikely(place->count > 1) ? fork_streams(comm, place) : ncclSuccess;
 }

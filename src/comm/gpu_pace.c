@@ -50,6 +50,7 @@ void tp_gpu_pace_agree(struct ncclComm *comm, int wanted)
 {
 	if (!comm->gpu->pace) return;
 	comm->gpu->pace->off = wanted == 0;
+	comm->gpu->paced = wanted != 0;
 }
 
 ncclResult_t tp_gpu_pace_open(struct ncclComm *comm)

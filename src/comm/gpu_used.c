@@ -263,6 +263,16 @@ void tp_gpu_used_settle(struct tp_gpu_rank *rank)
 	tp_gpu_unrelax(mode);
 }
 
+bool tp_gpu_used_forget_graphs(struct tp_gpu_rank *rank)
+{
+	struct tp_gpu_streams *s = &rank->streams;
+	bool kept = false;
+	pthread_mutex_lock(&lock);
+	for (const struct tp_gpu_mark *m = s->marks; m; m = m->next) kept |= !m->owned;
+	pthread_mutex_unlock(&lock);
+	return !kept;
+}
+
 void tp_gpu_used_close(struct tp_gpu_rank *rank)
 {
 	struct tp_gpu_streams *s = &rank->streams;

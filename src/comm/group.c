@@ -11,9 +11,37 @@ struct group_comm {
 	struct tp_exec_transfer *transfers;
 	int ntransfers, room;
 	void **streams;                     /* of the transfers, each once: struct tp_stream, or CUDA's handles */
-	int nstreams;
+	int nstreams, stream_room;
 	bool waits;                         /* a transfer had no stream */
 };
+/* A communicator keeps one for its next group, with the room that there is in it. */
+static struct group_comm *take_spare(struct ncclComm *comm)
+{
+	struct group_comm *g = atomic_exchange_explicit(&comm->spare_group, NULL, memory_order_acquire);        /* pairs with give_back */
+	return g ? g : tp_alloc(1, sizeof(*g), "a group");
+}
+
+static void free_group_comm(struct group_comm *g)
+{
+	free(g->transfers);
+	free(g->streams);
+	free(g);
+}
+
+static void give_back(struct group_comm *g)
+{
+	struct group_comm *none = NULL;
+	struct ncclComm *comm = g->issue.comm;
+	*g = (struct group_comm){ .transfers = g->transfers, .room = g->transfers ? g->room : 0, .streams = g->streams,
+		.stream_room = g->streams ? g->stream_room : 0 };
+	if (!atomic_compare_exchange_strong_explicit(&comm->spare_group, &none, g, memory_order_release, memory_order_relaxed)) free_group_comm(g);
+}
+
+void tp_group_free_spare(struct ncclComm *comm)
+{
+	struct group_comm *g = atomic_exchange_explicit(&comm->spare_group, NULL, memory_order_acquire);
+	if (g) free_group_comm(g);
+}
 
 struct group {
 	ncclResult_t error;
@@ -23,7 +51,7 @@ struct group {
 };
 
 _Thread_local int tp_group_depth __attribute__((tls_model("initial-exec")));
-static _Thread_local struct group group;
+static _Thread_local struct group group __attribute__((tls_model("initial-exec")));
 
 ncclResult_t tp_group_note(ncclResult_t result)
 {
@@ -57,7 +85,7 @@ static ncclResult_t find_comm(struct ncclComm *comm, struct group_comm **out)
 		return ncclSuccess;
 	}
 	TP_TRY(note_blocking(comm->config.blocking));
-	struct group_comm *g = tp_alloc(1, sizeof(*g), "a group");
+	struct group_comm *g = take_spare(comm);
 	if (!g) return ncclSystemError;
 	g->issue.comm = comm;
 	if (group.last) group.last->next = g;
@@ -91,9 +119,13 @@ static ncclResult_t add_stream(struct group_comm *g, void *stream)
 	}
 	for (int i = 0; i < g->nstreams; i++)
 		if (g->streams[i] == stream) return ncclSuccess;
-	void **more = realloc(g->streams, (size_t)(g->nstreams + 1) * sizeof(*more));
-	if (!more) return TP_FAIL(ncclSystemError, "no memory for a group's streams");
-	g->streams = more;
+	if (g->nstreams == g->stream_room) {
+		int room = g->stream_room ? 2 * g->stream_room : 4;
+		void **more = realloc(g->streams, (size_t)room * sizeof(*more));
+		if (!more) return TP_FAIL(ncclSystemError, "no memory for a group's streams");
+		g->streams = more;
+		g->stream_room = room;
+	}
 	g->streams[g->nstreams++] = stream;
 	return ncclSuccess;
 }
@@ -123,7 +155,8 @@ ncclResult_t tp_group_add_job(struct tp_job *job)
 	return ncclSuccess;
 }
 
-/* GPU ranks: no plan; the executor's kernel for sends and receives takes them as they are. */
+/* GPU ranks: no plan; the executor's kernel for sends and receives takes them as they are. They and their streams stay the group's, which outlives the
+ * launch. */
 static ncclResult_t fuse_gpu_transfers(struct group_comm *g)
 {
 	struct ncclComm *comm = g->issue.comm;
@@ -134,12 +167,9 @@ static ncclResult_t fuse_gpu_transfers(struct group_comm *g)
 	op->record = (struct tp_call){ .func = TP_SEND_RECV, .type = ncclUint8, .root = -1 };
 	op->call = (struct tp_exec_call){ .line_bytes = TP_GPU_LINE_BYTES, .block_bytes = largest, .chunk_bytes = comm->p2p_chunk_bytes,
 		.tag = TP_P2P_TAG, .transfers = g->transfers, .ntransfers = g->ntransfers, .reduce = { .type = ncclUint8 } };
-	op->transfers = g->transfers;
-	g->transfers = NULL;
 	op->stream = (cudaStream_t)g->streams[0];
 	op->streams = (cudaStream_t *)g->streams;
 	op->nstreams = g->nstreams;
-	g->streams = NULL;
 	append_op(g, op);
 	return ncclSuccess;
 }
@@ -194,9 +224,7 @@ static void discard_comms(struct group_comm *comms)
 			next = op->next;
 			tp_op_free(op);
 		}
-		free(g->transfers);
-		free(g->streams);
-		free(g);
+		give_back(g);
 	}
 }
 

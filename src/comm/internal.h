@@ -84,7 +84,7 @@ struct tp_op {
 	struct tp_stream_place *more_places;/* of further streams (a group's sends and receives): [nplaces - 1], owned */
 	int nplaces;
 	cudaStream_t stream;                /* GPU ranks: the stream, … */
-	cudaStream_t *streams;              /* … or, where nstreams > 1, all of a group's sends and receives: owned */
+	cudaStream_t *streams;              /* … or, where nstreams > 1, all of a group's sends and receives: the group's */
 	int nstreams;
 };
 
@@ -124,6 +124,7 @@ struct tp_redop {
 #define TP_REDOPS 256
 
 struct tp_gpu_rank;
+struct group_comm;
 
 struct ncclComm {
 	_Atomic uint64_t magic;
@@ -158,6 +159,7 @@ struct ncclComm {
 	pthread_mutex_t launch_lock;        /* GPU ranks: whoever launches, with everything that belongs to it */
 	pthread_mutex_t queue_lock;
 	struct tp_op *head, *tail, *spare;
+	_Atomic(struct group_comm *) spare_group;       /* group.c's */
 	struct tp_op *current;              /* with the run lock */
 
 	pthread_mutex_t choice_lock;
@@ -276,6 +278,7 @@ extern _Thread_local int tp_group_depth __attribute__((tls_model("initial-exec")
 ncclResult_t tp_group_add_op(struct ncclComm *comm, struct tp_op *op);
 /* stream: a struct tp_stream, NULL where the caller waits; GPU ranks: CUDA's handle. */
 ncclResult_t tp_group_add_transfer(struct ncclComm *comm, const struct tp_exec_transfer *transfer, void *stream);
+void tp_group_free_spare(struct ncclComm *comm);        /* what it keeps for its next group */
 /* Remembers an error of a call in the group; returns it. */
 ncclResult_t tp_group_note(ncclResult_t result);
 

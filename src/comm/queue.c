@@ -30,7 +30,6 @@ void tp_op_free(struct tp_op *op)
 	struct ncclComm *comm = op->comm;
 	free(op->transfers);
 	free(op->more_places);
-	free(op->streams);
 	tp_plan_free(op->own_plan);
 	pthread_mutex_lock(&comm->queue_lock);
 	op->next = comm->spare;

@@ -47,6 +47,11 @@ ncclResult_t tp_cuda_exec_prepare(struct tp_cuda_exec *exec, const struct tp_pla
  * was prepared; TP_SEND_RECV has transfers and no plan: call->plan is NULL, call->ntransfers > 0. The current context is gpu's.
  * calls are not kept. Aborted or failed executors launch nothing: the status' error. */
 ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *calls, int ncalls);
+/* A call that is one kernel of little more than its buffers, kept to be launched again and again with others: *out, the caller's to free, or NULL where it
+ * is more, or reaches windows. Later calls: the same in all but input and output. */
+struct tp_cuda_ready;
+ncclResult_t tp_cuda_exec_make_ready(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_cuda_ready **out);
+ncclResult_t tp_cuda_exec_launch_ready(struct tp_cuda_exec *exec, CUstream stream, struct tp_cuda_ready *ready, const struct tp_exec_call *call);
 /* Which algorithm the kernels want for a message, before there is a plan (windows: its buffers lie in such); false: no opinion. The same
  * on all ranks. */
 bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, size_t block_bytes, bool windows, enum tp_algo *out);

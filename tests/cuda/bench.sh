@@ -26,6 +26,7 @@ said=$(bench --nccl "$library" --threads --joint --only all_reduce,send_recv --m
 expect "threads, one graph of all ranks, another library: status" 0 $?
 says "a row of the graph of all" "^8 B +one graph of all +\| +[0-9.]+ +[0-9.]+ +1/1 ONE_SHOT/LL" "$said"
 says "an eager call's blocks and kernels" "^8 B +eager +\| +[0-9.]+ +[0-9.]+ +1/1 ONE_SHOT/LL" "$said"
+says "what its launch alone costs the host" "^8 B +eager .* of the host's, launch [0-9.]+, with event [0-9.]+, call [-+][0-9.]+$" "$said"
 says "sends have theirs" "^512 B +graph +\| +[0-9.]+ +[0-9.]+ +[0-9]+/[0-9]+ SEND_RECV/" "$said"
 says "one rank of either library, where the other refuses several" "all_reduce, 1 ranks" "$said"
 says "its graph beside ours" "^8 B +graph +\| +[0-9.]+ .*\| +[0-9.]+ .*\| +[0-9.]+$" "$said"
@@ -35,6 +36,7 @@ expect "each line is an object of JSON" 0 $?
 json=$(cat "$dir/joint")
 says "what ran is in it" '"mode":"joint".*"algorithm":"ONE_SHOT/LL","kernel":"tp_ll_f32_sum","bytes":8,.*"blocks":1,.*"sms":1,"kernels":1,"copies":0,"right":true' "$json"
 says "of eager calls too" '"mode":"eager".*"kernel":"tp_ll_f32_sum"' "$json"
+says "their launches too" '"mode":"eager".*"launch_us":(0\.[0-9]*[1-9]|[1-9])[0-9.]*,"launch_event_us":[0-9.]+' "$json"
 says "and of communicators" '"first_init_ms":[0-9.]+,"init_ms":[0-9.]+,"inits":2,.*"memory_bytes":[0-9]+' "$json"
 
 said=$(FAKE_CUDA_DEVICES=2 bench --nccl "$library" --only all_gather --max 8 --json "$dir/beside")

@@ -189,7 +189,7 @@ CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS
 {
 	FAKE_ENTER(cuGraphKernelNodeGetParams_v2);
 	if (node->what.type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_ERROR_INVALID_VALUE;
-	*out = node->what.kernel;               /* but for the arguments */
+	*out = node->what.kernel;
 	return CUDA_SUCCESS;
 }
 

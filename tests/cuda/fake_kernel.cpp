@@ -71,11 +71,13 @@ op kernel_op(const CUlaunchConfig &c, CUfunction function, std::vector<char> arg
 	op what;
 	CUcontext context = function->module->context;
 	const tp_emulated_kernel *kernel = function->kernel;
-	auto kept = std::make_shared<std::vector<char>>(std::move(args));
+	struct kept_args { std::vector<char> bytes; void *parameters[1]; };
+	auto kept = std::make_shared<kept_args>(kept_args{ std::move(args), {} });      /* what.work's, and so the node's */
+	kept->parameters[0] = kept->bytes.data();
 	int blocks = (int)c.gridDimX, threads = (int)c.blockDimX;
 	int places = set.sms * set.blocks_per_sm * 512, resident = std::max(1, places / threads);
 	what.type = CU_GRAPH_NODE_TYPE_KERNEL;
-	what.kernel = { function, c.gridDimX, c.gridDimY, c.gridDimZ, c.blockDimX, c.blockDimY, c.blockDimZ, c.sharedMemBytes, nullptr, nullptr, nullptr, nullptr };
+	what.kernel = { function, c.gridDimX, c.gridDimY, c.gridDimZ, c.blockDimX, c.blockDimY, c.blockDimZ, c.sharedMemBytes, kept->parameters, nullptr, nullptr, nullptr };
 	what.threads = std::min(blocks * threads, places);
 	what.work = [=] {
 		{
@@ -89,7 +91,7 @@ op kernel_op(const CUlaunchConfig &c, CUfunction function, std::vector<char> arg
 				return;
 			}
 		}
-		tp_emulator_launch(kernel, blocks, threads, resident, kept->data());
+		tp_emulator_launch(kernel, blocks, threads, resident, kept->bytes.data());
 	};
 	return what;
 }

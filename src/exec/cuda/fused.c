@@ -16,6 +16,7 @@ enum {
 	LL_UNIT = 32, LL_ROW = 1024, LL128_UNIT = 128,
 	MOST_BYTES = 1 << 30,               /* of a launch, over all ranks: kernels count units and offsets in 32 bits */
 	PIECE_UNIT = 1920,                  /* whole lines, elements, and 128 bytes */
+	ALONE_BYTES = 64 << 10,
 };
 
 /* ---- the region ---- */
@@ -302,7 +303,7 @@ static void fit_lines(const struct tp_fused *f, const struct tp_exec_call *call,
 	out->reduces = s->reduces;
 	out->name = s->name[protocol];
 	fill_args(f, call, s, &out->args);
-	out->args.aligned = ((out->args.input | out->args.output | out->args.in_stride | out->args.out_stride) & (protocol ? 7 : 15)) == 0;
+	tp_fused_set_buffers(out, call->input, call->output);
 	out->args.units_a_round = f->layout.slot[protocol] / (protocol ? LL128_UNIT : LL_UNIT);
 	spread(f, protocol, units, lanes, out);
 }
@@ -322,6 +323,19 @@ bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, siz
 	if (!tp_fused_find(f, call, &s, &protocol) || protocol == TP_FUSED_BY_PIPES) return false;
 	out->bytes = cut_piece(f, from, &s, &piece);
 	fit_lines(f, &piece, &s, protocol, out);
+	return true;
+}
+
+/* An all-gather of one. Giving a copy to the stream takes the host half as long again as giving it a kernel. */
+bool tp_fused_fit_alone(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_launch *out)
+{
+	const size_t bytes = call->block_bytes;
+	if (f->nranks != 1 || !bytes || bytes > ALONE_BYTES) return false;
+	const uint32_t units = (uint32_t)tp_div_up(bytes, 16);
+	*out = (struct tp_fused_launch){ .kind = TP_FUSED_LL, .bytes = bytes, .args = { .comm = f->comm, .slice_bytes = (uint32_t)bytes,
+		.total_bytes = (uint32_t)bytes, .units_a_round = units + 1, .tag = call->tag, .nranks = 1, .counts = f->counts } };
+	tp_fused_set_buffers(out, call->input, call->output);
+	spread(f, 0, units, 1, out);
 	return true;
 }
 

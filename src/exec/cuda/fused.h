@@ -149,6 +149,16 @@ struct tp_fused_launch {
 /* How a call's blocks run as a fused kernel, from byte `from` on as far as one goes; false: they don't. A function of what all ranks agree on,
  * addresses aside. */
 bool tp_fused_fit(const struct tp_fused *fused, const struct tp_exec_call *call, size_t from, struct tp_fused_launch *out);
+/* What a rank alone gives itself, as a kernel: false: the copy engine does better. */
+bool tp_fused_fit_alone(const struct tp_fused *fused, const struct tp_exec_call *call, struct tp_fused_launch *out);
+/* Of a launch on lines from the first byte on, the same for other buffers. */
+static inline void tp_fused_set_buffers(struct tp_fused_launch *launch, const void *input, void *output)
+{
+	struct tp_fused_args *args = &launch->args;
+	args->input = (uint64_t)(uintptr_t)input;
+	args->output = (uint64_t)(uintptr_t)output;
+	args->aligned = ((args->input | args->output | args->in_stride | args->out_stride) & (launch->kind == TP_FUSED_LL ? 15 : 7)) == 0;
+}
 /* The same for buffers in memory that all ranks have mapped, with the same offsets on all ranks; bases: as in struct tp_fused_args. */
 struct tp_fused_windows { uint64_t in_bases, in_offset, out_bases, out_offset; };
 bool tp_fused_fit_windows(const struct tp_fused *fused, const struct tp_exec_call *call, const struct tp_fused_windows *windows, size_t from,

@@ -158,22 +158,37 @@ bool tp_cuda_exec_suggest(const struct tp_cuda_exec *exec, enum tp_coll coll, si
 	return tp_fused_suggest(&exec->fused, coll, block_bytes, out);
 }
 
+/* How a call runs, and what of that depends on more than the call's addresses. */
+enum way { BY_TRANSFERS, BY_COPY, BY_COPIES, BY_PIPES, BY_STREAMS, BY_LINES, BY_STEPS };
+struct fitted {
+	struct tp_pipe_launch pipes;
+	struct tp_fused_launch fused;
+	struct tp_exec_call group;                  /* of BY_STREAMS */
+	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
+};
+
+static enum way fit(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct fitted *out)
+{
+	if (!call->plan) return BY_TRANSFERS;
+	if (is_copy(exec, call)) return BY_COPY;
+	if (tp_cuda_copies_take(call)) return BY_COPIES;
+	if (fit_pipes(exec, call, &out->pipes)) return BY_PIPES;
+	if (tp_cuda_streams_take(exec, call, out->transfers, &out->group)) return BY_STREAMS;
+	return fit_fused(exec, call, 0, &out->fused) ? BY_LINES : BY_STEPS;
+}
+
 /* As many of the calls as one launch of a steps kernel can do; the first isn't fused. */
 static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *calls, int ncalls, int *taken)
 {
-	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
-	struct tp_exec_call group;
+	struct fitted fitted;
 	struct tp_dev_steps args;
-	struct tp_fused_launch fused;
-	struct tp_pipe_launch pipes;
 	struct tp_cuda_plan *p;
 	CUfunction function = NULL;
 	unsigned blocks = 1;
 	int n = 0;
 	for (; n < ncalls && n < TP_DEV_MAX_CALLS; n++) {
 		const struct tp_exec_call *call = &calls[n];
-		if (n && (!call->plan || is_copy(exec, call) || tp_cuda_copies_take(call) || fit_pipes(exec, call, &pipes) || fit_fused(exec, call, 0, &fused) ||
-			tp_cuda_streams_take(exec, call, transfers, &group))) break;
+		if (n && fit(exec, call, &fitted) != BY_STEPS) break;
 		TP_TRY(find_prepared(exec, call, &p));
 		CUfunction its = tp_cuda_kernel(exec->kernels, TP_CUDA_STEPS, p->reduces, &call->reduce);
 		if (n && its != function) break;
@@ -191,47 +206,72 @@ static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, con
 	return tp_cuda_exec_run(exec, stream, function, blocks, TP_DEV_THREADS, &args);
 }
 
+/* A look in passing: the watcher and kernels write these at any time, and every spin looks again. */
+static inline bool is_stopped(const struct tp_cuda_exec *exec)
+{
+	return __builtin_expect(__atomic_load_n(&exec->status->abort, __ATOMIC_RELAXED) || __atomic_load_n(&exec->status->fault, __ATOMIC_RELAXED), 0);
+}
+
 ncclResult_t tp_cuda_exec_launch(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *calls, int ncalls)
 {
-	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
-	struct tp_exec_call group;
-	struct tp_fused_launch fused;
-	struct tp_pipe_launch pipes;
-	/* A look in passing: the watcher and kernels write these at any time, and every spin looks again. */
-	bool stopped = __atomic_load_n(&exec->status->abort, __ATOMIC_RELAXED) || __atomic_load_n(&exec->status->fault, __ATOMIC_RELAXED);
-	if (__builtin_expect(stopped, 0)) return fail_stopped(exec);
+	struct fitted f;
+	if (is_stopped(exec)) return fail_stopped(exec);
 	for (int i = 0, taken = 1; i < ncalls; i += taken, taken = 1) {
 		const struct tp_exec_call *call = &calls[i];
-		if (!call->plan) {
-			TP_TRY(tp_cuda_transfers_launch(exec, stream, call));
-		} else if (is_copy(exec, call)) {
-			TP_TRY(launch_copy(exec, stream, call));
-		} else if (tp_cuda_copies_take(call)) {
-			TP_TRY(tp_cuda_copies_launch(exec, stream, call));
-		} else if (fit_pipes(exec, call, &pipes)) {
-			TP_TRY(launch_pipes(exec, stream, call, &pipes));
-		} else if (tp_cuda_streams_take(exec, call, transfers, &group)) {
-			TP_TRY(tp_cuda_transfers_launch(exec, stream, &group));
-		} else if (fit_fused(exec, call, 0, &fused)) {
-			TP_TRY(launch_fused(exec, stream, call, &fused));
-		} else {
-			TP_TRY(launch_steps(exec, stream, call, ncalls - i, &taken));
+		ncclResult_t result = ncclSuccess;
+		switch (fit(exec, call, &f)) {
+		case BY_TRANSFERS: result = tp_cuda_transfers_launch(exec, stream, call); break;
+		case BY_COPY: result = launch_copy(exec, stream, call); break;
+		case BY_COPIES: result = tp_cuda_copies_launch(exec, stream, call); break;
+		case BY_PIPES: result = launch_pipes(exec, stream, call, &f.pipes); break;
+		case BY_STREAMS: result = tp_cuda_transfers_launch(exec, stream, &f.group); break;
+		case BY_LINES: result = launch_fused(exec, stream, call, &f.fused); break;
+		case BY_STEPS: result = launch_steps(exec, stream, &calls[i], ncalls - i, &taken); break;
 		}
+		TP_TRY(result);
 	}
 	return ncclSuccess;
 }
 
+/* ---- calls again ---- */
+
+struct tp_cuda_ready { CUfunction function; struct tp_fused_launch launch; };
+
+ncclResult_t tp_cuda_exec_make_ready(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_cuda_ready **out)
+{
+	struct fitted f;
+	*out = NULL;
+	const enum way way = fit(exec, call, &f);
+	if (way != BY_LINES && (way != BY_COPY || !tp_fused_fit_alone(&exec->fused, call, &f.fused))) return ncclSuccess;
+	if (f.fused.kind == TP_FUSED_WINDOW || f.fused.bytes < call->block_bytes) return ncclSuccess;
+	struct tp_cuda_ready *ready = tp_alloc(1, sizeof(*ready), "a call to be made again");
+	if (!ready) return ncclSystemError;
+	*ready = (struct tp_cuda_ready){ tp_cuda_kernel(exec->kernels, TP_CUDA_FUSED + f.fused.kind, f.fused.reduces, &call->reduce), f.fused };
+	*out = ready;
+	return ncclSuccess;
+}
+
+ncclResult_t tp_cuda_exec_launch_ready(struct tp_cuda_exec *exec, CUstream stream, struct tp_cuda_ready *ready, const struct tp_exec_call *call)
+{
+	if (is_stopped(exec)) return fail_stopped(exec);
+	if (exec->fused.nranks == 1 && call->input == call->output) return ncclSuccess;
+	tp_fused_set_buffers(&ready->launch, call->input, call->output);
+	return tp_cuda_exec_run(exec, stream, ready->function, ready->launch.blocks, ready->launch.threads, &ready->launch.args);
+}
+
+/* ---- what they would be ---- */
+
 uint64_t tp_cuda_exec_offers_from(const struct tp_cuda_exec *exec, const struct tp_exec_call *call)
 {
-	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
-	struct tp_exec_call group;
-	struct tp_pipe_launch pipes;
-	bool offers;
+	struct fitted f;
+	bool offers = false;
 	if (!exec->buffers.table) return UINT64_MAX;
-	if (!call->plan) offers = exec->streams.usable;
-	else if (tp_cuda_copies_take(call)) offers = false;
-	else if (fit_pipes(exec, call, &pipes)) offers = pipes.kind == TP_FUSED_PUSH && pipes.args.collect_from;
-	else offers = tp_cuda_streams_take(exec, call, transfers, &group);
+	switch (fit(exec, call, &f)) {
+	case BY_TRANSFERS: offers = exec->streams.usable; break;
+	case BY_PIPES: offers = f.pipes.kind == TP_FUSED_PUSH && f.pipes.args.collect_from; break;
+	case BY_STREAMS: offers = true; break;
+	default: break;
+	}
 	return offers ? exec->fused.table.offer : UINT64_MAX;
 }
 
@@ -247,34 +287,28 @@ const char *tp_cuda_exec_explain(struct tp_cuda_exec *exec, const struct tp_exec
 		[TP_ALGO_HALVING_DOUBLING] = "HALVING_DOUBLING/SIMPLE", [TP_ALGO_PAT] = "PAT/SIMPLE", [TP_ALGO_ONE_SHOT] = "ONE_SHOT/SIMPLE",
 		[TP_ALGO_TWO_SHOT] = "TWO_SHOT/SIMPLE", [TP_ALGO_DIRECT] = "DIRECT/SIMPLE", [TP_ALGO_BRUCK] = "BRUCK/SIMPLE",
 		[TP_ALGO_HIERARCHICAL] = "HIERARCHICAL/SIMPLE" };
-	struct tp_exec_transfer transfers[2 * TP_DEV_STREAM_RANKS];
-	struct tp_exec_call group;
-	struct tp_fused_launch fused;
-	struct tp_pipe_launch pipes;
-	if (!call->plan) {
+	struct fitted f;
+	switch (fit(exec, call, &f)) {
+	case BY_TRANSFERS:
 		*blocks = tp_cuda_transfers_blocks(exec, call);
 		return !exec->streams.usable ? "SEND_RECV/SIMPLE" : tp_cuda_streams_are_piped(exec, call) ? "SEND_RECV/PIPE" : "SEND_RECV/LL128";
-	}
-	if (is_copy(exec, call)) {
+	case BY_COPY:
 		*blocks = 0;
 		return "COPY";
-	}
-	if (tp_cuda_copies_take(call)) {
+	case BY_COPIES:
 		*blocks = 1;
 		return tp_cuda_copies_name(exec, call);
+	case BY_PIPES:
+		*blocks = (int)f.pipes.blocks;
+		return f.pipes.name;
+	case BY_STREAMS:
+		*blocks = tp_cuda_transfers_blocks(exec, &f.group);
+		return tp_cuda_streams_are_piped(exec, &f.group) ? "DIRECT/PIPE" : "DIRECT/STREAM";
+	case BY_LINES:
+		*blocks = (int)f.fused.blocks;
+		return f.fused.name;
+	default:
+		*blocks = call->plan->spec.nchannels;
+		return names[call->plan->spec.algo];
 	}
-	if (fit_pipes(exec, call, &pipes)) {
-		*blocks = (int)pipes.blocks;
-		return pipes.name;
-	}
-	if (tp_cuda_streams_take(exec, call, transfers, &group)) {
-		*blocks = tp_cuda_transfers_blocks(exec, &group);
-		return tp_cuda_streams_are_piped(exec, &group) ? "DIRECT/PIPE" : "DIRECT/STREAM";
-	}
-	if (fit_fused(exec, call, 0, &fused)) {
-		*blocks = (int)fused.blocks;
-		return fused.name;
-	}
-	*blocks = call->plan->spec.nchannels;
-	return names[call->plan->spec.algo];
 }
