@@ -156,16 +156,14 @@ TP_DEVICE void tp_lines_reduce(const tp_fused_args &a, tp_lines &k, const R &red
 			L::meet();
 		}
 		if (!u.mine()) continue;
-		if (OWNERS) {
-			L::push(L::place(tp_lines_slot<L>(a, a.root, a.rank, 1, epoch), u.at), result, epoch);
-			continue;
-		}
+		if (OWNERS) L::push(L::place(tp_lines_slot<L>(a, a.root, a.rank, 1, epoch), u.at), result, epoch);
 		TP_NO_UNROLL
-		for (int i = 1; a.gathers && i < a.nranks; i++) {
+		for (int i = 1; !OWNERS && a.gathers && i < a.nranks; i++) {
 			int p = tp_lines_peer(a, i);
 			L::push(L::place(tp_lines_slot<L>(a, p, a.rank, 1, epoch), u.at), result, epoch);
 		}
-		tp_unit_store<L>((char *)a.output + (a.gathers ? (uint32_t)a.rank * a.out_stride : 0u) + from, whole, tp_lines_left(a, slice, from), result);
+		if (!OWNERS)
+			tp_unit_store<L>((char *)a.output + (a.gathers ? (uint32_t)a.rank * a.out_stride : 0u) + from, whole, tp_lines_left(a, slice, from), result);
 	}
 }
 
