@@ -21,6 +21,8 @@ struct tp_pack {
 	double *net_keys;               /* [nnets], with net_gpus and served [ngpus]: while NETs are ranked */
 	int *net_gpus, *served;
 	int *nearest;                   /* [ngpus]: kind of the nearest path to another GPU */
+	bool uneven;                    /* some GPUs are joined better than others */
+	bool apart;                     /* rings end where GPUs have little between them */
 	double forward, back;           /* what a hop of this walk takes, of the channel's bandwidth */
 	int last;                       /* where this walk must end; -1: anywhere */
 	int hops, walks;                /* left to this walk, and walks to this channel: most that fail do so alike */
