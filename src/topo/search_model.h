@@ -26,6 +26,8 @@ struct tp_problem {
 	struct tp_route *routes;        /* [ngpus + nnets][ngpus + nnets]; NET to NET none */
 	struct tp_use *uses;
 	int32_t *port;                  /* [nnets]: NETs of one physical port have one number */
+	int16_t *via;                   /* [ngpus][ngpus]: the NET by which a GPU reaches another of its host; -1: directly. NULL: all directly */
+	int nvia;                       /* pairs that go by NETs */
 	double unit;                    /* the bandwidth a channel should have: an NVLink's */
 	double channel_max;             /* more than this a channel can't move */
 };
@@ -34,9 +36,11 @@ static inline const struct tp_route *tp_route_of(const struct tp_problem *p, int
 {
 	return &p->routes[(size_t)from * (size_t)(p->ngpus + p->nnets) + (size_t)to];
 }
+static inline int tp_via(const struct tp_problem *p, int from, int to) { return p->via ? p->via[from * p->ngpus + to] : -1; }
 static inline int tp_net_place(const struct tp_problem *p, int net) { return p->ngpus + net; }
 
-ncclResult_t tp_problem_create(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct tp_problem **out);
+/* by_net: GPUs of a host that only a CPU joins reach each other out of the one's NIC and in by the other's, where both have one nearer than that. */
+ncclResult_t tp_problem_create(const struct tp_topo *topo, const struct tp_topo_policy *policy, bool by_net, struct tp_problem **out);
 void tp_problem_free(struct tp_problem *p);
 /* Resources that the same routes take in the same measure become one. Called by tp_problem_create. */
 ncclResult_t tp_problem_merge(struct tp_problem *p);

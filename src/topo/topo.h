@@ -272,6 +272,7 @@ struct tp_topo_policy {
 	bool ignore_disabled_p2p;       /* NCCL_IGNORE_DISABLED_P2P=2: don't heed what the driver says of peer access */
 	bool expect_disabled_p2p;       /* =1: heed it, and it is no fault */
 	int nets_per_gpu;               /* 0: the nearest are shared out; else at most so many (NCCL_NETDEVS_POLICY) */
+	enum tp_topo_switch net_within; /* not a variable: channels may go between GPUs of one host by their NICs; AUTO: among AMD's, as RCCL does */
 	bool multi_host;                /* not a variable: ranks elsewhere; false leaves NICs out of paths and totals */
 };
 ncclResult_t tp_topo_policy_load(struct tp_topo_policy *out);   /* from the environment */
