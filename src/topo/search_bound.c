@@ -167,8 +167,7 @@ static bool joined_by_nvlink(const struct tp_problem *p, int a, int b)
 	return there->nuses && back->nuses && TP_MAX(there->type, back->type) <= TP_PATH_NVB;
 }
 
-/* Islands of GPUs that NVLink joins, numbered; how many there are. */
-static int find_islands(const struct tp_problem *p, int *island, int *queue)
+int tp_problem_islands(const struct tp_problem *p, int *island, int *queue)
 {
 	int n = 0;
 	for (int gpu = 0; gpu < p->ngpus; gpu++) island[gpu] = -1;
@@ -188,7 +187,7 @@ static int find_islands(const struct tp_problem *p, int *island, int *queue)
 
 static ncclResult_t add_islands(struct tp_bound *b, struct cover *c, const struct tp_wish *wish, int *island, int *queue)
 {
-	int n = find_islands(c->p, island, queue);
+	int n = tp_problem_islands(c->p, island, queue);
 	/* One is all, and one a GPU has been looked at. */
 	for (int which = 0; which < n && n > 1 && n < c->p->ngpus && tp_form_is_ring(wish->form); which++)
 		for (int way = 0; way < 2; way++) {

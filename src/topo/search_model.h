@@ -45,6 +45,9 @@ void tp_problem_free(struct tp_problem *p);
 /* Resources that the same routes take in the same measure become one. Called by tp_problem_create. */
 ncclResult_t tp_problem_merge(struct tp_problem *p);
 
+/* Islands of GPUs that NVLink joins, numbered from 0; how many there are. Arrays of ngpus. */
+int tp_problem_islands(const struct tp_problem *p, int *island, int *queue);
+
 /* What a channel is, and which routes it may take. */
 enum tp_form { TP_FORM_RING, TP_FORM_RING_NETS, TP_FORM_CHAIN, TP_FORM_CHAIN_NETS, TP_FORM_CHAIN_TWO_HEADS };
 struct tp_wish {

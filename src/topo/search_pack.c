@@ -47,6 +47,7 @@ void tp_pack_free(struct tp_pack *pack)
 	free(pack->net_gpus);
 	free(pack->served);
 	free(pack->nearest);
+	free(pack->island);
 	free(pack);
 }
 
@@ -85,12 +86,14 @@ ncclResult_t tp_pack_create(const struct tp_problem *p, struct tp_pack **out)
 	pack->net_gpus = tp_alloc((size_t)p->nnets + 1, sizeof(*pack->net_gpus), "channel search");
 	pack->served = tp_alloc(gpus, sizeof(*pack->served), "channel search");
 	pack->nearest = tp_alloc(gpus, sizeof(*pack->nearest), "channel search");
+	pack->island = tp_alloc(gpus, sizeof(*pack->island), "channel search");
+	if (pack->island && pack->served) pack->nislands = tp_problem_islands(p, pack->island, pack->served);
 	for (int gpu = 0; gpu < p->ngpus && pack->nearest; gpu++) {
 		pack->nearest[gpu] = TP_PATH_DIS;
 		for (int other = 0; other < p->ngpus; other++) pack->nearest[gpu] = TP_MIN(pack->nearest[gpu], (int)tp_route_of(p, gpu, other)->type);
 	}
 	pack->uneven = are_uneven(p);
-	bool ok = pack->nearest && pack->net_keys && pack->net_gpus && pack->served && pack->left && pack->candidates && pack->keys && pack->used && pack->walk;
+	bool ok = pack->nearest && pack->island && pack->net_keys && pack->net_gpus && pack->served && pack->left && pack->candidates && pack->keys && pack->used && pack->walk;
 	if (ok && packed_alloc(&pack->now, gpus) && packed_alloc(&pack->best, gpus) && packed_alloc(&pack->kept, gpus)) {
 		*out = pack;
 		return ncclSuccess;
@@ -420,13 +423,15 @@ const struct tp_packed *tp_pack_run(struct tp_pack *pack, const struct tp_wish *
 	bool apart = wish->form == TP_FORM_RING_NETS && wish->cross_nic && pack->uneven;
 	pack->wish = wish;
 	pack->target = TP_MIN(target, TP_CHANNELS_MAX);
-	pack->stop_at = pack->steps + budget;
+	uint64_t end = pack->steps + budget;
 	pack->seed = 20261129;
 	pack->best.n = 0;
 	for (int i = 0; i < TP_PACK_STEADY + apart && pack->best.n < pack->target; i++) {
 		pack->apart = apart && i == 1;
 		/* Each channel by what is left: none is repeated. */
 		pack->variant = pack->apart ? 2 : apart && i ? i - 1 : i;
+		/* The first way leaves the second its share. */
+		pack->stop_at = end - (apart && !i ? budget / 2 : 0);
 		pack->now.n = 0;
 		recount(pack);
 		fill_up(pack);
@@ -434,7 +439,7 @@ const struct tp_packed *tp_pack_run(struct tp_pack *pack, const struct tp_wish *
 	}
 	if (pack->best.n && pack->best.n < pack->target) packed_copy(&pack->kept, &pack->best, gpus);
 	/* The last steady ways mostly fail, and dearly: the others have their share whatever those spent. */
-	if (apart) pack->stop_at = TP_MAX(pack->stop_at, pack->steps + budget / 2);
+	pack->stop_at = apart ? TP_MAX(end, pack->steps + budget / 2) : end;
 	for (uint64_t round = 0; pack->best.n && pack->best.n < pack->target && pack->steps < pack->stop_at && round < budget; round++) {
 		packed_copy(&pack->now, &pack->kept, gpus);
 		remove_some(pack);

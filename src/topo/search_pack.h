@@ -21,6 +21,7 @@ struct tp_pack {
 	double *net_keys;               /* [nnets], with net_gpus and served [ngpus]: while NETs are ranked */
 	int *net_gpus, *served;
 	int *nearest;                   /* [ngpus]: kind of the nearest path to another GPU */
+	int *island, nislands;          /* [ngpus] */
 	bool uneven;                    /* some GPUs are joined better than others */
 	bool apart;                     /* rings end where GPUs have little between them */
 	double forward, back;           /* what a hop of this walk takes, of the channel's bandwidth */
