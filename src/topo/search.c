@@ -33,6 +33,7 @@ struct search {
 	int ncandidates;
 	double *intra, *inter;          /* [nresources] */
 	double bound;                   /* of all that was looked into */
+	uint64_t budget;                /* hops in all */
 	uint64_t stop_at;               /* hops, for this form and these kinds of paths */
 	/* The best so far. */
 	struct tp_wish wish;
@@ -216,7 +217,7 @@ static ncclResult_t look(struct search *s, struct tp_wish wish)
 	if (most > s->total * BETTER) list_candidates(s, bound, &wish);
 	/* A quarter of what is left: the others have their turn. */
 	uint64_t spent = tp_pack_steps(s->pack);
-	s->stop_at = spent + (spent < WHOLE_BUDGET ? (WHOLE_BUDGET - spent) / 4 : 0);
+	s->stop_at = spent + (spent < s->budget ? (s->budget - spent) / 4 : 0);
 	/* Where the bound can be reached it mostly is at once. */
 	for (int i = 0; i < s->ncandidates && i < FIRST_LOOKS && s->candidates[i].total > s->total * BETTER && may_spend(s); i++)
 		attempt(s, &wish, s->candidates[i].bw, s->candidates[i].bound, FIRST_BUDGET);
@@ -248,7 +249,7 @@ static void improve_within(struct search *s)
 {
 	static const double ratios[] = { 2, 1.75, 5.0 / 3, 1.5, 4.0 / 3, 1.25, 1.125 };
 	struct tp_wish wish = s->wish;
-	s->stop_at = tp_pack_steps(s->pack) + WHOLE_BUDGET / 4;
+	s->stop_at = tp_pack_steps(s->pack) + s->budget / 4;
 	for (size_t r = 0; r < TP_ARRAY_LEN(ratios); r++)
 		for (int n = 1; n <= s->most && may_spend(s); n++) {
 			double bw = s->total / n;
@@ -268,7 +269,7 @@ static void tidy(struct search *s)
 	int n = s->best.n;
 	bool chain = !tp_form_is_ring(wish.form) && tp_form_has_nets(wish.form);
 	wish.within = chain ? s->bw_intra / s->bw_inter : 0;
-	s->stop_at = tp_pack_steps(s->pack) + WHOLE_BUDGET / 8;
+	s->stop_at = tp_pack_steps(s->pack) + s->budget / 8;
 	s->tidying = true;
 	for (int fewer = 1; fewer < n && s->best.n == n && may_spend(s); fewer++) {
 		double bw = total / fewer;
@@ -329,7 +330,13 @@ static ncclResult_t search_alloc(struct search *s)
 
 ncclResult_t tp_search_run(const struct tp_problem *p, bool ring, int cross_nic, int most, struct tp_search_result *out)
 {
-	struct search s = { .p = p, .most = most, .cross_nic = cross_nic };
+	return tp_search_run_above(p, ring, cross_nic, most, 0, out);
+}
+
+ncclResult_t tp_search_run_above(const struct tp_problem *p, bool ring, int cross_nic, int most, double above, struct tp_search_result *out)
+{
+	struct search s = { .p = p, .most = most, .cross_nic = cross_nic, .total = above,
+		.budget = above > 0 ? WHOLE_BUDGET / 2 : WHOLE_BUDGET };
 	ncclResult_t result = search_alloc(&s);
 	if (result == ncclSuccess && (p->ngpus > 1 || p->nnets)) result = look_everywhere(&s, ring);
 	struct tp_search_result found = { s.best, s.wish.form, s.wish.cross_nic, s.bw_intra, s.bw_inter, s.bound, s.pack ? tp_pack_steps(s.pack) : 0 };
@@ -459,9 +466,9 @@ static ncclResult_t search_by_net(const struct tp_topo *topo, const struct tp_to
 	if (!policy->multi_host || policy->net_within == TP_OFF || (policy->net_within == TP_AUTO && !all_amd(topo))) return ncclSuccess;
 	TP_TRY(tp_problem_create(topo, policy, true, by_net));
 	bool better = false;
-	ncclResult_t result = (*by_net)->nvia ? tp_search_run(*by_net, ring, policy->cross_nic, TP_CHANNELS_MAX, &s) : ncclSuccess;
+	ncclResult_t result = (*by_net)->nvia ? tp_search_run_above(*by_net, ring, policy->cross_nic, TP_CHANNELS_MAX, best->packed.n * best->bw_inter, &s) : ncclSuccess;
 	if (result == ncclSuccess && (*by_net)->nvia) {
-		better = s.packed.n * s.bw_inter > best->packed.n * best->bw_inter * BETTER;
+		better = s.packed.n > 0;
 		s.bound = best->bound = TP_MAX(best->bound, s.bound);
 		s.steps = best->steps += s.steps;
 		tp_search_free(better ? best : &s);

@@ -126,7 +126,7 @@ ncclResult_t tp_cluster_create(const struct tp_topo *topo, const struct tp_chann
 void tp_cluster_free(struct tp_cluster *cluster);
 /* The found ring that a host uses for a channel of the cluster. */
 int tp_cluster_turn(const struct tp_channels *rings, int channel, int host);
-struct tp_ring_place { int prev, next; int32_t net_in, net_out; };      /* NETs: nodes, -1 where the neighbour is on the same host */
+struct tp_ring_place { int prev, next; int32_t net_in, net_out; };      /* NETs: nodes, -1 where they aren't the way to the neighbour */
 void tp_cluster_ring(const struct tp_cluster *cluster, int channel, int rank, struct tp_ring_place *out);
 /* Channels 2c and 2c + 1 of a tree over hosts are the two trees over channel c of the search: a host has two children in one at most. */
 struct tp_tree_place { int up, down[3]; };      /* ranks; -1: none. down[0]: within the host, or the first other host */

@@ -91,6 +91,8 @@ struct tp_search_result {
 	uint64_t steps;
 };
 ncclResult_t tp_search_run(const struct tp_problem *p, bool ring, int cross_nic, int most, struct tp_search_result *out);
+/* The same where only more than this (GB/s of all channels) is of use: n 0 where there isn't more. */
+ncclResult_t tp_search_run_above(const struct tp_problem *p, bool ring, int cross_nic, int most, double above, struct tp_search_result *out);
 void tp_search_free(struct tp_search_result *result);
 
 /* What channels of bandwidth 1 take of every resource, within the domain and at the NETs. Arrays of nresources. */

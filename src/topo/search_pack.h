@@ -64,6 +64,15 @@ static inline double tp_pack_slack(const struct tp_pack *pack, const struct tp_r
 	return least;
 }
 
+/* Of all links of a way, in channels, 99 at most. */
+static inline double tp_pack_mean_slack(const struct tp_pack *pack, const struct tp_route *route)
+{
+	double sum = 0;
+	for (int32_t u = route->first; u < route->first + route->nuses; u++)
+		sum += TP_MIN(pack->left[pack->p->uses[u].resource] / pack->p->uses[u].weight / pack->wish->bw, 99);
+	return route->nuses ? sum / route->nuses : 0;
+}
+
 /* What a NET and the end of a channel exchange. */
 struct tp_flow { int from, to; double amount; };
 struct tp_ends { int first, second, last; };       /* GPUs that NETs may talk to */

@@ -150,7 +150,8 @@ static double key_of(struct tp_pack *pack, int from, int to)
 	const struct tp_route *route = tp_route_of(pack->p, from, to);
 	double place = (double)((to - from + gpus) % gpus) / gpus, slack = tp_pack_slack(pack, route) / pack->wish->bw;
 	if (slack > 99) slack = 99;
-	if (pack->apart && pack->nislands > 1 && is_detour(pack, from, to)) place += 1e6;
+	/* Of ways as wide as each other the one whose other links have more left: what one channel leaves half full the next can't pass. */
+	if (pack->apart && pack->nislands > 1) place += (is_detour(pack, from, to) ? 1e6 : 0) + (99 - tp_pack_mean_slack(pack, route)) / 2;
 	switch (pack->variant) {
 	case 0: return route->type * 1e4 + (99 - slack) * 64 + place;
 	case 1: return place;
