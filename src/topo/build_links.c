@@ -96,7 +96,9 @@ static ncclResult_t add_c2c(struct tp_builder *b, int32_t gpu, const struct tp_e
 	TP_TRY(tp_element_int(b->doc, e, "count", 0, 1024, 0, &count));
 	TP_TRY(tp_element_int(b->doc, e, "bw", 0, 100000000, 0, &bw));
 	if (count == 0 || bw == 0) return ncclSuccess;
-	double all = (double)(count * bw) / 1000;
+	/* As NVLink: each partition says what the whole GPU has. */
+	int32_t partitions[MAX_PARTITIONS], sharing = find_gpus(b, b->topo->nodes[gpu].host, b->topo->nodes[gpu].pci.bus, partitions, MAX_PARTITIONS);
+	double all = (double)(count * bw) / 1000 / TP_MAX(sharing, 1);
 	return tp_build_link_both(b, gpu, cpu, TP_WIRE_C2C, (int)count, all, all);
 }
 

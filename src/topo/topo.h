@@ -160,6 +160,7 @@ struct tp_topo_node {
 	union {
 		struct {
 			int dev, rank;          /* as NCCL_TOPO_FILE says; rank -1: no rank has it */
+			int part;               /* of a GPU that is several (mlopart): which; its links are shared out among all; -1: it is whole */
 			int sm;                 /* 90: compute capability; RCCL's files: the count of compute units */
 			enum tp_gpu_maker maker;
 			bool gdr;               /* it and its driver let NICs reach its memory (peermem or DMA-BUF) */
