@@ -1,6 +1,7 @@
 /* The graph and the ways through it. */
 #include "topo/helper_topo.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -232,6 +233,13 @@ static void halves_of_a_gpu_have_half_of_its_links(void **state)
 	assert_float_equal(tp_topo_path(one, one->of_kind[TP_TOPO_GPU][0], one->of_kind[TP_TOPO_CPU][0])->bw, 7 * 56.376, 1e-6);
 	tp_topo_free(topo);
 	tp_topo_free(one);
+	assert_non_null(strstr(helper_refusal("<system version=\"1\">" WHOLE "<gpu dev=\"0\" mlopart=\"1\" rank=\"0\"/><gpu dev=\"0\" mlopart=\"1\" rank=\"1\"/></pci></cpu></system>"),
+		"is the same part (mlopart) of its GPU"));
+	char many[2048] = "<system version=\"1\">" WHOLE;
+	for (int i = 0; i < 17; i++) snprintf(many + strlen(many), sizeof(many) - strlen(many), "<gpu dev=\"0\" sm=\"107\" mlopart=\"%d\"/>", i);
+	strcat(many, "</pci></cpu></system>");
+	assert_non_null(strstr(helper_refusal(many), "holds more than 16 GPUs"));
+	assert_non_null(strstr(helper_refusal("<system version=\"1\">" WHOLE "<gpu dev=\"0\" mlopart=\"x\"/></pci></cpu></system>"), "mlopart=\"x\""));
 }
 
 static void nodes_are_found_by_what_people_call_them(void **state)
