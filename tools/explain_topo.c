@@ -63,6 +63,7 @@ static ncclResult_t build(struct explain_case *c)
 	TP_TRY(tp_topo_build(c->doc, &c->topo));
 	TP_TRY(tp_topo_policy_load(&c->policy));
 	c->policy.multi_host = c->nhosts > 1;
+	c->policy.net_within = TP_OFF;          /* our links between ranks of a host are no network's */
 	return tp_topo_compute_paths(c->topo, &c->policy);
 }
 

@@ -11,7 +11,9 @@ static void print_channel(const struct tp_topo *topo, const struct tp_channels *
 	if (c->net_in >= 0) fprintf(out, " %s >", topo->nodes[c->net_in].name);
 	for (int g = 0; g < all->ngpus; g++) {
 		const struct tp_topo_node *gpu = &topo->nodes[c->gpus[g]];
+		if (c->nets && g && c->nets[g].prev >= 0) fprintf(out, " %s >", topo->nodes[c->nets[g].prev].name);
 		fprintf(out, " %d", gpu->gpu.rank >= 0 ? gpu->gpu.rank : gpu->gpu.dev);
+		if (c->nets && c->nets[g].next >= 0) fprintf(out, " > %s >", topo->nodes[c->nets[g].next].name);
 	}
 	if (c->net_out >= 0 && all->pattern == TP_PATTERN_RING) fprintf(out, " > %s", topo->nodes[c->net_out].name);
 	fprintf(out, "\n");

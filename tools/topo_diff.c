@@ -13,7 +13,7 @@ static bool same_device(const struct tp_topo_node *x, const struct tp_topo_node 
 {
 	if (x->kind != y->kind || x->host != y->host) return false;
 	switch (x->kind) {
-	case TP_TOPO_GPU: return x->pci.bus_id[0] && y->pci.bus_id[0] ? x->pci.bus == y->pci.bus && x->gpu.dev == y->gpu.dev : x->gpu.dev == y->gpu.dev;
+	case TP_TOPO_GPU: return x->pci.bus_id[0] && y->pci.bus_id[0] ? x->pci.bus == y->pci.bus && x->gpu.dev == y->gpu.dev && x->gpu.part == y->gpu.part : x->gpu.dev == y->gpu.dev;
 	case TP_TOPO_CPU: return x->cpu.numa == y->cpu.numa;
 	case TP_TOPO_NET: case TP_TOPO_CACHE: case TP_TOPO_CORE: return strcmp(x->name, y->name) == 0;
 	case TP_TOPO_NVS: return x->ordinal == y->ordinal;

@@ -274,7 +274,17 @@ static void draw_channel(const struct picture *p, const struct tp_channels *all,
 		index, colour, colour, what, index, all->bw_intra);
 	const struct box *in = port_box(p, c->net_in), *from = port_box(p, c->net_out);
 	if (in) draw_arc(in, &p->boxes[c->gpus[0]], shift, true, out);
-	for (int g = 0; g + 1 < all->ngpus; g++) draw_arc(&p->boxes[c->gpus[g]], &p->boxes[c->gpus[g + 1]], shift, false, out);
+	for (int g = 0; g + 1 < all->ngpus; g++) {
+		const struct box *here = &p->boxes[c->gpus[g]], *next = &p->boxes[c->gpus[g + 1]];
+		const struct box *leaves = c->nets ? port_box(p, c->nets[g].next) : NULL, *enters = c->nets ? port_box(p, c->nets[g + 1].prev) : NULL;
+		if (leaves && enters) {
+			draw_arc(here, leaves, shift, false, out);
+			draw_arc(leaves, enters, shift, true, out);
+			draw_arc(enters, next, shift, false, out);
+		} else {
+			draw_arc(here, next, shift, false, out);
+		}
+	}
 	if (all->pattern == TP_PATTERN_RING && all->ngpus > 1) {
 		if (from) draw_arc(&p->boxes[c->gpus[all->ngpus - 1]], from, shift, true, out);
 		else draw_arc(&p->boxes[c->gpus[all->ngpus - 1]], &p->boxes[c->gpus[0]], shift, false, out);

@@ -46,8 +46,10 @@ static int make_columns(const struct tp_topo *topo, struct column *out)
 	for (int32_t i = 0; i < topo->count[TP_TOPO_GPU]; i++) {
 		const struct tp_topo_node *gpu = tp_topo_node_of(topo, TP_TOPO_GPU, i);
 		out[count].node = gpu->index;
-		if (topo->nhosts > 1) snprintf(out[count++].name, sizeof(out->name), "h%d/GPU%d", gpu->host, gpu->gpu.dev);
-		else snprintf(out[count++].name, sizeof(out->name), "GPU%d", gpu->gpu.dev);
+		char part[12] = "";
+		if (gpu->gpu.part >= 0) snprintf(part, sizeof(part), ".%d", gpu->gpu.part);
+		if (topo->nhosts > 1) snprintf(out[count++].name, sizeof(out->name), "h%d/GPU%d%s", gpu->host, gpu->gpu.dev, part);
+		else snprintf(out[count++].name, sizeof(out->name), "GPU%d%s", gpu->gpu.dev, part);
 	}
 	for (int32_t i = 0; i < topo->count[TP_TOPO_NET]; i++) {
 		out[count].node = topo->of_kind[TP_TOPO_NET][i];

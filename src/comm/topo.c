@@ -127,6 +127,7 @@ static ncclResult_t make_graph(const struct ncclComm *comm, struct tp_comm_topo 
 	TP_TRY(tp_topo_build(t->doc, &t->graph));
 	TP_TRY(tp_topo_policy_load(&t->policy));
 	t->policy.multi_host = tp_links_have_net(comm->links);
+	t->policy.net_within = TP_OFF;          /* links between ranks of a host are no network's unless all are (NCCL_SHM_DISABLE) */
 	TP_TRY(tp_topo_compute_paths(t->graph, &t->policy));
 	return read_values(t);
 }

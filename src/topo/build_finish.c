@@ -133,7 +133,10 @@ static void name_node(const struct tp_topo *topo, const struct tp_element *e, st
 	const char *name = e && node->kind == TP_TOPO_NET ? tp_element_get(e, "name") : NULL;
 	if (topo->nhosts > 1 && node->kind != TP_TOPO_NVS) snprintf(host, sizeof(host), "h%d/", node->host);
 	switch (node->kind) {
-	case TP_TOPO_GPU: snprintf(node->name, sizeof(node->name), "%sGPU %d", host, node->gpu.dev); break;
+	case TP_TOPO_GPU:
+		if (node->gpu.part >= 0) snprintf(node->name, sizeof(node->name), "%sGPU %d.%d", host, node->gpu.dev, node->gpu.part);
+		else snprintf(node->name, sizeof(node->name), "%sGPU %d", host, node->gpu.dev);
+		break;
 	case TP_TOPO_CPU: snprintf(node->name, sizeof(node->name), "%sCPU %d", host, node->cpu.numa); break;
 	case TP_TOPO_NVS: snprintf(node->name, sizeof(node->name), "NVSwitch"); break;
 	case TP_TOPO_PCI: snprintf(node->name, sizeof(node->name), "%sPCI %s", host, node->pci.bus_id); break;

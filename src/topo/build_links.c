@@ -53,16 +53,14 @@ static int32_t find_gpus(struct tp_builder *b, int32_t host, int64_t bus, int32_
 	return count;
 }
 
-#define MAX_PARTITIONS 16
-
 static ncclResult_t add_nvlink(struct tp_builder *b, int32_t gpu, const struct tp_element *gpu_element, const struct tp_element *e)
 {
 	const struct tp_topo_node node = b->topo->nodes[gpu];
 	int64_t count, bus;
-	int32_t partitions[MAX_PARTITIONS], targets[MAX_PARTITIONS], to;
+	int32_t partitions[TP_TOPO_MAX_PARTS], targets[TP_TOPO_MAX_PARTS], to;
 	TP_TRY(tp_element_int(b->doc, e, "count", 0, 1024, 1, &count));
 	bool xgmi = strcmp(e->name, "xgmi") == 0;
-	int32_t sharing = find_gpus(b, node.host, node.pci.bus, partitions, MAX_PARTITIONS);
+	int32_t sharing = find_gpus(b, node.host, node.pci.bus, partitions, TP_TOPO_MAX_PARTS);
 	double bw = (double)count * (xgmi ? tp_topo_xgmi_bw(node.gpu.gcn) : tp_topo_nvlink_bw(node.gpu.sm)) / TP_MAX(sharing, 1);
 	/* Links that are all down carry nothing: no link. The faults say so. */
 	if (count == 0) return ncclSuccess;
@@ -83,7 +81,7 @@ static ncclResult_t add_nvlink(struct tp_builder *b, int32_t gpu, const struct t
 		return ncclSuccess;
 	}
 	/* A GPU that is not among ours is another's: its links aren't used here. */
-	int32_t ntargets = find_gpus(b, node.host, bus, targets, MAX_PARTITIONS);
+	int32_t ntargets = find_gpus(b, node.host, bus, targets, TP_TOPO_MAX_PARTS);
 	for (int32_t i = 0; i < ntargets; i++)
 		TP_TRY(tp_build_link(b, gpu, targets[i], TP_WIRE_NVL, (int)count, bw / ntargets, bw / ntargets));
 	return ncclSuccess;
@@ -96,7 +94,9 @@ static ncclResult_t add_c2c(struct tp_builder *b, int32_t gpu, const struct tp_e
 	TP_TRY(tp_element_int(b->doc, e, "count", 0, 1024, 0, &count));
 	TP_TRY(tp_element_int(b->doc, e, "bw", 0, 100000000, 0, &bw));
 	if (count == 0 || bw == 0) return ncclSuccess;
-	double all = (double)(count * bw) / 1000;
+	/* As NVLink: each partition says what the whole GPU has. */
+	int32_t partitions[TP_TOPO_MAX_PARTS], sharing = find_gpus(b, b->topo->nodes[gpu].host, b->topo->nodes[gpu].pci.bus, partitions, TP_TOPO_MAX_PARTS);
+	double all = (double)(count * bw) / 1000 / TP_MAX(sharing, 1);
 	return tp_build_link_both(b, gpu, cpu, TP_WIRE_C2C, (int)count, all, all);
 }
 

@@ -70,18 +70,28 @@ static ncclResult_t link_up(struct tp_builder *b, int32_t node, int32_t parent)
 	return tp_build_link_both(b, node, parent, TP_WIRE_PCI, pci->width, bw, TP_MAX(bw, full));
 }
 
+static int count_gpus(const struct tp_element *e)
+{
+	int count = 0;
+	for (const struct tp_element *c = e->first; c; c = c->next) count += strcmp(c->name, "gpu") == 0;
+	return count;
+}
+
 static ncclResult_t add_gpu(struct tp_builder *b, const struct tp_element *e, const struct tp_topo_pci *pci, struct place at)
 {
-	int64_t dev, rank, sm, gdr;
+	int64_t dev, rank, sm, gdr, part;
 	TP_TRY(tp_element_int(b->doc, e, "dev", -1, 1 << 20, -1, &dev));
 	TP_TRY(tp_element_int(b->doc, e, "rank", -1, LARGEST_RANK, -1, &rank));
 	TP_TRY(tp_element_int(b->doc, e, "sm", 0, 100000, 0, &sm));
+	TP_TRY(tp_element_int(b->doc, e, "mlopart", -1, 1024, -1, &part));
 	TP_TRY(tp_element_int(b->doc, e, "gdr", 0, 255, 0, &gdr));
 	struct tp_topo_node *node = tp_build_node(b, TP_TOPO_GPU, e, at.host, at.parent, at.cpu);
 	if (!node) return ncclSystemError;
 	const char *gcn = tp_element_get(e, "gcn");
 	node->pci = *pci;
 	node->gpu.dev = (int)dev;
+	/* Alone on its device it is no part. */
+	node->gpu.part = count_gpus(e->parent) > 1 ? (int)part : -1;
 	node->gpu.rank = (int)rank;
 	node->gpu.sm = (int)sm;
 	node->gpu.gdr = gdr != 0;
@@ -152,13 +162,6 @@ static ncclResult_t add_nic(struct tp_builder *b, const struct tp_element *e, co
 	for (const struct tp_element *net = e->first; net; net = net->next)
 		if (strcmp(net->name, "net") == 0) TP_TRY(add_port(b, net, nic, at));
 	return ncclSuccess;
-}
-
-static int count_gpus(const struct tp_element *e)
-{
-	int count = 0;
-	for (const struct tp_element *c = e->first; c; c = c->next) count += strcmp(c->name, "gpu") == 0;
-	return count;
 }
 
 static ncclResult_t add_pci(struct tp_builder *b, const struct tp_element *e, struct place at)

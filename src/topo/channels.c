@@ -36,7 +36,10 @@ bool tp_channels_stand_in(const struct tp_channels *channels)
 void tp_channels_free(struct tp_channels *channels)
 {
 	if (!channels) return;
-	for (int c = 0; channels->channels && c < channels->nchannels; c++) free(channels->channels[c].gpus);
+	for (int c = 0; channels->channels && c < channels->nchannels; c++) {
+		free(channels->channels[c].gpus);
+		free(channels->channels[c].nets);
+	}
 	free(channels->channels);
 	free(channels->findings);
 	free(channels);
@@ -105,11 +108,30 @@ static ncclResult_t check_nets(const struct checker *k, const struct tp_packed *
 	return ncclSuccess;
 }
 
+/* Those that exchange by NICs do so by the ones that the search takes, so that what these carry is known. */
+static ncclResult_t check_hops(const struct checker *k, int c, const int16_t *order)
+{
+	const struct tp_problem *p = k->p;
+	const struct tp_hop_nets *nets = k->channels->channels[c].nets;
+	for (int i = 0; i < p->ngpus; i++) {
+		int prev = i ? tp_via(p, order[i], order[i - 1]) : -1, next = i + 1 < p->ngpus ? tp_via(p, order[i], order[i + 1]) : -1;
+		int32_t want[2] = { prev >= 0 ? tp_topo_node_of(k->topo, TP_TOPO_NET, prev)->index : -1, next >= 0 ? tp_topo_node_of(k->topo, TP_TOPO_NET, next)->index : -1 };
+		for (int way = 0; way < 2; way++) {
+			int32_t has = !nets ? -1 : way ? nets[i].next : nets[i].prev;
+			if (has == want[way]) continue;
+			return refuse(k, "channel %d: GPU %d exchanges with its %s by %s, and the way is by %s", c, order[i], way ? "next" : "previous",
+				has < 0 ? "no NIC" : k->topo->nodes[has].name, want[way] < 0 ? "none" : k->topo->nodes[want[way]].name);
+		}
+	}
+	return ncclSuccess;
+}
+
 static ncclResult_t check_routes(const struct checker *k, enum tp_form form, const struct tp_packed *packed)
 {
 	const struct tp_problem *p = k->p;
 	for (int c = 0; c < packed->n; c++) {
 		const int16_t *order = packed->order + (size_t)c * (size_t)p->ngpus;
+		TP_TRY(check_hops(k, c, order));
 		for (int i = 0; i < p->ngpus; i++) {
 			int next = order[(i + 1) % p->ngpus];
 			if (i + 1 == p->ngpus && (form != TP_FORM_RING || p->ngpus == 1)) break;
@@ -188,7 +210,7 @@ ncclResult_t tp_channels_check(const struct tp_topo *topo, const struct tp_topo_
 {
 	struct tp_problem *p;
 	why[0] = 0;
-	TP_TRY(tp_problem_create(topo, policy, &p));
+	TP_TRY(tp_problem_create(topo, policy, channels->by_net, &p));
 	struct checker k = { topo, p, channels, why };
 	size_t n = (size_t)channels->nchannels + 1, gpus = (size_t)TP_MAX(channels->ngpus, p->ngpus) + 1;
 	struct tp_packed packed = { .n = channels->nchannels };

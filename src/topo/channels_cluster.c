@@ -79,12 +79,14 @@ void tp_cluster_ring(const struct tp_cluster *cluster, int channel, int rank, st
 	*out = (struct tp_ring_place){ .net_in = -1, .net_out = -1 };
 	if (at > 0) {
 		out->prev = rank_of(cluster, host, own->gpus[at - 1]);
+		if (own->nets) out->net_in = own->nets[at].prev;
 	} else {
 		out->prev = rank_of(cluster, before, rings->channels[turn(cluster, channel, before)].gpus[last]);
 		if (cluster->nhosts > 1) out->net_in = own->net_in;
 	}
 	if (at < last) {
 		out->next = rank_of(cluster, host, own->gpus[at + 1]);
+		if (own->nets) out->net_out = own->nets[at].next;
 	} else {
 		out->next = rank_of(cluster, behind, rings->channels[turn(cluster, channel, behind)].gpus[0]);
 		if (cluster->nhosts > 1) out->net_out = own->net_out;

@@ -39,11 +39,14 @@ static ncclResult_t add_net(const struct tp_topo *topo, struct tp_topo_doc *doc,
 	return tp_doc_setf(doc, net, "host_hash", "0x%" PRIx64, topo->host_hash[topo->nodes[node].host]);
 }
 
-static ncclResult_t add_gpu(const struct tp_topo *topo, struct tp_topo_doc *doc, struct tp_element *channel, int32_t node)
+static ncclResult_t add_gpu(const struct tp_topo *topo, struct tp_topo_doc *doc, struct tp_element *channel, int32_t node, const struct tp_hop_nets *nets)
 {
 	struct tp_element *gpu = tp_doc_add(doc, channel, "gpu");
 	if (!gpu) return ncclSystemError;
 	TP_TRY(tp_doc_setf(doc, gpu, "dev", "%d", topo->nodes[node].gpu.dev));
+	/* Attributes, which NCCL passes over: it takes a <net> between GPUs for the next channel's. */
+	if (nets && nets->prev >= 0) TP_TRY(tp_doc_setf(doc, gpu, "prevnet", "%d", topo->nodes[nets->prev].net.dev));
+	if (nets && nets->next >= 0) TP_TRY(tp_doc_setf(doc, gpu, "nextnet", "%d", topo->nodes[nets->next].net.dev));
 	if (topo->nodes[node].gpu.rank < 0) return ncclSuccess;
 	return tp_doc_setf(doc, gpu, "rank", "%d", topo->nodes[node].gpu.rank);
 }
@@ -66,7 +69,7 @@ static ncclResult_t add_graph(const struct tp_topo *topo, struct tp_topo_doc *do
 		struct tp_element *channel = tp_doc_add(doc, graph, "channel");
 		if (!channel) return ncclSystemError;
 		TP_TRY(add_net(topo, doc, channel, c->channels[i].net_in));
-		for (int g = 0; g < c->ngpus; g++) TP_TRY(add_gpu(topo, doc, channel, c->channels[i].gpus[g]));
+		for (int g = 0; g < c->ngpus; g++) TP_TRY(add_gpu(topo, doc, channel, c->channels[i].gpus[g], c->channels[i].nets ? &c->channels[i].nets[g] : NULL));
 		TP_TRY(add_net(topo, doc, channel, c->channels[i].net_out));
 	}
 	return ncclSuccess;
@@ -151,6 +154,37 @@ static ncclResult_t find_device(const struct in *in, const struct tp_element *e,
 		rank >= 0 ? " of that rank" : "");
 }
 
+/* The port of the GPU's host by which it exchanges with a neighbour; -1: directly. */
+static ncclResult_t read_hop_net(const struct in *in, const struct tp_element *e, const char *name, int32_t gpu, int32_t *out)
+{
+	int64_t dev;
+	char where[TP_WHERE_BYTES];
+	*out = -1;
+	TP_TRY(tp_element_int(in->doc, e, name, -1, INT_MAX, -1, &dev));
+	for (int i = 0; i < in->topo->count[TP_TOPO_NET] && dev >= 0 && *out < 0; i++) {
+		const struct tp_topo_node *net = tp_topo_node_of(in->topo, TP_TOPO_NET, i);
+		if (net->net.dev == dev && net->host == in->topo->nodes[gpu].host) *out = net->index;
+	}
+	if (dev < 0 || *out >= 0) return ncclSuccess;
+	return TP_FAIL(ncclInvalidUsage, "%s: %s=\"%" PRId64 "\", and its host has no NIC %" PRId64, tp_element_where(in->doc, e, where), name, dev, dev);
+}
+
+static ncclResult_t read_hops(const struct in *in, const struct tp_element *e, int place, struct tp_channel *channel)
+{
+	struct tp_hop_nets nets;
+	TP_TRY(read_hop_net(in, e, "prevnet", channel->gpus[place], &nets.prev));
+	TP_TRY(read_hop_net(in, e, "nextnet", channel->gpus[place], &nets.next));
+	if (!channel->nets && nets.prev < 0 && nets.next < 0) return ncclSuccess;
+	if (!channel->nets) {
+		channel->nets = tp_alloc((size_t)in->channels->ngpus + 1, sizeof(*channel->nets), "channels");
+		if (!channel->nets) return ncclSystemError;
+		for (int i = 0; i < in->channels->ngpus; i++) channel->nets[i] = (struct tp_hop_nets){ -1, -1 };
+	}
+	channel->nets[place] = nets;
+	in->channels->by_net = true;
+	return ncclSuccess;
+}
+
 static ncclResult_t read_channel(const struct in *in, const struct tp_element *e, struct tp_channel *channel)
 {
 	char where[TP_WHERE_BYTES];
@@ -171,6 +205,7 @@ static ncclResult_t read_channel(const struct in *in, const struct tp_element *e
 			for (int i = 0; i < gpus; i++)
 				if (channel->gpus[i] == channel->gpus[gpus])
 					return TP_FAIL(ncclInvalidUsage, "%s is there twice in its channel", tp_element_where(in->doc, child, where));
+			TP_TRY(read_hops(in, child, gpus, channel));
 			gpus++;
 		}
 	}
@@ -188,7 +223,7 @@ static ncclResult_t read_type(const struct in *in, const struct tp_element *grap
 	if (!text) return ncclSuccess;
 	for (int type = 0; type < TP_PATH_TYPES; type++)
 		if (strcmp(text, tp_topo_path_name((enum tp_topo_path_type)type)) == 0) return *out = (enum tp_topo_path_type)type, ncclSuccess;
-	return TP_FAIL(ncclInvalidUsage, "%s: %s=\"%.20s\" is no kind of path: LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS",
+	return TP_FAIL(ncclInvalidUsage, "%s: %s=\"%.20s\" is no kind of path: LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS, NET",
 		tp_element_where(in->doc, graph, where), name, text);
 }
 

@@ -92,7 +92,7 @@ static ncclResult_t check_numbers(const struct tp_topo_doc *doc, const struct tp
 	static const struct { const char *element, *name; int64_t min, max; } ranges[] = {
 		{ "cpu", "numaid", -1, 65535 }, { "cpu", "familyid", 0, 65535 }, { "cpu", "modelid", 0, 65535 },
 		{ "pci", "link_width", -1, 255 }, { "pci", "max_link_width", -1, 255 },
-		{ "gpu", "dev", -1, 1 << 20 }, { "gpu", "rank", -1, 1 << 24 }, { "gpu", "sm", 0, 100000 }, { "gpu", "gdr", 0, 255 },
+		{ "gpu", "dev", -1, 1 << 20 }, { "gpu", "rank", -1, 1 << 24 }, { "gpu", "sm", 0, 100000 }, { "gpu", "gdr", 0, 255 }, { "gpu", "mlopart", -1, 1024 },
 		{ "nvlink", "count", 0, 1024 }, { "xgmi", "count", 0, 1024 }, { "c2c", "count", 0, 1024 }, { "c2c", "bw", 0, 100000000 },
 		{ "net", "dev", -1, 1 << 20 }, { "net", "speed", -1, INT32_MAX }, { "net", "port", -1, 65535 }, { "net", "maxconn", INT32_MIN, INT64_C(1) << 40 },
 		{ "net", "gdr", 0, 255 }, { "net", "coll", 0, 255 }, { "net", "rail", -1, 65535 }, { "net", "plane", -1, 65535 },
@@ -102,6 +102,28 @@ static ncclResult_t check_numbers(const struct tp_topo_doc *doc, const struct tp
 		int64_t value;
 		if (strcmp(e->name, ranges[i].element) == 0)
 			TP_TRY(tp_element_int(doc, e, ranges[i].name, ranges[i].min, ranges[i].max, 0, &value));
+	}
+	return ncclSuccess;
+}
+
+/* Parts of one GPU: few, and each once. */
+static ncclResult_t check_parts(const struct tp_topo_doc *doc, const struct tp_element *pci)
+{
+	char where[TP_WHERE_BYTES], other[TP_WHERE_BYTES];
+	const struct tp_element *gpus[TP_TOPO_MAX_PARTS];
+	int count = 0;
+	for (const struct tp_element *e = pci->first; e; e = e->next) {
+		int64_t part, before;
+		if (strcmp(e->name, "gpu") != 0) continue;
+		if (count == TP_TOPO_MAX_PARTS)
+			return TP_FAIL(ncclInvalidUsage, "%s holds more than %d GPUs, and the parts of one are few", tp_element_where(doc, pci, where), TP_TOPO_MAX_PARTS);
+		TP_TRY(tp_element_int(doc, e, "mlopart", -1, 1024, -1, &part));
+		for (int i = 0; i < count && part >= 0; i++) {
+			TP_TRY(tp_element_int(doc, gpus[i], "mlopart", -1, 1024, -1, &before));
+			if (before == part)
+				return TP_FAIL(ncclInvalidUsage, "%s is the same part (mlopart) of its GPU as %s", tp_element_where(doc, e, where), tp_element_where(doc, gpus[i], other));
+		}
+		gpus[count++] = e;
 	}
 	return ncclSuccess;
 }
@@ -130,6 +152,7 @@ static ncclResult_t check_element(const struct tp_topo_doc *doc, const struct tp
 	}
 	if (strcmp(e->name, "pci") == 0) {
 		TP_TRY(check_bus(doc, e, "busid", &value));
+		TP_TRY(check_parts(doc, e));
 		return add(&sets->bus, *host, value, e);
 	}
 	if (strcmp(e->name, "nvlink") == 0 || strcmp(e->name, "xgmi") == 0 || strcmp(e->name, "pcilink") == 0 || strcmp(e->name, "nopeer") == 0)

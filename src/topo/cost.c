@@ -278,13 +278,22 @@ static ncclResult_t net_flows(const struct tp_channels *all, const struct tp_cha
 	return add_flow(flows, c->gpus[1], c->net_out, bw, true);
 }
 
+/* From place i of a channel to the next or the one before: over their NICs where those are the way. */
+static ncclResult_t hop_flow(const struct tp_channel *c, int i, int to, double bw, struct flows *flows)
+{
+	int32_t out = !c->nets ? -1 : to > i ? c->nets[i].next : c->nets[i].prev, in = !c->nets ? -1 : to > i ? c->nets[to].prev : c->nets[to].next;
+	if (out < 0 || in < 0) return add_flow(flows, c->gpus[i], c->gpus[to], bw, false);
+	TP_TRY(add_flow(flows, c->gpus[i], out, bw, false));
+	return add_flow(flows, in, c->gpus[to], bw, false);
+}
+
 static ncclResult_t channel_flows(const struct tp_channels *all, const struct tp_channel *c, struct flows *flows)
 {
 	int n = all->ngpus;
 	for (int i = 0; i + 1 < n && all->pattern != TP_PATTERN_PAIRS; i++) {
 		bool ring = all->pattern == TP_PATTERN_RING;
-		TP_TRY(add_flow(flows, c->gpus[i], c->gpus[i + 1], ring ? all->bw_intra : all->bw_intra / 2, false));
-		if (!ring) TP_TRY(add_flow(flows, c->gpus[i + 1], c->gpus[i], all->bw_intra / 2, false));
+		TP_TRY(hop_flow(c, i, i + 1, ring ? all->bw_intra : all->bw_intra / 2, flows));
+		if (!ring) TP_TRY(hop_flow(c, i + 1, i, all->bw_intra / 2, flows));
 	}
 	if (all->pattern == TP_PATTERN_RING && n > 1 && c->net_in < 0) TP_TRY(add_flow(flows, c->gpus[n - 1], c->gpus[0], all->bw_intra, false));
 	/* Its head has what all others send in equal parts, and sends each as much. */

@@ -4,6 +4,8 @@
 
 #include "topo/topo.h"
 
+#define TP_TOPO_MAX_PARTS 16             /* GPUs in one <pci> */
+
 #define TP_DOC_MAX_ELEMENTS (1 << 17)
 #define TP_DOC_MAX_ATTRIBUTES 64    /* of one element */
 

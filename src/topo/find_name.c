@@ -1,5 +1,6 @@
 /* What a user calls a node: by kind and number, by device name, by bus id, by rank. */
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -25,6 +26,15 @@ static bool is_number(const char *text, const char *kind, int number)
 	return number >= 0 && number_after(text, kind) == number;
 }
 
+/* "gpu0.1": a part of a GPU. */
+static bool is_part(const char *text, const struct tp_topo_node *node)
+{
+	char number[32];
+	if (node->gpu.part < 0 || strncasecmp(text, "gpu", 3) != 0) return false;
+	snprintf(number, sizeof(number), "%d.%d", node->gpu.dev, node->gpu.part);
+	return strcmp(text + 3 + strspn(text + 3, " -_:"), number) == 0;
+}
+
 static bool is_called(const struct tp_topo_node *node, const char *name)
 {
 	int64_t bus;
@@ -32,7 +42,7 @@ static bool is_called(const struct tp_topo_node *node, const char *name)
 	if (strcasecmp(node->name, name) == 0 || (bare && strcasecmp(bare + 1, name) == 0)) return true;
 	if (node->pci.bus_id[0] && tp_bus_id_parse(name, &bus)) return node->pci.bus == bus;
 	switch (node->kind) {
-	case TP_TOPO_GPU: return is_number(name, "gpu", node->gpu.dev);
+	case TP_TOPO_GPU: return is_number(name, "gpu", node->gpu.dev) || is_part(name, node);
 	case TP_TOPO_NET: return is_number(name, "net", node->net.dev) || is_number(name, "nic", node->net.dev);
 	case TP_TOPO_CPU: return is_number(name, "cpu", node->cpu.numa) || is_number(name, "numa", node->cpu.numa);
 	case TP_TOPO_NVS: return strcasecmp(name, "nvs") == 0;

@@ -40,7 +40,7 @@ TP_PARAM_TABLE("topo", policy_params)
 void tp_topo_policy_default(struct tp_topo_policy *out)
 {
 	*out = (struct tp_topo_policy){ .p2p_level = -1, .gdr_level = -1, .gdr_read = TP_AUTO, .gdr_c2c = true, .flush = TP_AUTO, .pxn = true,
-		.pxn_c2c = true, .nvb = true, .shm = true, .cross_nic = 2, .multi_host = true };
+		.pxn_c2c = true, .nvb = true, .shm = true, .cross_nic = 2, .net_within = TP_AUTO, .multi_host = true };
 }
 
 _Static_assert(TP_PATH_SYS == TP_GPU_LEVELS - 1, "levels are path types");

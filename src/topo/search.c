@@ -33,6 +33,7 @@ struct search {
 	int ncandidates;
 	double *intra, *inter;          /* [nresources] */
 	double bound;                   /* of all that was looked into */
+	uint64_t budget;                /* hops in all */
 	uint64_t stop_at;               /* hops, for this form and these kinds of paths */
 	/* The best so far. */
 	struct tp_wish wish;
@@ -216,7 +217,7 @@ static ncclResult_t look(struct search *s, struct tp_wish wish)
 	if (most > s->total * BETTER) list_candidates(s, bound, &wish);
 	/* A quarter of what is left: the others have their turn. */
 	uint64_t spent = tp_pack_steps(s->pack);
-	s->stop_at = spent + (spent < WHOLE_BUDGET ? (WHOLE_BUDGET - spent) / 4 : 0);
+	s->stop_at = spent + (spent < s->budget ? (s->budget - spent) / 4 : 0);
 	/* Where the bound can be reached it mostly is at once. */
 	for (int i = 0; i < s->ncandidates && i < FIRST_LOOKS && s->candidates[i].total > s->total * BETTER && may_spend(s); i++)
 		attempt(s, &wish, s->candidates[i].bw, s->candidates[i].bound, FIRST_BUDGET);
@@ -237,7 +238,7 @@ static int list_types(const struct tp_problem *p, bool inter, enum tp_topo_path_
 				const struct tp_route *route = way ? tp_route_of(p, to, from) : tp_route_of(p, from, to);
 				if (route->nuses) there[route->type] = true;
 			}
-	for (int type = 0; type < TP_PATH_NET; type++)
+	for (int type = 0; type <= TP_PATH_NET; type++)
 		if (there[type]) types[n++] = (enum tp_topo_path_type)type;
 	if (!n) types[n++] = TP_PATH_LOC;
 	return n;
@@ -248,7 +249,7 @@ static void improve_within(struct search *s)
 {
 	static const double ratios[] = { 2, 1.75, 5.0 / 3, 1.5, 4.0 / 3, 1.25, 1.125 };
 	struct tp_wish wish = s->wish;
-	s->stop_at = tp_pack_steps(s->pack) + WHOLE_BUDGET / 4;
+	s->stop_at = tp_pack_steps(s->pack) + s->budget / 4;
 	for (size_t r = 0; r < TP_ARRAY_LEN(ratios); r++)
 		for (int n = 1; n <= s->most && may_spend(s); n++) {
 			double bw = s->total / n;
@@ -268,7 +269,7 @@ static void tidy(struct search *s)
 	int n = s->best.n;
 	bool chain = !tp_form_is_ring(wish.form) && tp_form_has_nets(wish.form);
 	wish.within = chain ? s->bw_intra / s->bw_inter : 0;
-	s->stop_at = tp_pack_steps(s->pack) + WHOLE_BUDGET / 8;
+	s->stop_at = tp_pack_steps(s->pack) + s->budget / 8;
 	s->tidying = true;
 	for (int fewer = 1; fewer < n && s->best.n == n && may_spend(s); fewer++) {
 		double bw = total / fewer;
@@ -329,7 +330,13 @@ static ncclResult_t search_alloc(struct search *s)
 
 ncclResult_t tp_search_run(const struct tp_problem *p, bool ring, int cross_nic, int most, struct tp_search_result *out)
 {
-	struct search s = { .p = p, .most = most, .cross_nic = cross_nic };
+	return tp_search_run_above(p, ring, cross_nic, most, 0, out);
+}
+
+ncclResult_t tp_search_run_above(const struct tp_problem *p, bool ring, int cross_nic, int most, double above, struct tp_search_result *out)
+{
+	struct search s = { .p = p, .most = most, .cross_nic = cross_nic, .total = above,
+		.budget = above > 0 ? WHOLE_BUDGET / 2 : WHOLE_BUDGET };
 	ncclResult_t result = search_alloc(&s);
 	if (result == ncclSuccess && (p->ngpus > 1 || p->nnets)) result = look_everywhere(&s, ring);
 	struct tp_search_result found = { s.best, s.wish.form, s.wish.cross_nic, s.bw_intra, s.bw_inter, s.bound, s.pack ? tp_pack_steps(s.pack) : 0 };
@@ -374,6 +381,22 @@ static ncclResult_t alloc_channels(struct tp_channels *out, int nchannels, int n
 	return out->channels ? ncclSuccess : ncclSystemError;
 }
 
+static int32_t net_node(const struct tp_topo *topo, int net) { return net < 0 ? -1 : tp_topo_node_of(topo, TP_TOPO_NET, net)->index; }
+
+static ncclResult_t hand_over_hops(const struct tp_topo *topo, const struct tp_problem *p, const int16_t *order, struct tp_channels *all, struct tp_channel *out)
+{
+	bool any = false;
+	for (int i = 0; i + 1 < p->ngpus; i++) any |= tp_via(p, order[i], order[i + 1]) >= 0;
+	if (!any) return ncclSuccess;
+	all->by_net = true;
+	out->nets = tp_alloc((size_t)p->ngpus, sizeof(*out->nets), "channels");
+	if (!out->nets) return ncclSystemError;
+	for (int i = 0; i < p->ngpus; i++)
+		out->nets[i] = (struct tp_hop_nets){ i ? net_node(topo, tp_via(p, order[i], order[i - 1])) : -1,
+			i + 1 < p->ngpus ? net_node(topo, tp_via(p, order[i], order[i + 1])) : -1 };
+	return ncclSuccess;
+}
+
 static ncclResult_t hand_over(const struct tp_topo *topo, const struct tp_problem *p, const struct tp_search_result *s, struct tp_channels *out)
 {
 	TP_TRY(alloc_channels(out, s->packed.n, p->ngpus));
@@ -383,10 +406,11 @@ static ncclResult_t hand_over(const struct tp_topo *topo, const struct tp_proble
 		const int16_t *order = s->packed.order + (size_t)c * (size_t)p->ngpus;
 		for (int i = 0; i < p->ngpus; i++) to->gpus[i] = tp_topo_node_of(topo, TP_TOPO_GPU, order[i])->index;
 		if (tp_form_has_nets(s->form)) {
-			to->net_in = tp_topo_node_of(topo, TP_TOPO_NET, s->packed.net_in[c])->index;
-			to->net_out = tp_topo_node_of(topo, TP_TOPO_NET, s->packed.net_out[c])->index;
+			to->net_in = net_node(topo, s->packed.net_in[c]);
+			to->net_out = net_node(topo, s->packed.net_out[c]);
 			out->latency_inter_us = TP_MAX(out->latency_inter_us, topo->nodes[to->net_in].net.latency_us);
 		}
+		TP_TRY(hand_over_hops(topo, p, order, out, to));
 		if (c && (memcmp(to->gpus, out->channels[0].gpus, (size_t)p->ngpus * sizeof(*to->gpus)) || to->net_in != out->channels[0].net_in ||
 			to->net_out != out->channels[0].net_out))
 			out->same = false;
@@ -427,15 +451,48 @@ static ncclResult_t explain(const struct tp_topo *topo, const struct tp_topo_pol
 	return result;
 }
 
-static ncclResult_t run(const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_problem *p, struct tp_channels *out)
+static bool all_amd(const struct tp_topo *topo)
+{
+	for (int i = 0; i < topo->count[TP_TOPO_GPU]; i++)
+		if (tp_topo_node_of(topo, TP_TOPO_GPU, i)->gpu.maker != TP_MAKER_AMD) return false;
+	return true;
+}
+
+/* Both ways to reach GPUs that only a CPU joins are tried; NICs must carry more to be taken. *by_net is the problem's, and NULL where it isn't to be had. */
+static ncclResult_t search_by_net(const struct tp_topo *topo, const struct tp_topo_policy *policy, bool ring, struct tp_search_result *best, struct tp_problem **by_net)
 {
 	struct tp_search_result s;
-	TP_TRY(tp_search_run(p, out->pattern == TP_PATTERN_RING, policy->cross_nic, TP_CHANNELS_MAX, &s));
-	ncclResult_t result = s.packed.n ? hand_over(topo, p, &s, out) : plain_order(topo, p, out);
+	*by_net = NULL;
+	if (!policy->multi_host || policy->net_within == TP_OFF || (policy->net_within == TP_AUTO && !all_amd(topo))) return ncclSuccess;
+	TP_TRY(tp_problem_create(topo, policy, true, by_net));
+	bool better = false;
+	ncclResult_t result = (*by_net)->nvia ? tp_search_run_above(*by_net, ring, policy->cross_nic, TP_CHANNELS_MAX, best->packed.n * best->bw_inter, &s) : ncclSuccess;
+	if (result == ncclSuccess && (*by_net)->nvia) {
+		better = s.packed.n > 0;
+		s.bound = best->bound = TP_MAX(best->bound, s.bound);
+		s.steps = best->steps += s.steps;
+		tp_search_free(better ? best : &s);
+		if (better) *best = s;
+	}
+	if (better) return ncclSuccess;
+	tp_problem_free(*by_net);
+	*by_net = NULL;
+	return result;
+}
+
+static ncclResult_t run(const struct tp_topo *topo, const struct tp_topo_policy *policy, const struct tp_problem *direct, struct tp_channels *out)
+{
+	struct tp_search_result s;
+	struct tp_problem *by_net;
+	TP_TRY(tp_search_run(direct, out->pattern == TP_PATTERN_RING, policy->cross_nic, TP_CHANNELS_MAX, &s));
+	ncclResult_t result = search_by_net(topo, policy, out->pattern == TP_PATTERN_RING, &s, &by_net);
+	const struct tp_problem *p = by_net ? by_net : direct;
+	if (result == ncclSuccess) result = s.packed.n ? hand_over(topo, p, &s, out) : plain_order(topo, p, out);
 	out->bound = s.bound;
 	out->steps = s.steps;
 	if (result == ncclSuccess) result = explain(topo, policy, p, &s, out);
 	tp_search_free(&s);
+	tp_problem_free(by_net);
 	return result;
 }
 
@@ -444,7 +501,7 @@ ncclResult_t tp_channels_search(const struct tp_topo *topo, const struct tp_topo
 {
 	struct tp_problem *p;
 	if (!topo->count[TP_TOPO_GPU]) return TP_FAIL(ncclInvalidUsage, "channels over a machine without GPUs");
-	TP_TRY(tp_problem_create(topo, policy, &p));
+	TP_TRY(tp_problem_create(topo, policy, false, &p));
 	struct tp_channels *channels = tp_alloc(1, sizeof(*channels), "channels");
 	ncclResult_t result = channels ? ncclSuccess : ncclSystemError;
 	if (channels) channels->pattern = pattern;

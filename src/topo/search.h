@@ -40,6 +40,7 @@ struct tp_finding {
 struct tp_channel {
 	int32_t net_in, net_out;        /* nodes; -1 within a domain. Trees: equal */
 	int32_t *gpus;                  /* [ngpus] nodes: a ring's order, a tree's chain from its head */
+	struct tp_hop_nets { int32_t prev, next; } *nets;       /* [ngpus] nodes: the NETs by which a GPU exchanges with its neighbours of this host; -1: directly. NULL: all directly */
 };
 
 struct tp_channels {
@@ -49,6 +50,7 @@ struct tp_channels {
 	double latency_inter_us;
 	enum tp_topo_path_type type_intra, type_inter;  /* the farthest path used */
 	bool same;                      /* all channels are the same */
+	bool by_net;                    /* some GPUs of a host exchange by their NICs, since only a CPU joins them */
 	int cross_nic;                  /* 0: each leaves by the port it came in by; 1: any; 2: in pairs, A to B and B to A */
 	double bound;                   /* no channels carry more than this together; 0: not known */
 	uint64_t steps;                 /* hops tried: what the search cost, the same on every machine */
@@ -124,7 +126,7 @@ ncclResult_t tp_cluster_create(const struct tp_topo *topo, const struct tp_chann
 void tp_cluster_free(struct tp_cluster *cluster);
 /* The found ring that a host uses for a channel of the cluster. */
 int tp_cluster_turn(const struct tp_channels *rings, int channel, int host);
-struct tp_ring_place { int prev, next; int32_t net_in, net_out; };      /* NETs: nodes, -1 where the neighbour is on the same host */
+struct tp_ring_place { int prev, next; int32_t net_in, net_out; };      /* NETs: nodes, -1 where they aren't the way to the neighbour */
 void tp_cluster_ring(const struct tp_cluster *cluster, int channel, int rank, struct tp_ring_place *out);
 /* Channels 2c and 2c + 1 of a tree over hosts are the two trees over channel c of the search: a host has two children in one at most. */
 struct tp_tree_place { int up, down[3]; };      /* ranks; -1: none. down[0]: within the host, or the first other host */

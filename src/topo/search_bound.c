@@ -19,7 +19,7 @@ struct tp_bound {
 	bool nothing;                   /* some GPU has no route at all */
 };
 
-struct cover { const struct tp_problem *p; int *times; float *weight; bool *done; int32_t *routes; int nroutes; };
+struct cover { const struct tp_problem *p; int *times; float *weight; bool *done, *taken; int32_t *routes; int nroutes; };
 
 void tp_bound_free(struct tp_bound *bound)
 {
@@ -83,15 +83,17 @@ static int32_t busiest(const struct cover *c)
 	return best;
 }
 
-/* One set out of the routes gathered in c. */
-static ncclResult_t cover_routes(struct tp_bound *b, struct cover *c, double share)
+static bool is_covered(const struct cover *c, const struct tp_route *route)
 {
-	if (!c->nroutes) {
-		b->nothing = true;
-		return ncclSuccess;
-	}
-	memset(c->done, 0, (size_t)c->nroutes * sizeof(*c->done));
-	TP_TRY(add_set(b, share));
+	for (int32_t u = route->first; u < route->first + route->nuses; u++)
+		if (c->taken[c->p->uses[u].resource]) return true;
+	return false;
+}
+
+/* What else the set needs for the routes gathered in c. */
+static ncclResult_t extend_set(struct tp_bound *b, struct cover *c)
+{
+	for (int i = 0; i < c->nroutes; i++) c->done[i] = is_covered(c, &c->p->routes[c->routes[i]]);
 	for (;;) {
 		count_uses(c, 1);
 		int32_t r = busiest(c);
@@ -99,11 +101,29 @@ static ncclResult_t cover_routes(struct tp_bound *b, struct cover *c, double sha
 		count_uses(c, -1);
 		if (r < 0) return ncclSuccess;
 		TP_TRY(add_item(b, c->p->capacity[r] / weight));
+		c->taken[r] = true;
 		for (int i = 0; i < c->nroutes; i++) {
 			const struct tp_route *route = &c->p->routes[c->routes[i]];
 			for (int32_t u = route->first; u < route->first + route->nuses; u++) c->done[i] |= c->p->uses[u].resource == r;
 		}
 	}
+}
+
+static ncclResult_t begin_set(struct tp_bound *b, struct cover *c, double share)
+{
+	memset(c->taken, 0, (size_t)c->p->nresources * sizeof(*c->taken));
+	return add_set(b, share);
+}
+
+/* One set out of the routes gathered in c. */
+static ncclResult_t cover_routes(struct tp_bound *b, struct cover *c, double share)
+{
+	if (!c->nroutes) {
+		b->nothing = true;
+		return ncclSuccess;
+	}
+	TP_TRY(begin_set(b, c, share));
+	return extend_set(b, c);
 }
 
 static void gather(struct cover *c, int from, int to, enum tp_topo_path_type limit)
@@ -127,6 +147,61 @@ static void gather_nets(struct cover *c, const struct tp_wish *wish, bool out)
 	for (int net = 0; net < c->p->nnets; net++)
 		for (int gpu = 0; gpu < c->p->ngpus; gpu++)
 			gather(c, out ? gpu : tp_net_place(c->p, net), out ? tp_net_place(c->p, net) : gpu, wish->type_inter);
+}
+
+/* Into (or out of) an island (or one GPU of it; -1: all) from outside: each channel comes to each island. */
+static void gather_island(struct cover *c, const struct tp_wish *wish, const int *island, int which, int only, bool out)
+{
+	int places = c->p->ngpus + (wish->form == TP_FORM_RING_NETS ? c->p->nnets : 0);
+	c->nroutes = 0;
+	for (int gpu = TP_MAX(only, 0); gpu < (only < 0 ? c->p->ngpus : only + 1); gpu++)
+		for (int other = 0; other < places && island[gpu] == which; other++) {
+			if (other < c->p->ngpus && island[other] == which) continue;
+			gather(c, out ? gpu : other, out ? other : gpu, other < c->p->ngpus ? wish->type_intra : wish->type_inter);
+		}
+}
+
+static bool joined_by_nvlink(const struct tp_problem *p, int a, int b)
+{
+	const struct tp_route *there = tp_route_of(p, a, b), *back = tp_route_of(p, b, a);
+	return there->nuses && back->nuses && TP_MAX(there->type, back->type) <= TP_PATH_NVB;
+}
+
+int tp_problem_islands(const struct tp_problem *p, int *island, int *queue)
+{
+	int n = 0;
+	for (int gpu = 0; gpu < p->ngpus; gpu++) island[gpu] = -1;
+	for (int gpu = 0; gpu < p->ngpus; gpu++) {
+		int head = 0, tail = 0;
+		if (island[gpu] >= 0) continue;
+		island[queue[tail++] = gpu] = n;
+		while (head < tail) {
+			int at = queue[head++];
+			for (int other = 0; other < p->ngpus; other++)
+				if (island[other] < 0 && joined_by_nvlink(p, at, other)) island[queue[tail++] = other] = n;
+		}
+		n++;
+	}
+	return n;
+}
+
+static ncclResult_t add_islands(struct tp_bound *b, struct cover *c, const struct tp_wish *wish, int *island, int *queue)
+{
+	int n = tp_problem_islands(c->p, island, queue);
+	/* One is all, and one a GPU has been looked at. */
+	for (int which = 0; which < n && n > 1 && n < c->p->ngpus && tp_form_is_ring(wish->form); which++)
+		for (int way = 0; way < 2; way++) {
+			gather_island(c, wish, island, which, -1, way);
+			TP_TRY(cover_routes(b, c, 1));
+			if (!c->nroutes) continue;
+			/* And GPU by GPU: what each GPU's own link holds is mostly least. */
+			TP_TRY(begin_set(b, c, 1));
+			for (int gpu = 0; gpu < c->p->ngpus; gpu++) {
+				gather_island(c, wish, island, which, gpu, way);
+				TP_TRY(extend_set(b, c));
+			}
+		}
+	return ncclSuccess;
 }
 
 static bool takes(const struct tp_problem *p, const struct tp_route *route, int32_t resource, float *weight)
@@ -218,16 +293,20 @@ ncclResult_t tp_bound_create(const struct tp_problem *p, const struct tp_wish *w
 	c.weight = tp_alloc(n, sizeof(*c.weight), "bounds");
 	c.routes = tp_alloc(gpus * places + places, sizeof(*c.routes), "bounds");
 	c.done = tp_alloc(gpus * places + places, sizeof(*c.done), "bounds");
-	int *queue = tp_alloc(places, sizeof(*queue), "bounds");
-	ncclResult_t result = b && c.times && c.weight && c.routes && c.done && queue ? ncclSuccess : ncclSystemError;
+	c.taken = tp_alloc(n, sizeof(*c.taken), "bounds");
+	int *queue = tp_alloc(places, sizeof(*queue), "bounds"), *island = tp_alloc(gpus, sizeof(*island), "bounds");
+	ncclResult_t result = b && c.times && c.weight && c.routes && c.done && c.taken && queue && island ? ncclSuccess : ncclSystemError;
 	if (result == ncclSuccess) result = add_gpus(b, &c, wish);
+	if (result == ncclSuccess && p->ngpus > 1) result = add_islands(b, &c, wish, island, queue);
 	/* Dear, and of no use behind one switch: for machines of usual size only. */
 	if (result == ncclSuccess && p->ngpus > 1 && p->ngpus <= 32) result = add_mandatory(b, p, wish, c.weight, c.done, queue);
 	free(c.times);
 	free(c.weight);
 	free(c.routes);
 	free(c.done);
+	free(c.taken);
 	free(queue);
+	free(island);
 	if (result == ncclSuccess) *out = b;
 	else tp_bound_free(b);
 	return result;

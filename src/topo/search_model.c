@@ -1,4 +1,5 @@
-/* The packing problem made out of a graph: one route a pair, the path that the policy chose, and what it takes of its links. Three
+/* The packing problem made out of a graph: one route a pair, the path that the policy chose, and what it takes of its links; by wish, between GPUs
+ * that only a CPU joins, the way out of one's NIC and in by the other's. Three
  * ways take more than their bandwidth: peer traffic through an Intel root complex (6/5 of the PCIe links), writes of a NIC into GPUs
  * before Ampere (an eighth in the other direction, for the reads that order them), NVLink to a POWER CPU (both directions).
  * Links that the same routes take alike are one resource: a GPU's PCIe link, the switch behind it and the like. */
@@ -15,6 +16,7 @@ void tp_problem_free(struct tp_problem *p)
 	free(p->routes);
 	free(p->uses);
 	free(p->port);
+	free(p->via);
 	free(p);
 }
 
@@ -54,15 +56,13 @@ static void add_use(struct tp_problem *p, struct tp_route *route, int32_t resour
 	p->uses[route->first + route->nuses++] = (struct tp_use){ resource, weight };
 }
 
-static void fill_route(const struct tp_topo *topo, struct tp_problem *p, int from, int to, int32_t *used)
+/* What one path takes. */
+static void add_path(const struct tp_topo *topo, struct tp_problem *p, struct tp_route *route, int from, int to)
 {
-	const struct tp_topo_node *a = place_node(topo, from), *b = place_node(topo, to);
-	const struct tp_topo_path *path = tp_topo_path(topo, a->index, b->index);
-	struct tp_route *route = &p->routes[(size_t)from * (size_t)(p->ngpus + p->nnets) + (size_t)to];
-	*route = (struct tp_route){ .first = *used, .type = TP_PATH_DIS };
-	if (path->type >= TP_PATH_NET || path->bw <= 0 || !path->nhops) return;
-	route->type = path->type;
-	route->nhops = path->nhops;
+	const struct tp_topo_node *a = place_node(topo, from);
+	const struct tp_topo_path *path = tp_topo_path(topo, a->index, place_node(topo, to)->index);
+	route->type = TP_MAX(route->type, path->type);
+	route->nhops += path->nhops;
 	float pci = pci_weight(topo, a, path);
 	if (from >= p->ngpus) add_use(p, route, topo->nlinks + 2 * p->port[from - p->ngpus], 1);
 	for (int i = 0; i < path->nhops; i++) {
@@ -72,7 +72,58 @@ static void fill_route(const struct tp_topo *topo, struct tp_problem *p, int fro
 		if (link->reverse >= 0) add_use(p, route, link->reverse, reverse_weight(link, a, &topo->nodes[link->to], weight));
 	}
 	if (to >= p->ngpus) add_use(p, route, topo->nlinks + 2 * p->port[to - p->ngpus] + 1, 1);
+}
+
+static bool leads(const struct tp_topo *topo, int from, int to)
+{
+	const struct tp_topo_path *path = tp_topo_path(topo, place_node(topo, from)->index, place_node(topo, to)->index);
+	return path->type < TP_PATH_NET && path->bw > 0 && path->nhops;
+}
+
+static void fill_route(const struct tp_topo *topo, struct tp_problem *p, int from, int to, int32_t *used)
+{
+	struct tp_route *route = &p->routes[(size_t)from * (size_t)(p->ngpus + p->nnets) + (size_t)to];
+	bool by_net = from < p->ngpus && to < p->ngpus && tp_via(p, from, to) >= 0;
+	*route = (struct tp_route){ .first = *used, .type = TP_PATH_DIS };
+	if (!by_net && !leads(topo, from, to)) return;
+	route->type = by_net ? TP_PATH_NET : TP_PATH_LOC;
+	if (by_net) {
+		add_path(topo, p, route, from, tp_net_place(p, tp_via(p, from, to)));
+		add_path(topo, p, route, tp_net_place(p, tp_via(p, to, from)), to);
+	} else {
+		add_path(topo, p, route, from, to);
+	}
 	*used += route->nuses;
+}
+
+/* ---- GPUs of one host that reach each other by their NICs */
+
+/* The NET by which a GPU reaches a peer: its own, in turn where it has several; -1: none that is nearer than the CPU. */
+static int own_net(const struct tp_topo *topo, const struct tp_problem *p, int gpu, int peer)
+{
+	int32_t net = tp_topo_local_net(topo, place_node(topo, gpu)->index, peer);
+	if (net < 0) return -1;
+	int place = topo->nodes[net].ordinal + p->ngpus;
+	bool near = tp_topo_path(topo, place_node(topo, gpu)->index, net)->type < TP_PATH_PXN && tp_topo_path(topo, net, place_node(topo, gpu)->index)->type < TP_PATH_PXN;
+	return near && leads(topo, gpu, place) && leads(topo, place, gpu) ? topo->nodes[net].ordinal : -1;
+}
+
+static ncclResult_t choose_nets(const struct tp_topo *topo, struct tp_problem *p)
+{
+	p->via = tp_alloc((size_t)p->ngpus * (size_t)p->ngpus + 1, sizeof(*p->via), "ways over NICs");
+	if (!p->via) return ncclSystemError;
+	memset(p->via, -1, (size_t)p->ngpus * (size_t)p->ngpus * sizeof(*p->via));
+	for (int a = 0; a < p->ngpus; a++)
+		for (int b = 0; b < a; b++) {
+			const struct tp_topo_node *x = place_node(topo, a), *y = place_node(topo, b);
+			if (x->host != y->host || tp_topo_path(topo, x->index, y->index)->type < TP_PATH_PHB) continue;
+			int one = own_net(topo, p, a, b), other = own_net(topo, p, b, a);
+			if (one < 0 || other < 0 || p->port[one] == p->port[other]) continue;
+			p->via[a * p->ngpus + b] = (int16_t)one;
+			p->via[b * p->ngpus + a] = (int16_t)other;
+			p->nvia++;
+		}
+	return ncclSuccess;
 }
 
 /* NETs of one port (one card seen twice) share its wire. */
@@ -213,13 +264,24 @@ ncclResult_t tp_problem_merge(struct tp_problem *p)
 
 #define MAX_USES ((size_t)1 << 25)
 
-static ncclResult_t fill(const struct tp_topo *topo, struct tp_problem *p)
+static size_t most_uses(const struct tp_topo *topo, int from, int to)
+{
+	const struct tp_topo_path *path = tp_topo_path(topo, place_node(topo, from)->index, place_node(topo, to)->index);
+	return 2 * (size_t)path->nhops + 2;
+}
+
+static ncclResult_t fill(const struct tp_topo *topo, struct tp_problem *p, bool by_net)
 {
 	size_t places = (size_t)(p->ngpus + p->nnets), uses = 0;
-	for (size_t from = 0; from < places; from++)
-		for (size_t to = 0; to < places; to++) {
-			const struct tp_topo_path *path = tp_topo_path(topo, place_node(topo, (int)from)->index, place_node(topo, (int)to)->index);
-			uses += 2 * (size_t)path->nhops + 2;
+	p->port = tp_alloc((size_t)p->nnets + 1, sizeof(*p->port), "ports");
+	if (!p->port) return ncclSystemError;
+	number_ports(topo, p);
+	if (by_net) TP_TRY(choose_nets(topo, p));
+	for (int from = 0; from < (int)places; from++)
+		for (int to = 0; to < (int)places; to++) {
+			bool via = from < p->ngpus && to < p->ngpus && tp_via(p, from, to) >= 0;
+			uses += via ? most_uses(topo, from, tp_net_place(p, tp_via(p, from, to))) + most_uses(topo, tp_net_place(p, tp_via(p, to, from)), to)
+				: most_uses(topo, from, to);
 		}
 	if (uses > MAX_USES) return TP_FAIL(ncclInvalidUsage, "channels over %d GPUs and %d NICs whose paths have %zu links: that is no machine", p->ngpus, p->nnets, uses / 2);
 	p->nresources = topo->nlinks + 2 * p->nnets;
@@ -227,13 +289,11 @@ static ncclResult_t fill(const struct tp_topo *topo, struct tp_problem *p)
 	p->uses = tp_alloc(uses + 1, sizeof(*p->uses), "uses of links");
 	p->capacity = tp_alloc((size_t)p->nresources + 1, sizeof(*p->capacity), "capacities");
 	p->link = tp_alloc((size_t)p->nresources + 1, sizeof(*p->link), "links");
-	p->port = tp_alloc((size_t)p->nnets + 1, sizeof(*p->port), "ports");
-	if (!p->routes || !p->uses || !p->capacity || !p->link || !p->port) return ncclSystemError;
+	if (!p->routes || !p->uses || !p->capacity || !p->link) return ncclSystemError;
 	for (int i = 0; i < topo->nlinks; i++) {
 		p->capacity[i] = topo->links[i].bw;
 		p->link[i] = i;
 	}
-	number_ports(topo, p);
 	for (int i = 0; i < p->nnets; i++)
 		for (int way = 0; way < 2; way++) {
 			p->capacity[topo->nlinks + 2 * i + way] = tp_topo_node_of(topo, TP_TOPO_NET, i)->net.bw;
@@ -249,7 +309,7 @@ static ncclResult_t fill(const struct tp_topo *topo, struct tp_problem *p)
 	return tp_problem_merge(p);
 }
 
-ncclResult_t tp_problem_create(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct tp_problem **out)
+ncclResult_t tp_problem_create(const struct tp_topo *topo, const struct tp_topo_policy *policy, bool by_net, struct tp_problem **out)
 {
 	int ngpus = topo->count[TP_TOPO_GPU], nnets = policy->multi_host ? topo->count[TP_TOPO_NET] : 0;
 	if (ngpus > TP_SEARCH_MAX_GPUS || nnets > TP_SEARCH_MAX_GPUS)
@@ -258,7 +318,7 @@ ncclResult_t tp_problem_create(const struct tp_topo *topo, const struct tp_topo_
 	if (!p) return ncclSystemError;
 	p->ngpus = ngpus;
 	p->nnets = nnets;
-	ncclResult_t result = fill(topo, p);
+	ncclResult_t result = fill(topo, p, by_net && nnets > 1);
 	if (result != ncclSuccess) {
 		tp_problem_free(p);
 		return result;

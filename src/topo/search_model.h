@@ -26,6 +26,8 @@ struct tp_problem {
 	struct tp_route *routes;        /* [ngpus + nnets][ngpus + nnets]; NET to NET none */
 	struct tp_use *uses;
 	int32_t *port;                  /* [nnets]: NETs of one physical port have one number */
+	int16_t *via;                   /* [ngpus][ngpus]: the NET by which a GPU reaches another of its host; -1: directly. NULL: all directly */
+	int nvia;                       /* pairs that go by NETs */
 	double unit;                    /* the bandwidth a channel should have: an NVLink's */
 	double channel_max;             /* more than this a channel can't move */
 };
@@ -34,12 +36,17 @@ static inline const struct tp_route *tp_route_of(const struct tp_problem *p, int
 {
 	return &p->routes[(size_t)from * (size_t)(p->ngpus + p->nnets) + (size_t)to];
 }
+static inline int tp_via(const struct tp_problem *p, int from, int to) { return p->via ? p->via[from * p->ngpus + to] : -1; }
 static inline int tp_net_place(const struct tp_problem *p, int net) { return p->ngpus + net; }
 
-ncclResult_t tp_problem_create(const struct tp_topo *topo, const struct tp_topo_policy *policy, struct tp_problem **out);
+/* by_net: GPUs of a host that only a CPU joins reach each other out of the one's NIC and in by the other's, where both have one nearer than that. */
+ncclResult_t tp_problem_create(const struct tp_topo *topo, const struct tp_topo_policy *policy, bool by_net, struct tp_problem **out);
 void tp_problem_free(struct tp_problem *p);
 /* Resources that the same routes take in the same measure become one. Called by tp_problem_create. */
 ncclResult_t tp_problem_merge(struct tp_problem *p);
+
+/* Islands of GPUs that NVLink joins, numbered from 0; how many there are. Arrays of ngpus. */
+int tp_problem_islands(const struct tp_problem *p, int *island, int *queue);
 
 /* What a channel is, and which routes it may take. */
 enum tp_form { TP_FORM_RING, TP_FORM_RING_NETS, TP_FORM_CHAIN, TP_FORM_CHAIN_NETS, TP_FORM_CHAIN_TWO_HEADS };
@@ -84,6 +91,8 @@ struct tp_search_result {
 	uint64_t steps;
 };
 ncclResult_t tp_search_run(const struct tp_problem *p, bool ring, int cross_nic, int most, struct tp_search_result *out);
+/* The same where only more than this (GB/s of all channels) is of use: n 0 where there isn't more. */
+ncclResult_t tp_search_run_above(const struct tp_problem *p, bool ring, int cross_nic, int most, double above, struct tp_search_result *out);
 void tp_search_free(struct tp_search_result *result);
 
 /* What channels of bandwidth 1 take of every resource, within the domain and at the NETs. Arrays of nresources. */

@@ -47,7 +47,28 @@ void tp_pack_free(struct tp_pack *pack)
 	free(pack->net_gpus);
 	free(pack->served);
 	free(pack->nearest);
+	free(pack->island);
 	free(pack);
+}
+
+static bool alike(const struct tp_problem *p, const struct tp_route *a, const struct tp_route *b)
+{
+	double narrow[2] = { 1e18, 1e18 };
+	for (int i = 0; i < 2; i++) {
+		const struct tp_route *route = i ? b : a;
+		for (int32_t u = route->first; u < route->first + route->nuses; u++)
+			narrow[i] = TP_MIN(narrow[i], p->capacity[p->uses[u].resource] / p->uses[u].weight);
+	}
+	return a->type == b->type && narrow[0] == narrow[1];
+}
+
+/* Are some GPUs joined better than others? Behind a switch none are. */
+static bool are_uneven(const struct tp_problem *p)
+{
+	for (int a = 0; a < p->ngpus; a++)
+		for (int b = 0; b < p->ngpus; b++)
+			if (a != b && !alike(p, tp_route_of(p, a, b), tp_route_of(p, 0, 1))) return true;
+	return false;
 }
 
 ncclResult_t tp_pack_create(const struct tp_problem *p, struct tp_pack **out)
@@ -65,11 +86,14 @@ ncclResult_t tp_pack_create(const struct tp_problem *p, struct tp_pack **out)
 	pack->net_gpus = tp_alloc((size_t)p->nnets + 1, sizeof(*pack->net_gpus), "channel search");
 	pack->served = tp_alloc(gpus, sizeof(*pack->served), "channel search");
 	pack->nearest = tp_alloc(gpus, sizeof(*pack->nearest), "channel search");
+	pack->island = tp_alloc(gpus, sizeof(*pack->island), "channel search");
+	if (pack->island && pack->served) pack->nislands = tp_problem_islands(p, pack->island, pack->served);
 	for (int gpu = 0; gpu < p->ngpus && pack->nearest; gpu++) {
 		pack->nearest[gpu] = TP_PATH_DIS;
 		for (int other = 0; other < p->ngpus; other++) pack->nearest[gpu] = TP_MIN(pack->nearest[gpu], (int)tp_route_of(p, gpu, other)->type);
 	}
-	bool ok = pack->nearest && pack->net_keys && pack->net_gpus && pack->served && pack->left && pack->candidates && pack->keys && pack->used && pack->walk;
+	pack->uneven = are_uneven(p);
+	bool ok = pack->nearest && pack->island && pack->net_keys && pack->net_gpus && pack->served && pack->left && pack->candidates && pack->keys && pack->used && pack->walk;
 	if (ok && packed_alloc(&pack->now, gpus) && packed_alloc(&pack->best, gpus) && packed_alloc(&pack->kept, gpus)) {
 		*out = pack;
 		return ncclSuccess;
@@ -200,15 +224,15 @@ static double end_key(struct tp_pack *pack, int from, int to)
 	return route->type * 1e3 + 99 - slack + noise;
 }
 
-/* The GPU that a NET serves best, and how well. */
-static double best_end(struct tp_pack *pack, int net, bool out, int *best_gpu)
+/* The GPU that a NET serves best, but for one (-1: none), and how well. */
+static double best_end(struct tp_pack *pack, int net, bool out, int but, int *best_gpu)
 {
 	double best = 1e18;
 	int at = tp_net_place(pack->p, net);
 	for (int gpu = 0; gpu < pack->p->ngpus; gpu++) {
 		/* Farther than the best so far: not worth a look, chance aside. */
 		const struct tp_route *route = out ? tp_route_of(pack->p, gpu, at) : tp_route_of(pack->p, at, gpu);
-		if (pack->variant < TP_PACK_STEADY && route->type * 1e3 >= best) continue;
+		if (gpu == but || (pack->variant < TP_PACK_STEADY && route->type * 1e3 >= best)) continue;
 		double key = end_key(pack, out ? gpu : at, out ? at : gpu);
 		if (key >= best) continue;
 		best = key;
@@ -224,7 +248,7 @@ static int rank_nets(struct tp_pack *pack, bool out, struct ranked list[MOST_NET
 	int n = 0, nnets = pack->p->nnets;
 	memset(pack->served, 0, (size_t)pack->p->ngpus * sizeof(*pack->served));
 	for (int net = 0; net < nnets; net++) {
-		pack->net_keys[net] = best_end(pack, net, out, &pack->net_gpus[net]);
+		pack->net_keys[net] = best_end(pack, net, out, -1, &pack->net_gpus[net]);
 		if (pack->net_keys[net] < 1e17) pack->served[pack->net_gpus[net]]++;
 	}
 	for (int net = 0; net < nnets; net++)
@@ -277,11 +301,26 @@ static bool try_pair_apart(struct tp_pack *pack, int in, int out)
 	return false;
 }
 
+/* Partners whose GPUs have the least between them first: what joins a ring's two ends is of no use to it. */
+static void rank_partners(struct tp_pack *pack, int in, const struct ranked *outs, int nout, struct ranked list[MOST_NETS])
+{
+	int n = 0, first = -1;
+	best_end(pack, in, false, -1, &first);
+	for (int i = 0; i < nout; i++) {
+		int last = -1;
+		best_end(pack, outs[i].place, true, first, &last);
+		const struct tp_route *route = first >= 0 && last >= 0 ? tp_route_of(pack->p, first, last) : NULL;
+		bool joined = route && route->nuses && route->type <= pack->wish->type_intra;
+		rank_in(list, &n, MOST_NETS, (joined ? TP_MIN(tp_pack_slack(pack, route) / pack->wish->bw, 99) : 100) + i * 1e-6, outs[i].place);
+	}
+}
+
 static bool add_ring_nets(struct tp_pack *pack)
 {
-	struct ranked ins[MOST_NETS], outs[MOST_NETS];
+	struct ranked ins[MOST_NETS], outs[MOST_NETS], nearest[MOST_NETS];
 	const struct tp_problem *p = pack->p;
-	int nin = rank_nets(pack, false, ins), nout = rank_nets(pack, true, outs);
+	int nin = rank_nets(pack, false, ins), nout = rank_nets(pack, true, nearest);
+	memcpy(outs, nearest, sizeof(outs));
 	bool room = pack->now.n + 2 <= pack->target, pairs = has_pairs(pack);
 	for (int i = 0; i < nin; i++) {
 		int in = ins[i].place;
@@ -290,6 +329,7 @@ static bool add_ring_nets(struct tp_pack *pack)
 			if (try_ring_ends(pack, in, in, false)) return true;
 			continue;
 		}
+		if (pack->apart) rank_partners(pack, in, nearest, nout, outs);
 		for (int j = 0; j < nout; j++) {
 			int out = outs[j].place;
 			/* Pairs: A to B and B to A, so that every host's NET B meets the next one's NET B. */
@@ -380,23 +420,32 @@ static void remove_some(struct tp_pack *pack)
 const struct tp_packed *tp_pack_run(struct tp_pack *pack, const struct tp_wish *wish, int target, uint64_t budget)
 {
 	size_t gpus = (size_t)pack->p->ngpus;
+	bool apart = wish->form == TP_FORM_RING_NETS && wish->cross_nic && pack->uneven;
 	pack->wish = wish;
 	pack->target = TP_MIN(target, TP_CHANNELS_MAX);
-	pack->stop_at = pack->steps + budget;
+	uint64_t end = pack->steps + budget;
 	pack->seed = 20261129;
 	pack->best.n = 0;
-	for (pack->variant = 0; pack->variant < TP_PACK_STEADY && pack->best.n < pack->target; pack->variant++) {
+	for (int i = 0; i < TP_PACK_STEADY + apart && pack->best.n < pack->target; i++) {
+		pack->apart = apart && i == 1;
+		/* Each channel by what is left: none is repeated. */
+		pack->variant = pack->apart ? 2 : apart && i ? i - 1 : i;
+		/* The first way leaves the second its share. */
+		pack->stop_at = end - (apart && !i ? budget / 2 : 0);
 		pack->now.n = 0;
 		recount(pack);
 		fill_up(pack);
 		if (pack->now.n > pack->best.n) packed_copy(&pack->best, &pack->now, gpus);
 	}
 	if (pack->best.n && pack->best.n < pack->target) packed_copy(&pack->kept, &pack->best, gpus);
+	/* The last steady ways mostly fail, and dearly: the others have their share whatever those spent. */
+	pack->stop_at = apart ? TP_MAX(end, pack->steps + budget / 2) : end;
 	for (uint64_t round = 0; pack->best.n && pack->best.n < pack->target && pack->steps < pack->stop_at && round < budget; round++) {
 		packed_copy(&pack->now, &pack->kept, gpus);
 		remove_some(pack);
 		recount(pack);
 		pack->variant = TP_PACK_STEADY + (int)tp_pack_draw(pack, 2);
+		pack->apart = apart && round % 2;
 		fill_up(pack);
 		if (pack->now.n >= pack->kept.n) packed_copy(&pack->kept, &pack->now, gpus);
 		if (pack->now.n > pack->best.n) packed_copy(&pack->best, &pack->now, gpus);

@@ -21,6 +21,9 @@ struct tp_pack {
 	double *net_keys;               /* [nnets], with net_gpus and served [ngpus]: while NETs are ranked */
 	int *net_gpus, *served;
 	int *nearest;                   /* [ngpus]: kind of the nearest path to another GPU */
+	int *island, nislands;          /* [ngpus] */
+	bool uneven;                    /* some GPUs are joined better than others */
+	bool apart;                     /* rings end where GPUs have little between them */
 	double forward, back;           /* what a hop of this walk takes, of the channel's bandwidth */
 	int last;                       /* where this walk must end; -1: anywhere */
 	int hops, walks;                /* left to this walk, and walks to this channel: most that fail do so alike */
@@ -59,6 +62,15 @@ static inline double tp_pack_slack(const struct tp_pack *pack, const struct tp_r
 		if (left < least) least = left;
 	}
 	return least;
+}
+
+/* Of all links of a way, in channels, 99 at most. */
+static inline double tp_pack_mean_slack(const struct tp_pack *pack, const struct tp_route *route)
+{
+	double sum = 0;
+	for (int32_t u = route->first; u < route->first + route->nuses; u++)
+		sum += TP_MIN(pack->left[pack->p->uses[u].resource] / pack->p->uses[u].weight / pack->wish->bw, 99);
+	return route->nuses ? sum / route->nuses : 0;
 }
 
 /* What a NET and the end of a channel exchange. */

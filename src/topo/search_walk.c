@@ -130,6 +130,19 @@ static int ways_on(struct tp_pack *pack, int gpu)
 	return n;
 }
 
+/* Would this hop make the channel come to an island twice? It leaves one before it has been to all of it, or comes to its last one while others wait. */
+static bool is_detour(const struct tp_pack *pack, int from, int to)
+{
+	const int *island = pack->island;
+	int last = pack->last >= 0 ? island[pack->last] : -1;
+	if (island[from] == island[to]) return false;
+	for (int gpu = 0; gpu < pack->p->ngpus; gpu++) {
+		if (pack->used[gpu] || gpu == pack->last) continue;
+		if (island[gpu] == island[from] || (island[to] == last && island[gpu] != last)) return true;
+	}
+	return false;
+}
+
 /* Lower is tried first: a whole number of preference, then the order of the numbers from here on. */
 static double key_of(struct tp_pack *pack, int from, int to)
 {
@@ -137,6 +150,8 @@ static double key_of(struct tp_pack *pack, int from, int to)
 	const struct tp_route *route = tp_route_of(pack->p, from, to);
 	double place = (double)((to - from + gpus) % gpus) / gpus, slack = tp_pack_slack(pack, route) / pack->wish->bw;
 	if (slack > 99) slack = 99;
+	/* Of ways as wide as each other the one whose other links have more left: what one channel leaves half full the next can't pass. */
+	if (pack->apart && pack->nislands > 1) place += (is_detour(pack, from, to) ? 1e6 : 0) + (99 - tp_pack_mean_slack(pack, route)) / 2;
 	switch (pack->variant) {
 	case 0: return route->type * 1e4 + (99 - slack) * 64 + place;
 	case 1: return place;

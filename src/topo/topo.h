@@ -160,6 +160,7 @@ struct tp_topo_node {
 	union {
 		struct {
 			int dev, rank;          /* as NCCL_TOPO_FILE says; rank -1: no rank has it */
+			int part;               /* of a GPU that is several (mlopart): which; its links are shared out among all; -1: it is whole */
 			int sm;                 /* 90: compute capability; RCCL's files: the count of compute units */
 			enum tp_gpu_maker maker;
 			bool gdr;               /* it and its driver let NICs reach its memory (peermem or DMA-BUF) */
@@ -272,6 +273,7 @@ struct tp_topo_policy {
 	bool ignore_disabled_p2p;       /* NCCL_IGNORE_DISABLED_P2P=2: don't heed what the driver says of peer access */
 	bool expect_disabled_p2p;       /* =1: heed it, and it is no fault */
 	int nets_per_gpu;               /* 0: the nearest are shared out; else at most so many (NCCL_NETDEVS_POLICY) */
+	enum tp_topo_switch net_within; /* not a variable: channels may go between GPUs of one host by their NICs; AUTO: among AMD's, as RCCL does */
 	bool multi_host;                /* not a variable: ranks elsewhere; false leaves NICs out of paths and totals */
 };
 ncclResult_t tp_topo_policy_load(struct tp_topo_policy *out);   /* from the environment */

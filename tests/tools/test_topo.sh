@@ -53,6 +53,23 @@ out=$(topo explain gpu0 gpu9 dgx-h100)
 expect "what isn't there is an error" 2 $?
 says "with what can be said" 'nothing called "gpu9"' "$out"
 
+part='<nvlink target="fffffff:ff:ff.0" count="36" tclass="0x068000"/><c2c bw="56376" count="7"/></gpu>'
+echo '<system version="1"><cpu numaid="0" affinity="ffff" arch="arm64"><pci busid="0002:81:00.0" class="0x030200" link_speed="64.0 GT/s PCIe" link_width="16">' \
+	"<gpu dev=\"0\" sm=\"107\" mlopart=\"0\" rank=\"0\" gdr=\"1\">$part<gpu dev=\"0\" sm=\"107\" mlopart=\"1\" rank=\"1\" gdr=\"1\">$part</pci></cpu></system>" >"$where/halves.xml"
+says "halves of a GPU share its links" "GPU 0.1 rank 1 .* NVLink x36 to NVSwitch 721.8 GB/s; C2C to CPU 0 197.3 GB/s" "$(topo show "$where/halves.xml")"
+says "and have columns of their own" $'^\tGPU0.0\tGPU0.1\t' "$(topo matrix "$where/halves.xml")"
+says "and names" "^GPU 0.0 -> GPU 0.1$" "$(topo explain gpu0.0 gpu0.1 "$where/halves.xml")"
+topo xml "$where/halves.xml" >"$where/again.xml"
+out=$(topo diff "$where/halves.xml" "$where/again.xml")
+expect "neither is taken for the other" 0 $?
+
+islands=$SOURCE_DIR/tests/topo/data/islands16.xml
+out=$(topo channels "$islands")
+says "islands are joined by their NICs" "^8 rings x 12 GB/s = 96, 96 across hosts, where no channels could carry more than 96; paths NET" "$out"
+says "and the way says by which" "^   0: mlx5_[0-9]+ >.* 3 > mlx5_3 > mlx5_[0-9]+ > [0-9]+ " "$out"
+NCCL_GRAPH_DUMP_FILE=$where/graphs.xml topo channels "$islands" >"$where/written"
+expect "which a file keeps" "$(grep -E '^ +[0-9]+:' "$where/written")" "$(NCCL_GRAPH_FILE=$where/graphs.xml topo channels "$islands" | grep -E '^ +[0-9]+:')"
+
 topo model p4d -o "$where/p4d.xml" && topo diff p4d "$where/p4d.xml" >"$where/out"
 expect "no difference" 0 $?
 sed '0,/count="12"/s//count="10"/; 0,/link_width="16"/s//link_width="8"/; s/<net name="rdmap3".*//' "$where/p4d.xml" >"$where/sick.xml"

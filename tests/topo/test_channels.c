@@ -40,6 +40,52 @@ static void what_is_written_is_read_again(void **state)
 	tp_topo_free(topo);
 }
 
+/* What goes by NICs within a host is attributes of the GPUs: NCCL knows no NIC in the middle of a channel. */
+static void ways_over_nics_of_one_host_are_written_and_read(void **state)
+{
+	(void)state;
+	struct tp_topo_policy policy = helper_policy(true);
+	struct tp_topo *topo = helper_machine("islands16.xml", NULL, NULL, true);
+	struct tp_channels *all[2] = { helper_channels(topo, TP_PATTERN_RING, true), helper_channels(topo, TP_PATTERN_TREE, true) }, *read;
+	char *text, why[256];
+	size_t bytes;
+	assert_true(all[0]->by_net);
+	assert_int_equal(tp_channels_text(topo, (const struct tp_channels *const *)all, 2, &text, &bytes), ncclSuccess);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(tp_channels_parse(topo, text, bytes, "g.xml", all[i]->pattern, &read), ncclSuccess);
+		assert_int_equal(read->by_net, all[i]->by_net);
+		for (int c = 0; c < read->nchannels; c++) {
+			assert_int_equal(!read->channels[c].nets, !all[i]->channels[c].nets);
+			if (read->channels[c].nets) assert_memory_equal(read->channels[c].nets, all[i]->channels[c].nets, 16 * sizeof(struct tp_hop_nets));
+		}
+		assert_int_equal(tp_channels_check(topo, &policy, read, why), ncclSuccess);
+		if (!i) {
+			for (int g = 0; g < 16; g++)
+				if (read->channels[0].nets[g].next >= 0) read->channels[0].nets[g].next = read->channels[0].nets[g].prev;
+			assert_int_not_equal(tp_channels_check(topo, &policy, read, why), ncclSuccess);
+			assert_non_null(strstr(why, "exchanges with its next by"));
+		}
+		tp_channels_free(read);
+	}
+	char *bad = helper_replace(text, "nextnet=\"", 0, "nextnet=\"77");
+	assert_int_not_equal(tp_channels_parse(topo, bad, strlen(bad), "g.xml", TP_PATTERN_RING, &read), ncclSuccess);
+	free(bad);
+	struct tp_cluster *cluster;
+	assert_int_equal(tp_cluster_create(topo, all[0], NULL, 2, &cluster), ncclSuccess);
+	int by_net = 0;
+	for (int rank = 0; rank < 32; rank++) {
+		struct tp_ring_place place;
+		tp_cluster_ring(cluster, 0, rank, &place);
+		by_net += place.net_out >= 0 && place.next / 16 == rank / 16;
+	}
+	assert_true(by_net > 0);
+	tp_cluster_free(cluster);
+	free(text);
+	tp_channels_free(all[0]);
+	tp_channels_free(all[1]);
+	tp_topo_free(topo);
+}
+
 /* As NCCL writes them: no rank, devices by dev. */
 static const char two_gpus[] = "<graphs version=\"1\"><graph id=\"0\" pattern=\"4\" crossnic=\"0\" nchannels=\"1\" speedintra=\"12\" speedinter=\"12\" "
 	"latencyinter=\"0\" typeintra=\"PHB\" typeinter=\"PIX\" samechannels=\"1\">\n<channel>\n%s</channel></graph></graphs>";
@@ -469,7 +515,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_last_channel_without_a_partner_stays_with_itself),
-		cmocka_unit_test(what_is_written_is_read_again), cmocka_unit_test(files_of_nccl_are_read),
+		cmocka_unit_test(what_is_written_is_read_again), cmocka_unit_test(ways_over_nics_of_one_host_are_written_and_read), cmocka_unit_test(files_of_nccl_are_read),
 		cmocka_unit_test(nonsense_is_refused_with_its_line), cmocka_unit_test(another_pattern_in_the_file_is_no_error),
 		cmocka_unit_test(the_users_file_wins_over_the_search), cmocka_unit_test(each_gpu_has_the_nic_beside_it),
 		cmocka_unit_test(two_gpus_share_each_of_four_nics), cmocka_unit_test(a_gpu_whose_nic_is_missing_shares_anothers),

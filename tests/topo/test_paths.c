@@ -1,6 +1,7 @@
 /* The graph and the ways through it. */
 #include "topo/helper_topo.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -203,6 +204,44 @@ static void partitions_of_a_gpu_share_its_link(void **state)
 	tp_topo_free(topo);
 }
 
+/* NCCL's mlopart: each half says of NVLink and C2C what the whole GPU has, and both stand under one PCI device. */
+static void halves_of_a_gpu_have_half_of_its_links(void **state)
+{
+	(void)state;
+#define HALF(n) "<gpu dev=\"0\" sm=\"107\" mlopart=\"" n "\" rank=\"" n "\" gdr=\"1\"><nvlink target=\"fffffff:ff:ff.0\" count=\"36\" tclass=\"0x068000\"/>" \
+	"<c2c bw=\"56376\" count=\"7\"/></gpu>"
+#define WHOLE HELPER_CPU("0") "<pci busid=\"0000:01:00.0\" class=\"0x030200\" " HELPER_X16 ">"
+	struct tp_topo *topo = helper_topo("<system version=\"1\">" WHOLE HALF("0") HALF("1") "</pci></cpu></system>", NULL);
+	struct tp_topo *one = helper_topo("<system version=\"1\">" WHOLE HALF("0") "</pci></cpu></system>", NULL);
+	int32_t cpu = topo->of_kind[TP_TOPO_CPU][0];
+	assert_int_equal(topo->count[TP_TOPO_GPU], 2);
+	for (int i = 0; i < 2; i++) {
+		const struct tp_topo_node *half = tp_topo_node_of(topo, TP_TOPO_GPU, i);
+		double nvlink = 0;
+		for (int l = half->first_link; l < half->first_link + half->nlinks; l++)
+			if (topo->links[l].kind == TP_WIRE_NVL) nvlink += topo->links[l].bw;
+		assert_int_equal(half->gpu.part, i);
+		assert_string_equal(half->name, i ? "GPU 0.1" : "GPU 0.0");
+		assert_float_equal(nvlink, 36 * tp_topo_nvlink_bw(107) / 2, 1e-6);
+		assert_int_equal(tp_topo_path(topo, half->index, cpu)->type, TP_PATH_C2C);
+		assert_float_equal(tp_topo_path(topo, half->index, cpu)->bw, 7 * 56.376 / 2, 1e-6);
+	}
+	assert_int_equal(tp_topo_find_name(topo, "gpu0.1"), topo->of_kind[TP_TOPO_GPU][1]);
+	assert_int_equal(tp_topo_find_name(topo, "GPU 0.0"), topo->of_kind[TP_TOPO_GPU][0]);
+	assert_int_equal(tp_topo_find_name(topo, "gpu0.2"), -1);
+	/* Where the other half isn't there, all is its own. */
+	assert_float_equal(tp_topo_path(one, one->of_kind[TP_TOPO_GPU][0], one->of_kind[TP_TOPO_CPU][0])->bw, 7 * 56.376, 1e-6);
+	tp_topo_free(topo);
+	tp_topo_free(one);
+	assert_non_null(strstr(helper_refusal("<system version=\"1\">" WHOLE "<gpu dev=\"0\" mlopart=\"1\" rank=\"0\"/><gpu dev=\"0\" mlopart=\"1\" rank=\"1\"/></pci></cpu></system>"),
+		"is the same part (mlopart) of its GPU"));
+	char many[2048] = "<system version=\"1\">" WHOLE;
+	for (int i = 0; i < 17; i++) snprintf(many + strlen(many), sizeof(many) - strlen(many), "<gpu dev=\"0\" sm=\"107\" mlopart=\"%d\"/>", i);
+	strcat(many, "</pci></cpu></system>");
+	assert_non_null(strstr(helper_refusal(many), "holds more than 16 GPUs"));
+	assert_non_null(strstr(helper_refusal("<system version=\"1\">" WHOLE "<gpu dev=\"0\" mlopart=\"x\"/></pci></cpu></system>"), "mlopart=\"x\""));
+}
+
 static void nodes_are_found_by_what_people_call_them(void **state)
 {
 	(void)state;
@@ -260,7 +299,7 @@ int main(void)
 		cmocka_unit_test(domains_of_nvlink_have_switches_of_their_own), cmocka_unit_test(a_gpu_relays_one_step_over_nvlink),
 		cmocka_unit_test(links_that_are_all_down_are_no_links), cmocka_unit_test(a_link_to_oneself_is_left_out_with_a_warning),
 		cmocka_unit_test(a_link_that_only_one_end_knows_is_not_used), cmocka_unit_test(xgmi_is_read_with_its_own_bandwidth),
-		cmocka_unit_test(two_levels_of_one_broadcom_switch_are_one), cmocka_unit_test(partitions_of_a_gpu_share_its_link),
+		cmocka_unit_test(two_levels_of_one_broadcom_switch_are_one), cmocka_unit_test(partitions_of_a_gpu_share_its_link), cmocka_unit_test(halves_of_a_gpu_have_half_of_its_links),
 		cmocka_unit_test(nodes_are_found_by_what_people_call_them), cmocka_unit_test(host_ranks_have_cores_and_caches),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -111,6 +111,88 @@ static void four_nics_are_shared_by_pairs(void **state)
 	tp_topo_free(topo);
 }
 
+/* Rings that leave by another NIC than they came in by end at GPUs with little between them: a ring has no use for what joins its ends. */
+static void a_mesh_of_uneven_links_fills_every_nic(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_machine("xgmi8.xml", NULL, NULL, true);
+	struct tp_channels *rings = helper_channels(topo, TP_PATTERN_RING, true);
+	NEAR(helper_total(rings), 8 * 24);
+	assert_true(rings->type_intra <= TP_PATH_NVL);
+	assert_false(rings->by_net);
+	tp_channels_free(rings);
+	tp_topo_free(topo);
+}
+
+static struct tp_channels *search_with(const struct tp_topo *topo, enum tp_topo_switch net_within, enum tp_pattern pattern, bool multi_host)
+{
+	struct tp_topo_policy policy = helper_policy(multi_host);
+	struct tp_channels *channels = NULL;
+	char why[256];
+	policy.net_within = net_within;
+	assert_int_equal(tp_channels_search(topo, &policy, pattern, &channels), ncclSuccess);
+	if (tp_channels_check(topo, &policy, channels, why) != ncclSuccess) fail_msg("%s", why);
+	return channels;
+}
+
+/* Four islands of four GPUs with a NIC each: each ring comes to each island once, and no island can be entered by more than its GPUs' links. */
+static void islands_of_one_host_are_joined_by_their_nics(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_machine("islands16.xml", NULL, NULL, true);
+	struct tp_channels *rings = helper_channels(topo, TP_PATTERN_RING, true), *trees = helper_channels(topo, TP_PATTERN_TREE, true);
+	struct tp_channels *without = search_with(topo, TP_OFF, TP_PATTERN_RING, true), *few = search_with(topo, TP_OFF, TP_PATTERN_TREE, true);
+	NEAR(helper_total(rings), 4 * 24);
+	NEAR(rings->bound, 4 * 24);
+	assert_true(rings->by_net);
+	assert_int_equal(rings->type_intra, TP_PATH_NET);
+	assert_true(helper_total(trees) > 80);
+	/* Only where the CPU is the way else: GPUs of one switch reach each other through it. */
+	for (int c = 0; c < rings->nchannels; c++)
+		for (int i = 0; i + 1 < rings->ngpus; i++)
+			assert_int_equal(rings->channels[c].nets && rings->channels[c].nets[i].next >= 0,
+				tp_topo_path(topo, rings->channels[c].gpus[i], rings->channels[c].gpus[i + 1])->type >= TP_PATH_PHB);
+	assert_false(without->by_net);
+	assert_true(helper_total(without) < helper_total(rings) && helper_total(few) < helper_total(trees));
+	tp_channels_free(rings);
+	tp_channels_free(trees);
+	tp_channels_free(without);
+	tp_channels_free(few);
+	tp_topo_free(topo);
+}
+
+/* Within one host no NIC is known to be wired; and who says nothing has it among AMD's GPUs alone, as RCCL does and NCCL doesn't. */
+static void nics_within_a_host_are_used_where_they_may_be(void **state)
+{
+	(void)state;
+	struct tp_topo *alone = helper_machine("islands16.xml", NULL, NULL, false), *pairs = helper_machine("islands4.xml", NULL, NULL, true);
+	struct tp_channels *rings = helper_channels(alone, TP_PATTERN_RING, false), *other = helper_channels(pairs, TP_PATTERN_RING, true);
+	struct tp_channels *asked = search_with(pairs, TP_ON, TP_PATTERN_RING, true);
+	assert_false(rings->by_net);
+	assert_false(other->by_net);
+	assert_true(helper_total(asked) >= helper_total(other) * 0.999);
+	tp_channels_free(rings);
+	tp_channels_free(other);
+	tp_channels_free(asked);
+	tp_topo_free(alone);
+	tp_topo_free(pairs);
+}
+
+/* A NIC of the two that a hop needs is narrow, or gone: its ring is, and no other. */
+static void an_island_with_a_nic_less_is_entered_by_the_others(void **state)
+{
+	(void)state;
+	struct tp_topo *slow = helper_machine("islands16.xml", "name=\"mlx5_9\" dev=\"9\" speed=\"200000\"", "name=\"mlx5_9\" dev=\"9\" speed=\"100000\"", true);
+	struct tp_topo *none = helper_machine("islands16.xml", "name=\"mlx5_9\" dev=\"9\" speed=\"200000\" port=\"1\" guid=\"0xa\" gdr=\"1\"",
+		"name=\"mlx5_9\" dev=\"9\" speed=\"200000\" port=\"1\" guid=\"0xa\" gdr=\"0\"", true);
+	struct tp_channels *a = helper_channels(slow, TP_PATTERN_RING, true), *b = helper_channels(none, TP_PATTERN_RING, true);
+	assert_true(helper_total(a) >= 72 && helper_total(b) >= 72);
+	tp_channels_free(a);
+	tp_channels_free(b);
+	tp_topo_free(slow);
+	tp_topo_free(none);
+}
+
 static void cross_nic_0_never_changes_nics(void **state)
 {
 	(void)state;
@@ -352,6 +434,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_cube_mesh_has_six_rings_over_nvlink), cmocka_unit_test(a_switch_has_a_channel_for_every_nvlink),
 		cmocka_unit_test(every_gpu_talks_to_every_other_behind_a_switch_only), cmocka_unit_test(eight_nics_are_eight_rails_of_two_rings),
+		cmocka_unit_test(a_mesh_of_uneven_links_fills_every_nic), cmocka_unit_test(islands_of_one_host_are_joined_by_their_nics),
+		cmocka_unit_test(nics_within_a_host_are_used_where_they_may_be), cmocka_unit_test(an_island_with_a_nic_less_is_entered_by_the_others),
 		cmocka_unit_test(four_nics_are_shared_by_pairs), cmocka_unit_test(cross_nic_0_never_changes_nics),
 		cmocka_unit_test(two_sockets_and_one_nic), cmocka_unit_test(a_lost_nvlink_of_a_mesh_costs_one_ring),
 		cmocka_unit_test(a_gpu_with_fewer_links_to_the_switch_is_named), cmocka_unit_test(islands_of_nvlink_are_named),

@@ -312,6 +312,49 @@ static void planted_rings_of_larger_machines_are_found(void **state)
 	}
 }
 
+/* Islands of GPUs with a NIC each, joined by these alone: a ring comes to an island once, so that the optimum is what one island's NICs carry. */
+static void rings_over_islands_are_found(void **state)
+{
+	(void)state;
+	for (uint64_t which = 0; which < 24; which++) {
+		seed = which + 9000;
+		int size = 2 + draw(3), n = size * (2 + draw(3)), places = 2 * n, out[16], in[16], place[16];
+		double bw = draw(2) ? 24 : 12;
+		struct tp_problem *p = new_problem(n, n);
+		/* Which GPUs make an island says nothing of their numbers. */
+		shuffle(place, n);
+		p->unit = 50;
+		for (int i = 0; i < n; i++) {
+			out[i] = new_resource(p, bw);
+			in[i] = new_resource(p, bw);
+		}
+		int islands[16][2];
+		for (int i = 0; i < n / size; i++)
+			for (int way = 0; way < 2; way++) islands[i][way] = new_resource(p, 1000);
+		for (int a = 0; a < places; a++)
+			for (int b = 0; b < places; b++) {
+				int x = a % n, y = b % n;
+				if (a == b || (a >= n && b >= n) || ((a >= n || b >= n) && x != y)) continue;
+				if (a < n && b < n && place[x] / size == place[y] / size) {
+					use(p, a, b, TP_PATH_NVL, islands[place[x] / size][x > y], 1);
+					continue;
+				}
+				enum tp_topo_path_type type = a < n && b < n ? TP_PATH_NET : TP_PATH_PIX;
+				if (a < n) use(p, a, b, type, out[x], 1);
+				if (b < n) use(p, a, b, type, in[y], 1);
+			}
+		struct tp_search_result found;
+		assert_int_equal(tp_search_run(p, true, 2, TP_CHANNELS_MAX, &found), ncclSuccess);
+		double total = found.packed.n * found.bw_inter;
+		if (total < size * bw * 0.999) print_message("machine %d: %d GPUs in islands of %d: %.2f of %.2f\n", (int)which, n, size, total, size * bw);
+		/* Pairs of rings, there and back, take two GPUs of an island each: with three of them the last pair may find none together. */
+		assert_true(total >= size * bw * (size % 2 ? 0.9 : 0.999) && total <= size * bw * 1.001);
+		assert_true(found.bound <= size * bw * 1.001);
+		tp_search_free(&found);
+		tp_problem_free(p);
+	}
+}
+
 static void the_same_machine_gives_the_same_channels(void **state)
 {
 	(void)state;
@@ -351,6 +394,7 @@ int main(void)
 		cmocka_unit_test(rings_with_nics_are_as_good_as_brute_force),
 		cmocka_unit_test(planted_rings_are_found),
 		cmocka_unit_test(planted_rings_of_larger_machines_are_found),
+		cmocka_unit_test(rings_over_islands_are_found),
 		cmocka_unit_test(the_same_machine_gives_the_same_channels),
 		cmocka_unit_test(links_that_the_same_routes_take_become_one),
 	};
