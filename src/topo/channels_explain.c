@@ -94,6 +94,9 @@ static int list_groups(const struct view *v, char *text, size_t size)
 	return groups;
 }
 
+/* What joins GPUs directly, in their maker's word. */
+static const char *wires(const struct view *v) { return gpu_node(v, 0)->gpu.maker == TP_MAKER_AMD ? "xGMI" : "NVLink"; }
+
 /* The best link to add: one between two GPUs of which one has fewest neighbours. */
 static ncclResult_t explain_type(const struct view *v)
 {
@@ -109,8 +112,8 @@ static ncclResult_t explain_type(const struct view *v)
 	snprintf(costs, sizeof(costs), "the %ss take %s paths (%s), %.4g GB/s in all", v->what, tp_topo_path_name(v->channels->type_intra),
 		tp_topo_path_meaning(v->channels->type_intra), v->channels->nchannels * v->channels->bw_intra);
 	if (neighbours(v, poor, TP_PATH_NVL) == 0 && most > 1)
-		return FOUND(v, TP_FOUND_MISSING_LINK, gpu_node(v, poor)->index, -1, "no %s stays on NVLink: %s has none that works, others reach %d GPUs by it; %s",
-			v->what, gpu_name(v, poor), most, costs);
+		return FOUND(v, TP_FOUND_MISSING_LINK, gpu_node(v, poor)->index, -1, "no %s stays on %s: %s has none that works, others reach %d GPUs by it; %s",
+			v->what, wires(v), gpu_name(v, poor), most, costs);
 	for (int x = 0; x < p->ngpus && !v->topo->count[TP_TOPO_NVS]; x++)
 		for (int y = x + 1; y < p->ngpus; y++) {
 			int have = neighbours(v, x, TP_PATH_NVL) + neighbours(v, y, TP_PATH_NVL);
@@ -121,12 +124,12 @@ static ncclResult_t explain_type(const struct view *v)
 		}
 	if (a >= 0)
 		return FOUND(v, TP_FOUND_MISSING_LINK, gpu_node(v, a)->index, gpu_node(v, b)->index,
-			"no %s stays on NVLink: a link between %s and %s would let one; %s", v->what, gpu_name(v, a), gpu_name(v, b), costs);
+			"no %s stays on %s: a link between %s and %s would let one; %s", v->what, wires(v), gpu_name(v, a), gpu_name(v, b), costs);
 	if (list_groups(v, groups, sizeof(groups)) > 1)
-		return FOUND(v, TP_FOUND_MISSING_LINK, -1, -1, "no %s stays on NVLink, which joins the GPUs in groups and none of these with another (%s); %s",
-			v->what, groups, costs);
-	return FOUND(v, TP_FOUND_MISSING_LINK, gpu_node(v, poor)->index, -1, "no %s stays on NVLink: %s reaches %d GPUs by it, and no order uses each once; %s",
-		v->what, gpu_name(v, poor), neighbours(v, poor, TP_PATH_NVL), costs);
+		return FOUND(v, TP_FOUND_MISSING_LINK, -1, -1, "no %s stays on %s, which joins the GPUs in groups and none of these with another (%s); %s",
+			v->what, wires(v), groups, costs);
+	return FOUND(v, TP_FOUND_MISSING_LINK, gpu_node(v, poor)->index, -1, "no %s stays on %s: %s reaches %d GPUs by it, and no order uses each once; %s",
+		v->what, wires(v), gpu_name(v, poor), neighbours(v, poor, TP_PATH_NVL), costs);
 }
 
 /* Nothing was found at all. */

@@ -66,6 +66,7 @@ expect "neither is taken for the other" 0 $?
 islands=$SOURCE_DIR/tests/topo/data/islands16.xml
 out=$(topo channels "$islands")
 says "islands are joined by their NICs" "^8 rings x 12 GB/s = 96, 96 across hosts, where no channels could carry more than 96; paths NET" "$out"
+says "what they aren't joined by is named in AMD's word" "no ring stays on xGMI, which joins" "$(topo svg "$islands")"
 says "and the way says by which" "^   0: mlx5_[0-9]+ >.* 3 > mlx5_3 > mlx5_[0-9]+ > [0-9]+ " "$out"
 NCCL_GRAPH_DUMP_FILE=$where/graphs.xml topo channels "$islands" >"$where/written"
 expect "which a file keeps" "$(grep -E '^ +[0-9]+:' "$where/written")" "$(NCCL_GRAPH_FILE=$where/graphs.xml topo channels "$islands" | grep -E '^ +[0-9]+:')"
