@@ -1,7 +1,7 @@
 /* A call of GPU ranks, from its checks to the launch.
  *
- * Budget of a call that was made before (tp_gpu_call_again) besides CUDA's launch and the record of an event behind it: 0.1 us of ours, and three calls of the driver
- * that do no more than read (the current context, the stream's number, whether it is captured). That leaves room for the launch lock, a look in a small
+ * Budget of a call that was made before (tp_gpu_call_again) besides CUDA's launch and the record of an event behind it: 0.3 to 0.6 us, three calls of the driver
+ * that do no more than read (the current context, the stream's number, whether it is captured) among them. That leaves room for the launch lock, a look in a small
  * table, which keeps the kernel and all its arguments but the addresses, one line for the call board and one for the flight recorder; not for an allocation, a
  * second lock, a word that other ranks write, a log line, or finding out again what kernel it is. So a call in a row on one stream is five calls of the
  * driver (tests/cuda/test_calls.c), in a group too. None can be left out: a program may change its context, may begin a capture, and may destroy a stream and get

@@ -129,11 +129,12 @@ static void tell_sharing(const struct ncclComm *comm, const struct tp_gpu_budget
 		: gpu->mps ? "in several processes, under MPS: their kernels run side by side"
 		: "in several processes, which take turns on it: milliseconds a call; MPS (nvidia-cuda-mps-control -d) makes that microseconds";
 	TP_INFO(TP_INIT, "%d ranks share GPU %d (%s), %s; it works, and is slower than a GPU for each", sharers, gpu->ordinal, gpu->bus_id, how);
-	/* A stream for each rank at least. (Our own has a queue of its own.) */
-	if (in_process > 1 && in_process > queues)
-		TP_WARN("comm %p rank %d: %d ranks of this process share GPU %d and have as many streams there at least, and it has %d queues (CUDA_DEVICE_MAX_CONNECTIONS): "
+	/* A stream for each rank, and ours for uploads, which a kernel of another rank may wait for. */
+	const int streams = in_process + 1;
+	if (in_process > 1 && streams > queues)
+		TP_WARN("comm %p rank %d: %d ranks of this process share GPU %d and have %d streams there at least, and it has %d queues (CUDA_DEVICE_MAX_CONNECTIONS): "
 			"streams that share a queue wait for each other, perhaps for ever. Set CUDA_DEVICE_MAX_CONNECTIONS=32", (const void *)comm, comm->rank, in_process,
-			gpu->ordinal, queues);
+			gpu->ordinal, streams, queues);
 }
 
 ncclResult_t tp_gpu_rank_agree(struct ncclComm *comm)

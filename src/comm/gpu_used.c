@@ -267,9 +267,13 @@ bool tp_gpu_used_forget_graphs(struct tp_gpu_rank *rank)
 {
 	struct tp_gpu_streams *s = &rank->streams;
 	bool kept = false;
+	int mode;
+	tp_gpu_relax(&mode);
 	pthread_mutex_lock(&lock);
+	prune(s);
 	for (const struct tp_gpu_mark *m = s->marks; m; m = m->next) kept |= !m->owned;
 	pthread_mutex_unlock(&lock);
+	tp_gpu_unrelax(mode);
 	return !kept;
 }
 

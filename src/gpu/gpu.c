@@ -237,8 +237,9 @@ static bool ipc_works(void)
 	return works;
 }
 
-/* Our own stream, for uploads and the like. There are only so many queues on a GPU for streams of one priority (CUDA_DEVICE_MAX_CONNECTIONS), and in
- * the program's own some kernel may wait for the very rank that uploads: so it has a priority that hardly anybody uses, and executors' copies another. */
+/* Our own stream, for uploads and the like. Streams share queues, of which a GPU has so many (CUDA_DEVICE_MAX_CONNECTIONS), and in the program's own some kernel may
+ * wait for the very rank that uploads: so it has a priority of its own where there are more than two, for the least is the program's and the greatest that of
+ * executors' copies. */
 static CUresult create_stream(CUstream *out)
 {
 	int least, greatest;

@@ -44,7 +44,7 @@ struct tp_gpu {
 /* The rank that the calling thread's calls are for, named in such messages; -1: none. */
 extern _Thread_local int tp_gpu_rank_now __attribute__((tls_model("initial-exec")));
 ncclResult_t tp_gpu_fail(const char *file, int line, const char *function, const struct tp_gpu *gpu, const char *call, CUresult error);
-/* Our own stream on it, non-blocking, with a queue of its own. */
+/* Our own stream on it, non-blocking. */
 CUstream tp_gpu_stream(const struct tp_gpu *gpu);
 /* The device of the calling thread's current context; the primary context of device 0 where there is none. */
 ncclResult_t tp_gpu_current(struct tp_gpu **out);

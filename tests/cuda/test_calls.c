@@ -127,29 +127,19 @@ static void a_call_again_is_five_calls_of_the_driver(void **state)
 	assert_true(gpu_run(&threads, count_them, &sharing));
 }
 
-/* While there is a graph each eager call waits for it. */
-static void count_around_a_graph(struct gpu_rank *g)
+/* The graph goes, and calls on the stream are what they were. */
+static void drop_and_count(struct gpu_rank *g, CUgraphExec graph, CUdeviceptr at, CUstream stream)
 {
 	struct ranks *r = g->r;
-	CUstream stream = g->streams[0];
-	CUdeviceptr at = gpu_take(g, 4096, 0), vote = gpu_take(g, sizeof(int), 0);
+	CUdeviceptr vote = gpu_take(g, sizeof(int), 0);
 	int waiting = 1;
-	long long waits = gpu_count("cuStreamWaitEvent");
-	reduce_all(g, at, stream);
-	ranks_barrier(r);
-	CUDA_OK(StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-	reduce_all(g, at, stream);
-	CUgraphExec graph = gpu_end_capture(g, 0);
-	CUDA_OK(GraphLaunch(graph, stream));
-	for (int i = 0; i < 3; i++) reduce_all(g, at, g->streams[i % 3]);
-	REQUIRE(gpu_count("cuStreamWaitEvent") >= waits + 4);
 	for (int i = 0; i < GPU_STREAMS; i++) gpu_sync(g, i);
 	ranks_barrier(r);
 	CUDA_OK(GraphExecDestroy(graph));
 	/* CUDA says in its own time that it is gone, to each rank. */
 	while (waiting) {
 		reduce_all(g, at, stream);
-		waits = gpu_count("cuStreamWaitEvent");
+		long long waits = gpu_count("cuStreamWaitEvent");
 		reduce_all(g, at, stream);
 		waiting = gpu_count("cuStreamWaitEvent") != waits;
 		gpu_put(g, vote, &waiting, sizeof(waiting));
@@ -160,12 +150,45 @@ static void count_around_a_graph(struct gpu_rank *g)
 	count_calls(g, stream, reduce_all, five);
 }
 
+/* While there is a graph each eager call waits for it. */
+static void count_around_a_graph(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	CUstream stream = g->streams[0];
+	CUdeviceptr at = gpu_take(g, 4096, 0);
+	long long waits = gpu_count("cuStreamWaitEvent");
+	reduce_all(g, at, stream);
+	ranks_barrier(r);
+	CUDA_OK(StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+	reduce_all(g, at, stream);
+	CUgraphExec graph = gpu_end_capture(g, 0);
+	CUDA_OK(GraphLaunch(graph, stream));
+	for (int i = 0; i < 3; i++) reduce_all(g, at, g->streams[i % 3]);
+	REQUIRE(gpu_count("cuStreamWaitEvent") >= waits + 4);
+	drop_and_count(g, graph, at, stream);
+}
+
+/* A capture while another stream holds work, then eager calls elsewhere, and there they stay. */
+static void count_where_calls_stay(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	CUdeviceptr at = gpu_take(g, 4096, 0);
+	if (r->rank) usleep(50000);             /* so it does hold work */
+	reduce_all(g, at, g->streams[1]);
+	CUDA_OK(StreamBeginCapture(g->streams[2], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+	reduce_all(g, at, g->streams[2]);
+	CUgraphExec graph = gpu_end_capture(g, 2);
+	reduce_all(g, at, g->streams[0]);
+	drop_and_count(g, graph, at, g->streams[0]);
+}
+
 static void after_its_graphs_a_call_is_what_it_was_before(void **state)
 {
 	(void)state;
 	struct gpu_options processes = { .nranks = 2, .ndevices = 2 }, threads = { .nranks = 2, .threads = true };
 	assert_true(gpu_run(&processes, count_around_a_graph, NULL));
 	assert_true(gpu_run(&threads, count_around_a_graph, NULL));
+	assert_true(gpu_run(&threads, count_where_calls_stay, NULL));
 }
 
 /* Made again with buffers that lie otherwise: alone, in a group, in a capture. */
@@ -249,6 +272,13 @@ static void call_alone(struct gpu_rank *g)
 		REQUIRE(gpu_count("cuMemcpyAsync") == copies + 1 && gpu_count("cuLaunchKernel") == kernels + 1);
 		check_alone(g, out, MOST, 1);
 	}
+	/* Of memory that a copy reaches and a kernel might not. */
+	for (int i = 0; i < 3; i++) {
+		copies = gpu_count("cuMemcpyAsync");
+		REQUIRE_OK(ncclAllGather(given, GPU_PTR(out + 8), COUNT, ncclFloat32, g->comm, stream));
+		REQUIRE(gpu_count("cuMemcpyAsync") == copies + 1 && gpu_count("cuLaunchKernel") == kernels + 1);
+		check_alone(g, out + 8, COUNT, 1);
+	}
 	/* In a graph, which has a copy that nobody gives to the stream. */
 	copies = gpu_count("cuMemcpyAsync");
 	CUDA_OK(StreamBeginCapture(g->streams[0], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
@@ -264,11 +294,23 @@ static void call_alone(struct gpu_rank *g)
 	REQUIRE_OK(ncclRedOpDestroy(twice, g->comm));
 }
 
+/* NCCL_CTA_POLICY=ZERO: no multiprocessor's blocks are taken. */
+static void call_alone_without_blocks(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	CUdeviceptr in = gpu_take(g, 4000, 0), out = gpu_take(g, 4000, 0);
+	const long long kernels = gpu_count("cuLaunchKernel"), copies = gpu_count("cuMemcpyAsync");
+	for (int i = 0; i < 3; i++) REQUIRE_OK(ncclAllGather(GPU_PTR(in), GPU_PTR(out), 1000, ncclFloat32, g->comm, (cudaStream_t)g->streams[0]));
+	REQUIRE(gpu_count("cuMemcpyAsync") == copies + 3 && gpu_count("cuLaunchKernel") == kernels);
+}
+
 static void a_rank_alone_copies(void **state)
 {
 	(void)state;
 	struct gpu_options o = { .nranks = 1 };
 	assert_true(gpu_run(&o, call_alone, NULL));
+	o.env[0] = "NCCL_CTA_POLICY=ZERO";
+	assert_true(gpu_run(&o, call_alone_without_blocks, NULL));
 }
 
 int main(void)

@@ -98,10 +98,15 @@ static void run_operations(struct program *p)
 
 /* CUDA may wait for all kernels of a context where it makes or drops a graph, and those of ranks that share the context could wait for this very
  * rank: so all have settled before, and none goes on until all are through. */
+static bool share_a_context;    /* ranks are threads */
+static void meet(struct program *p)
+{
+	if (share_a_context) ranks_barrier(p->g->r);
+}
 static void settle_all(struct program *p)
 {
 	settle(p);
-	ranks_barrier(p->g->r);
+	meet(p);
 }
 
 static void drop_graphs(struct program *p)
@@ -109,7 +114,7 @@ static void drop_graphs(struct program *p)
 	settle_all(p);
 	for (int i = 0; i < p->ngraphs; i++)
 		if (p->graphs[i].n) CUDA_OK(GraphExecDestroy(p->graphs[i].exec));
-	ranks_barrier(p->g->r);
+	meet(p);
 	p->ngraphs = 0;
 	p->below_graphs = 0;
 	p->g->used = 0;
@@ -141,7 +146,7 @@ static void capture(struct program *p)
 		issue(p, k->ops, k->n, grouped);
 		k->exec = gpu_end_capture(p->g, k->stream);
 	}
-	ranks_barrier(p->g->r);
+	meet(p);
 }
 
 /* All ranks launch it, those too for whom it is empty. */
@@ -213,7 +218,7 @@ static void run_seed(uint64_t seed)
 		"TELPHER_CUDA_TABLE=two_shot=4K:4K:4K,gather=4K:4K:4K,scatter=4K:4K:4K,pairs=4K:4K:4K,rooted=4K:4K:4K,reduce=4K,transfers=4K,pipes=2" };
 	struct random random = { seed ^ 0x1234567 };
 	struct gpu_options options = { .nranks = 1 + (int)below(&random, 8), .pool_bytes = (size_t)16 << 20 };
-	options.threads = below(&random, 3) == 0;
+	share_a_context = options.threads = below(&random, 3) == 0;
 	options.nhosts = !options.threads && below(&random, 4) == 0 ? 1 + (int)below(&random, (size_t)options.nranks) : 1;
 	options.ndevices = below(&random, 2) ? 1 : 1 + (int)below(&random, (size_t)options.nranks);
 	options.env[0] = settings[below(&random, sizeof(settings) / sizeof(settings[0]))];

@@ -116,7 +116,7 @@ static ncclResult_t make_table(const struct tp_fused_options *options, const str
 ncclResult_t tp_fused_init(struct tp_boot *boot, struct tp_links *links, const struct tp_fused_options *options, struct tp_fused *out)
 {
 	struct tp_fused f = { .shared_gpu = options->shared_gpu, .rank = boot->rank, .nranks = boot->nranks, .comm = options->comm,
-		.counts = options->counts };
+		.counts = options->counts, .no_ctas = options->no_ctas };
 	struct word mine = { .version = WORD_VERSION };
 	mine.usable = see_regions(boot, links, &f);
 	const bool nvlink = is_nvlink(boot, links);
@@ -330,7 +330,7 @@ bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, siz
 bool tp_fused_fit_alone(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_launch *out)
 {
 	const size_t bytes = call->block_bytes;
-	if (f->nranks != 1 || !bytes || bytes > ALONE_BYTES) return false;
+	if (f->nranks != 1 || f->no_ctas || !bytes || bytes > ALONE_BYTES) return false;
 	const uint32_t units = (uint32_t)tp_div_up(bytes, 16);
 	*out = (struct tp_fused_launch){ .kind = TP_FUSED_LL, .bytes = bytes, .args = { .comm = f->comm, .slice_bytes = (uint32_t)bytes,
 		.total_bytes = (uint32_t)bytes, .units_a_round = units + 1, .tag = call->tag, .nranks = 1, .counts = f->counts } };

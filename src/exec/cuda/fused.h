@@ -100,7 +100,7 @@ struct tp_fused_machine {
 /* What of a communicator decides; the same on all ranks but for the addresses. */
 struct tp_fused {
 	bool usable;                                /* all ranks on one host, and each sees all regions */
-	bool shared_gpu, counts;
+	bool shared_gpu, counts, no_ctas;
 	int rank, nranks;
 	uint64_t comm;
 	uint64_t region[TP_DEV_MAX_LOCAL];

@@ -133,6 +133,13 @@ static ncclResult_t launch_copy(struct tp_cuda_exec *exec, CUstream stream, cons
 	return ncclSuccess;
 }
 
+/* A copy takes whatever CUDA has an address for, memory of another device or the program's own; a kernel doesn't. */
+static bool is_near(const struct tp_cuda_exec *exec, const void *address)
+{
+	struct tp_gpu_pointer p;
+	return tp_gpu_pointer(address, &p) == ncclSuccess && p.device && p.ordinal == exec->gpu->ordinal;
+}
+
 /* In as many pieces as it needs; `first` is the first one. */
 static ncclResult_t launch_fused(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, struct tp_fused_launch *first)
 {
@@ -254,7 +261,8 @@ ncclResult_t tp_cuda_exec_make_ready(const struct tp_cuda_exec *exec, const stru
 ncclResult_t tp_cuda_exec_launch_ready(struct tp_cuda_exec *exec, CUstream stream, struct tp_cuda_ready *ready, const struct tp_exec_call *call)
 {
 	if (is_stopped(exec)) return fail_stopped(exec);
-	if (exec->fused.nranks == 1 && call->input == call->output) return ncclSuccess;
+	if (exec->fused.nranks == 1 && (call->input == call->output || !is_near(exec, call->input) || !is_near(exec, call->output)))
+		return launch_copy(exec, stream, call);
 	tp_fused_set_buffers(&ready->launch, call->input, call->output);
 	return tp_cuda_exec_run(exec, stream, ready->function, ready->launch.blocks, ready->launch.threads, &ready->launch.args);
 }

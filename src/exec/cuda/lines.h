@@ -16,7 +16,7 @@
  *
  * Units. A unit is what a protocol moves at once: a thread's 16 bytes in two lines (LL), or the 120 bytes of a line of 128 that eight
  * threads share (LL128): 16 bytes each, the eighth 8 and the flag. A warp's store to a line lands whole, and so does its load, if its
- * threads are together: they meet before each push and each look, or the flag could go ahead of the others' bytes, or be newer than what they
+ * threads are together: they meet before the pushes of a unit and before each look, or the flag could go ahead of the others' bytes, or be newer than what they
  * have seen. The warp looks until all its lines have come. */
 #ifndef TP_EXEC_CUDA_LINES_H
 #define TP_EXEC_CUDA_LINES_H
@@ -193,7 +193,7 @@ struct tp_ll128 {
 		}
 		return ok;
 	}
-	/* Before a push or a look, by all threads of the warp. */
+	/* Before the pushes of a unit, and before each look: by all threads of the warp. */
 	TP_METHOD void meet() { tp_warp_sync(); }
 	TP_METHOD bool all(bool x) { return tp_warp_all(x); }
 	TP_METHOD bool any(bool x) { return tp_warp_any(x); }

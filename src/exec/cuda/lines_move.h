@@ -107,6 +107,7 @@ TP_DEVICE void tp_lines_push(const tp_fused_args &a, const tp_lines &k, const R 
 				if (mine && first + q < a.nranks && (!OWNERS || slice >= 0) && tp_lines_sends_to(a, p))
 					L::get((const char *)a.input + (uint32_t)slice * a.in_stride + from, v[q]);
 			}
+			tp_lines_delay();
 			L::meet();
 			TP_UNROLL
 			for (int q = 0; q < L::PEERS; q++) {
@@ -257,6 +258,7 @@ TP_DEVICE void tp_lines_forward(const tp_fused_args &a, tp_lines &k, uint32_t ro
 		const uint32_t from = tp_lines_from<L>(a, k, round, u.at);
 		tp_four v[1][L::VECTORS];
 		tp_unit_take<L, 1, true>(a, k, a.root, 0, epoch, u.at, u.mine(), v);
+		tp_lines_delay();
 		L::meet();
 		if (!u.mine()) continue;
 		TP_NO_UNROLL

@@ -354,7 +354,8 @@ TP_FAR tp_stream_state tp_stream_move_large(const tp_stream stream, tp_stream_la
 		if (straight) s.stopped |= !tp_stream_await_straight(s, stamp);
 		else tp_stream_receive(s, t, rest, end);
 	}
-	return { s.count + straight, s.seen, s.stopped };
+	/* One thread may have been stopped where the others weren't, and a warp goes on together or not at all. */
+	return { s.count + straight, s.seen, tp_warp_any(s.stopped) };
 }
 
 TP_DEVICE uint64_t *tp_stream_counter(const tp_dev_streams_head &h, const tp_dev_stream &t, uint32_t channel)
