@@ -62,7 +62,8 @@ static ncclResult_t add_graph(const struct tp_topo *topo, struct tp_topo_doc *do
 	TP_TRY(tp_doc_setf(doc, graph, "speedintra", "%.9g", c->bw_intra));
 	TP_TRY(tp_doc_setf(doc, graph, "speedinter", "%.9g", c->bw_inter));
 	TP_TRY(tp_doc_setf(doc, graph, "latencyinter", "%.9g", c->latency_inter_us));
-	TP_TRY(tp_doc_set(doc, graph, "typeintra", tp_topo_path_name(c->type_intra)));
+	/* NCCL knows no NET within a host; prevnet and nextnet say it. */
+	TP_TRY(tp_doc_set(doc, graph, "typeintra", tp_topo_path_name(c->by_net ? TP_MIN(c->type_intra, TP_PATH_SYS) : c->type_intra)));
 	TP_TRY(tp_doc_set(doc, graph, "typeinter", tp_topo_path_name(c->type_inter)));
 	TP_TRY(tp_doc_setf(doc, graph, "samechannels", "%d", c->same));
 	for (int i = 0; i < c->nchannels; i++) {
@@ -212,6 +213,10 @@ static ncclResult_t read_channel(const struct in *in, const struct tp_element *e
 	if (gpus != want)
 		return TP_FAIL(ncclInvalidUsage, "%s has %d GPUs, the machine %d", tp_element_where(in->doc, e, where), gpus, want);
 	if (nets == 1) return TP_FAIL(ncclInvalidUsage, "%s has one NIC: two, in and out, or none", tp_element_where(in->doc, e, where));
+	for (int i = 0; channel->nets && i <= gpus; i++)
+		if ((i && channel->nets[i - 1].next >= 0) != (i < gpus && channel->nets[i].prev >= 0))
+			return TP_FAIL(ncclInvalidUsage, "%s: a hop by NICs of one host has a nextnet at the one GPU and a prevnet at the next, and GPU %d of the channel has one of them alone",
+				tp_element_where(in->doc, e, where), i < gpus ? i : i - 1);
 	return ncclSuccess;
 }
 
@@ -254,6 +259,7 @@ static ncclResult_t read_graph(const struct in *in, const struct tp_element *gra
 	if (!c->channels) return ncclSystemError;
 	for (const struct tp_element *e = graph->first; e; e = e->next)
 		if (strcmp(e->name, "channel") == 0) TP_TRY(read_channel(in, e, &c->channels[c->nchannels++]));
+	if (c->by_net) c->type_intra = TP_PATH_NET;
 	return ncclSuccess;
 }
 
@@ -312,6 +318,12 @@ ncclResult_t tp_channels_load(const struct tp_topo *topo, const struct tp_topo_p
 		ncclResult_t result = from_doc(topo, doc, pattern, &read);
 		tp_topo_doc_free(doc);
 		if (result != ncclSuccess) return result;
+		if (read && read->by_net && (policy->net_within == TP_OFF || !policy->multi_host)) {
+			TP_WARN("NCCL_GRAPH_FILE %s, graph %d: GPUs of one host reach each other by NICs there (prevnet, nextnet), which ranks don't do%s; channels are searched for "
+				"instead", path, id_of(pattern), policy->multi_host ? "" : " within one host");
+			tp_channels_free(read);
+			read = NULL;
+		}
 		if (read && tp_channels_check(topo, policy, read, why) == ncclInvalidUsage)
 			TP_WARN("NCCL_GRAPH_FILE %s, graph %d: %s; it is obeyed", path, id_of(pattern), why);
 	}

@@ -178,8 +178,10 @@ static ncclResult_t look_faults(struct look *l)
 static ncclResult_t look_rings(struct look *l)
 {
 	struct tp_channels *rings;
+	struct tp_topo_policy policy = *l->policy;
 	if (l->topo->count[TP_TOPO_GPU] < 2) return ncclSuccess;
-	TP_TRY(tp_channels_search(l->topo, l->policy, TP_PATTERN_RING, &rings));
+	policy.net_within = TP_OFF;             /* what communicators can do, whoever looks */
+	TP_TRY(tp_channels_search(l->topo, &policy, TP_PATTERN_RING, &rings));
 	see(l, NULL, rings->nchannels * TP_MIN(rings->bw_intra, rings->bw_inter), rings->nfindings ? rings->findings[0].text : NULL, "all rings together");
 	tp_channels_free(rings);
 	return ncclSuccess;

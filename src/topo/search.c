@@ -32,6 +32,7 @@ struct search {
 	struct candidate *candidates;
 	int ncandidates;
 	double *intra, *inter;          /* [nresources] */
+	bool may_part;
 	double bound;                   /* of all that was looked into */
 	uint64_t budget;                /* hops in all */
 	uint64_t stop_at;               /* hops, for this form and these kinds of paths */
@@ -325,22 +326,54 @@ static ncclResult_t search_alloc(struct search *s)
 	s->best.net_in = tp_alloc(TP_CHANNELS_MAX, sizeof(*s->best.net_in), "channel search");
 	s->best.net_out = tp_alloc(TP_CHANNELS_MAX, sizeof(*s->best.net_out), "channel search");
 	if (!s->candidates || !s->intra || !s->inter || !s->best.order || !s->best.net_in || !s->best.net_out) return ncclSystemError;
-	return tp_pack_create(s->p, &s->pack);
+	return tp_pack_create(s->p, s->may_part, &s->pack);
 }
 
-ncclResult_t tp_search_run(const struct tp_problem *p, bool ring, int cross_nic, int most, struct tp_search_result *out)
+static ncclResult_t run_once(struct search *s, bool ring, struct tp_search_result *out)
 {
-	return tp_search_run_above(p, ring, cross_nic, most, 0, out);
+	ncclResult_t result = search_alloc(s);
+	if (result == ncclSuccess && (s->p->ngpus > 1 || s->p->nnets)) result = look_everywhere(s, ring);
+	struct tp_search_result found = { s->best, s->wish.form, s->wish.cross_nic, s->bw_intra, s->bw_inter, s->bound, s->pack ? tp_pack_steps(s->pack) : 0 };
+	search_free(s);
+	if (result == ncclSuccess) *out = found;
+	else tp_search_free(&found);
+	return result;
+}
+
+static ncclResult_t run_above(const struct tp_problem *p, bool ring, int cross_nic, int most, double above, bool may_part, struct tp_search_result *out)
+{
+	/* What is promised of a large machine leaves more time. */
+	const uint64_t again = may_part ? WHOLE_BUDGET / 2 : p->ngpus <= 8 ? WHOLE_BUDGET / 4 : 3 * WHOLE_BUDGET;
+	struct search s = { .p = p, .most = most, .cross_nic = cross_nic, .may_part = may_part, .total = above, .budget = above > 0 ? again : WHOLE_BUDGET };
+	return run_once(&s, ring, out);
 }
 
 ncclResult_t tp_search_run_above(const struct tp_problem *p, bool ring, int cross_nic, int most, double above, struct tp_search_result *out)
 {
-	struct search s = { .p = p, .most = most, .cross_nic = cross_nic, .total = above,
-		.budget = above > 0 ? WHOLE_BUDGET / 2 : WHOLE_BUDGET };
-	ncclResult_t result = search_alloc(&s);
-	if (result == ncclSuccess && (p->ngpus > 1 || p->nnets)) result = look_everywhere(&s, ring);
-	struct tp_search_result found = { s.best, s.wish.form, s.wish.cross_nic, s.bw_intra, s.bw_inter, s.bound, s.pack ? tp_pack_steps(s.pack) : 0 };
-	search_free(&s);
+	return run_above(p, ring, cross_nic, most, above, true, out);
+}
+
+/* The better of two; the other is gone. */
+static void keep_better(struct tp_search_result *best, struct tp_search_result *other)
+{
+	const bool better = other->packed.n > 0;
+	other->bound = best->bound = TP_MAX(best->bound, other->bound);
+	other->steps = best->steps += other->steps;
+	tp_search_free(better ? best : other);
+	if (better) *best = *other;
+}
+
+/* Where rings may end at GPUs that have little between them, that takes steps from those that don't: these have a search of their own behind it. */
+ncclResult_t tp_search_run(const struct tp_problem *p, bool ring, int cross_nic, int most, struct tp_search_result *out)
+{
+	struct tp_search_result found, other;
+	TP_TRY(run_above(p, ring, cross_nic, most, 0, true, &found));
+	const double total = found.packed.n * found.bw_inter;
+	ncclResult_t result = ncclSuccess;
+	if (ring && cross_nic && p->nnets && total > 0 && total * BETTER < found.bound && tp_pack_is_uneven(p)) {
+		result = run_above(p, ring, cross_nic, most, total, false, &other);
+		if (result == ncclSuccess) keep_better(&found, &other);
+	}
 	if (result == ncclSuccess) *out = found;
 	else tp_search_free(&found);
 	return result;
@@ -469,10 +502,7 @@ static ncclResult_t search_by_net(const struct tp_topo *topo, const struct tp_to
 	ncclResult_t result = (*by_net)->nvia ? tp_search_run_above(*by_net, ring, policy->cross_nic, TP_CHANNELS_MAX, best->packed.n * best->bw_inter, &s) : ncclSuccess;
 	if (result == ncclSuccess && (*by_net)->nvia) {
 		better = s.packed.n > 0;
-		s.bound = best->bound = TP_MAX(best->bound, s.bound);
-		s.steps = best->steps += s.steps;
-		tp_search_free(better ? best : &s);
-		if (better) *best = s;
+		keep_better(best, &s);
 	}
 	if (better) return ncclSuccess;
 	tp_problem_free(*by_net);

@@ -108,6 +108,14 @@ static int own_net(const struct tp_topo *topo, const struct tp_problem *p, int g
 	return near && leads(topo, gpu, place) && leads(topo, place, gpu) ? topo->nodes[net].ordinal : -1;
 }
 
+/* What is known of two NETs' networks doesn't keep them apart. */
+static bool may_meet(const struct tp_topo *topo, int one, int other)
+{
+	const struct tp_topo_node *a = tp_topo_node_of(topo, TP_TOPO_NET, one), *b = tp_topo_node_of(topo, TP_TOPO_NET, other);
+	bool fabrics = !a->net.fabric || !b->net.fabric || a->net.fabric == b->net.fabric;
+	return fabrics && (a->net.plane < 0 || b->net.plane < 0 || a->net.plane == b->net.plane);
+}
+
 static ncclResult_t choose_nets(const struct tp_topo *topo, struct tp_problem *p)
 {
 	p->via = tp_alloc((size_t)p->ngpus * (size_t)p->ngpus + 1, sizeof(*p->via), "ways over NICs");
@@ -118,7 +126,7 @@ static ncclResult_t choose_nets(const struct tp_topo *topo, struct tp_problem *p
 			const struct tp_topo_node *x = place_node(topo, a), *y = place_node(topo, b);
 			if (x->host != y->host || tp_topo_path(topo, x->index, y->index)->type < TP_PATH_PHB) continue;
 			int one = own_net(topo, p, a, b), other = own_net(topo, p, b, a);
-			if (one < 0 || other < 0 || p->port[one] == p->port[other]) continue;
+			if (one < 0 || other < 0 || p->port[one] == p->port[other] || !may_meet(topo, one, other)) continue;
 			p->via[a * p->ngpus + b] = (int16_t)one;
 			p->via[b * p->ngpus + a] = (int16_t)other;
 			p->nvia++;

@@ -76,7 +76,9 @@ struct tp_packed {
 	int16_t *net_in, *net_out;      /* [n] */
 };
 struct tp_pack;
-ncclResult_t tp_pack_create(const struct tp_problem *p, struct tp_pack **out);
+/* may_part: some rings end where GPUs have little between them, where that differs. */
+ncclResult_t tp_pack_create(const struct tp_problem *p, bool may_part, struct tp_pack **out);
+bool tp_pack_is_uneven(const struct tp_problem *p);     /* are some GPUs joined better than others? Behind a switch none are */
 void tp_pack_free(struct tp_pack *pack);
 /* As many channels as it finds within `budget` hops, up to `target`. The result belongs to the pack until the next call. */
 const struct tp_packed *tp_pack_run(struct tp_pack *pack, const struct tp_wish *wish, int target, uint64_t budget);

@@ -62,8 +62,7 @@ static bool alike(const struct tp_problem *p, const struct tp_route *a, const st
 	return a->type == b->type && narrow[0] == narrow[1];
 }
 
-/* Are some GPUs joined better than others? Behind a switch none are. */
-static bool are_uneven(const struct tp_problem *p)
+bool tp_pack_is_uneven(const struct tp_problem *p)
 {
 	for (int a = 0; a < p->ngpus; a++)
 		for (int b = 0; b < p->ngpus; b++)
@@ -71,7 +70,7 @@ static bool are_uneven(const struct tp_problem *p)
 	return false;
 }
 
-ncclResult_t tp_pack_create(const struct tp_problem *p, struct tp_pack **out)
+ncclResult_t tp_pack_create(const struct tp_problem *p, bool may_part, struct tp_pack **out)
 {
 	size_t gpus = (size_t)p->ngpus + 1;
 	struct tp_pack *pack = tp_alloc(1, sizeof(*pack), "channel search");
@@ -92,7 +91,7 @@ ncclResult_t tp_pack_create(const struct tp_problem *p, struct tp_pack **out)
 		pack->nearest[gpu] = TP_PATH_DIS;
 		for (int other = 0; other < p->ngpus; other++) pack->nearest[gpu] = TP_MIN(pack->nearest[gpu], (int)tp_route_of(p, gpu, other)->type);
 	}
-	pack->uneven = are_uneven(p);
+	pack->may_part = may_part && tp_pack_is_uneven(p);
 	bool ok = pack->nearest && pack->island && pack->net_keys && pack->net_gpus && pack->served && pack->left && pack->candidates && pack->keys && pack->used && pack->walk;
 	if (ok && packed_alloc(&pack->now, gpus) && packed_alloc(&pack->best, gpus) && packed_alloc(&pack->kept, gpus)) {
 		*out = pack;
@@ -301,7 +300,8 @@ static bool try_pair_apart(struct tp_pack *pack, int in, int out)
 	return false;
 }
 
-/* Partners whose GPUs have the least between them first: what joins a ring's two ends is of no use to it. */
+/* Partners whose GPUs are joined by little first, for what joins a ring's two ends is of no use to it; last those whose GPUs aren't joined at all, as what is
+ * left of such a ring has the farther way to go. */
 static void rank_partners(struct tp_pack *pack, int in, const struct ranked *outs, int nout, struct ranked list[MOST_NETS])
 {
 	int n = 0, first = -1;
@@ -420,7 +420,7 @@ static void remove_some(struct tp_pack *pack)
 const struct tp_packed *tp_pack_run(struct tp_pack *pack, const struct tp_wish *wish, int target, uint64_t budget)
 {
 	size_t gpus = (size_t)pack->p->ngpus;
-	bool apart = wish->form == TP_FORM_RING_NETS && wish->cross_nic && pack->uneven;
+	bool apart = wish->form == TP_FORM_RING_NETS && wish->cross_nic && pack->may_part;
 	pack->wish = wish;
 	pack->target = TP_MIN(target, TP_CHANNELS_MAX);
 	uint64_t end = pack->steps + budget;

@@ -22,8 +22,8 @@ struct tp_pack {
 	int *net_gpus, *served;
 	int *nearest;                   /* [ngpus]: kind of the nearest path to another GPU */
 	int *island, nislands;          /* [ngpus] */
-	bool uneven;                    /* some GPUs are joined better than others */
-	bool apart;                     /* rings end where GPUs have little between them */
+	bool may_part;                  /* rings may end where GPUs have little between them, and some have less than others */
+	bool apart;                     /* this one does */
 	double forward, back;           /* what a hop of this walk takes, of the channel's bandwidth */
 	int last;                       /* where this walk must end; -1: anywhere */
 	int hops, walks;                /* left to this walk, and walks to this channel: most that fail do so alike */

@@ -182,4 +182,12 @@ printf '<system version="1">\n<cpu>\n' >"$where/half.xml"
 refuses "half a file" 1 "half.xml:" all_reduce 8 --topo "$where/half.xml"
 sed 's/<net .*//' "$where/map.xml" >"$where/alone.xml"
 refuses "hosts that nothing joins" 1 "reaches no port" all_reduce 8 --topo "$where/alone.xmlx2"
+
+# Channels between GPUs of one host by their NICs are for planning: ranks don't do that, whoever wrote the file.
+islands=$SOURCE_DIR/tests/topo/data/islands16.xml
+NCCL_GRAPH_DUMP_FILE=$where/graphs.xml "$telpher" topo channels "$islands" >/dev/null
+chosen() { grep -E '^Chosen: ' <<<"$1"; }
+out=$(NCCL_DEBUG=WARN NCCL_GRAPH_FILE=$where/graphs.xml explain all_reduce 64M --topo "${islands}x2")
+says "a file with ways by NICs of one host is refused" "graph 0: GPUs of one host reach each other by NICs there \(prevnet, nextnet\), which ranks don't do; channels are searched for instead" "$out"
+expect "and changes nothing" "$(chosen "$(explain all_reduce 64M --topo "${islands}x2")")" "$(chosen "$out")"
 exit $((fails > 0))

@@ -69,6 +69,8 @@ says "islands are joined by their NICs" "^8 rings x 12 GB/s = 96, 96 across host
 says "what they aren't joined by is named in AMD's word" "no ring stays on xGMI, which joins" "$(topo svg "$islands")"
 says "and the way says by which" "^   0: mlx5_[0-9]+ >.* 3 > mlx5_3 > mlx5_[0-9]+ > [0-9]+ " "$out"
 NCCL_GRAPH_DUMP_FILE=$where/graphs.xml topo channels "$islands" >"$where/written"
+says "as far as NCCL has a word for it" ' typeintra="SYS" ' "$(cat "$where/graphs.xml")"
+says "what is expected is what ranks can do" "^rings>=32 " "$(topo expect "$islands")"
 expect "which a file keeps" "$(grep -E '^ +[0-9]+:' "$where/written")" "$(NCCL_GRAPH_FILE=$where/graphs.xml topo channels "$islands" | grep -E '^ +[0-9]+:')"
 
 topo model p4d -o "$where/p4d.xml" && topo diff p4d "$where/p4d.xml" >"$where/out"

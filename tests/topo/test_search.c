@@ -167,15 +167,35 @@ static void nics_within_a_host_are_used_where_they_may_be(void **state)
 	(void)state;
 	struct tp_topo *alone = helper_machine("islands16.xml", NULL, NULL, false), *pairs = helper_machine("islands4.xml", NULL, NULL, true);
 	struct tp_channels *rings = helper_channels(alone, TP_PATTERN_RING, false), *other = helper_channels(pairs, TP_PATTERN_RING, true);
-	struct tp_channels *asked = search_with(pairs, TP_ON, TP_PATTERN_RING, true);
+	struct tp_topo *both = helper_machine("islands16.xml", NULL, NULL, true);
+	struct tp_channels *asked = search_with(both, TP_ON, TP_PATTERN_RING, true), *forbidden = search_with(both, TP_OFF, TP_PATTERN_RING, true);
 	assert_false(rings->by_net);
 	assert_false(other->by_net);
-	assert_true(helper_total(asked) >= helper_total(other) * 0.999);
+	assert_true(asked->by_net);
+	assert_false(forbidden->by_net);
+	assert_true(helper_total(asked) > helper_total(forbidden));
+	for (int i = 0; i < both->count[TP_TOPO_GPU]; i++) both->nodes[tp_topo_node_of(both, TP_TOPO_GPU, i)->index].gpu.maker = TP_MAKER_NVIDIA;
+	struct tp_channels *others = search_with(both, TP_AUTO, TP_PATTERN_RING, true);
+	assert_false(others->by_net);
 	tp_channels_free(rings);
 	tp_channels_free(other);
 	tp_channels_free(asked);
+	tp_channels_free(forbidden);
+	tp_channels_free(others);
 	tp_topo_free(alone);
 	tp_topo_free(pairs);
+	tp_topo_free(both);
+}
+
+/* A machine on which looking for rings whose ends have little between them left too few steps for others. */
+static void one_way_to_look_takes_nothing_from_the_other(void **state)
+{
+	(void)state;
+	struct tp_topo *topo = helper_machine("uneven16.xml", NULL, NULL, true);
+	struct tp_channels *rings = helper_channels(topo, TP_PATTERN_RING, true);
+	assert_true(helper_total(rings) >= 96 * 0.999);
+	tp_channels_free(rings);
+	tp_topo_free(topo);
 }
 
 /* A NIC of the two that a hop needs is narrow, or gone: its ring is, and no other. */
@@ -435,7 +455,7 @@ int main(void)
 		cmocka_unit_test(a_cube_mesh_has_six_rings_over_nvlink), cmocka_unit_test(a_switch_has_a_channel_for_every_nvlink),
 		cmocka_unit_test(every_gpu_talks_to_every_other_behind_a_switch_only), cmocka_unit_test(eight_nics_are_eight_rails_of_two_rings),
 		cmocka_unit_test(a_mesh_of_uneven_links_fills_every_nic), cmocka_unit_test(islands_of_one_host_are_joined_by_their_nics),
-		cmocka_unit_test(nics_within_a_host_are_used_where_they_may_be), cmocka_unit_test(an_island_with_a_nic_less_is_entered_by_the_others),
+		cmocka_unit_test(one_way_to_look_takes_nothing_from_the_other), cmocka_unit_test(nics_within_a_host_are_used_where_they_may_be), cmocka_unit_test(an_island_with_a_nic_less_is_entered_by_the_others),
 		cmocka_unit_test(four_nics_are_shared_by_pairs), cmocka_unit_test(cross_nic_0_never_changes_nics),
 		cmocka_unit_test(two_sockets_and_one_nic), cmocka_unit_test(a_lost_nvlink_of_a_mesh_costs_one_ring),
 		cmocka_unit_test(a_gpu_with_fewer_links_to_the_switch_is_named), cmocka_unit_test(islands_of_nvlink_are_named),

@@ -61,8 +61,8 @@ static void compare_machine(const char *name)
 		compare(name, variant, answer, "rings", rings);
 		compare(name, variant, answer, "tree", trees);
 		compare_pairs(name, variant, answer, topo, multi_host);
-		/* 16 of the 26 have 8 GPUs: what a search may cost there, in hops looked at. */
-		assert_true(rings->steps < 3000000 && trees->steps < 3000000);
+		/* What a search may cost up to 8 GPUs, in hops looked at; above, what is promised is twenty times as long. */
+		assert_true(rings->steps < (topo->count[TP_TOPO_GPU] > 8 ? 12000000 : 3000000) && trees->steps < 3000000);
 		tp_channels_free(rings);
 		tp_channels_free(trees);
 		tp_topo_free(topo);
