@@ -217,7 +217,7 @@ void tp_gpu_memory_close(struct tp_gpu_rank *rank);
 /* Registered buffers are offered to peers' kernels from now on. */
 void tp_gpu_memory_offer(struct tp_gpu_rank *rank, struct tp_cuda_exec *exec);
 /* What they were good for. */
-void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number);
+void tp_gpu_memory_tell(struct tp_gpu_rank *rank, struct tp_links *links, int number);
 
 /* gpu_register.c: what a capture receives into is registered as long as its graph lives. Launch lock held, but for spend, which is called when
  * the graph is gone, from any thread, and calls nothing of CUDA's. drop_spent: nothing of the rank may be outstanding but graphs that live;

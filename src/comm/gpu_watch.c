@@ -210,7 +210,11 @@ static enum tp_run run_gpu(struct tp_runnable *runnable)
 	if (!comm->gpu || !comm->links || !tp_links_have_net(comm->links)) return TP_RUN_IDLE;
 	tp_comm_look_for_events(comm);
 	tp_gpu_watch_faults(comm);
-	if (atomic_load_explicit(&comm->gate, memory_order_acquire) & (TP_GATE_ERROR | TP_GATE_ABORTED | TP_GATE_REVOKED)) return TP_RUN_IDLE;
+	if (atomic_load_explicit(&comm->gate, memory_order_acquire) & (TP_GATE_ERROR | TP_GATE_ABORTED | TP_GATE_REVOKED)) {
+		/* Kernels end without waiting for what they have lent. */
+		tp_links_recall(comm->links);
+		return TP_RUN_IDLE;
+	}
 	bool outstanding = is_outstanding(comm), moved = false;
 	ncclResult_t result = tp_links_progress(comm->links, &moved);
 	if (result != ncclSuccess) {

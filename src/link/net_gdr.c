@@ -51,6 +51,14 @@ static ncclResult_t hold(const struct tp_net_ops *ops, int dev, const struct tp_
 	return result;
 }
 
+static void widen(void **memory, size_t *bytes)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)*memory / page * page, end = tp_align_up((uintptr_t)*memory + *bytes, page);
+
+	*memory = (void *)begin;
+	*bytes = end - begin;
+}
+
 static bool works(const struct trial *t, enum tp_net_memory way)
 {
 	struct tp_gpu_memory memory;
@@ -147,6 +155,48 @@ ncclResult_t tp_net_gdr_set(struct tp_net_links *nets, struct tp_links_gdr *devs
 	return ncclSuccess;
 }
 
+/* ---- the program's own memory */
+
+const char *tp_net_gdr_why_not(const struct tp_net_links *nets)
+{
+	const char *why = "no network device was found to reach it";
+
+	for (int d = 0; nets->gdr && d < nets->ndevs; d++) {
+		if (nets->gdr[d].send) return NULL;
+		if (nets->gdr[d].why[0]) why = nets->gdr[d].why;
+	}
+	return why;
+}
+
+static bool sends_by(const struct tp_net_links *nets, int dev)
+{
+	const struct tp_boot *boot = nets->boot;
+
+	for (int r = 0; r < boot->nranks; r++)
+		for (int c = 0; c < nets->nchannels && boot->peers[r].host != boot->host; c++)
+			if (tp_net_links_device(nets, c, boot->rank, r) == dev) return true;
+	return false;
+}
+
+int tp_net_gdr_send_devices(const struct tp_net_links *nets, int *devs, int most)
+{
+	int n = 0;
+
+	for (int d = 0; nets->gdr && d < nets->ndevs && n < most; d++)
+		if (nets->gdr[d].send && sends_by(nets, d)) devs[n++] = d;
+	return n;
+}
+
+ncclResult_t tp_net_gdr_hold(const struct tp_net_links *nets, int dev, void *memory, size_t bytes, void **held)
+{
+	const struct trial *t = tried(nets->ops, dev, nets->gpu);
+
+	*held = NULL;
+	if (!t || !t->way) return ncclSuccess;
+	if (t->way == TP_NET_DMABUF) widen(&memory, &bytes);
+	return hold(nets->ops, dev, nets->gpu, t->way, memory, bytes, held);
+}
+
 /* ---- device memory for slots */
 
 static ncclResult_t grow(struct tp_net_links *nets, int dev, enum tp_net_memory way, size_t bytes)
@@ -191,26 +241,31 @@ void tp_net_gdr_take(struct tp_link_net *end, size_t bytes)
 	piece->used += bytes;
 }
 
-ncclResult_t tp_net_gdr_register(struct tp_link_net *end)
+/* Whole pages, as DMA-BUFs are of. */
+ncclResult_t tp_net_gdr_register_memory(const struct tp_link_net *end, void *memory, size_t bytes, void **mhandle)
 {
 	const struct tp_net_links *nets = end->nets;
 	const struct tp_net_ops *ops = nets->ops;
 	const struct trial *t = tried(ops, end->dev, nets->gpu);
 	struct tp_net_properties p;
-	void *unused = NULL;
 	int fd;
 
-	if (t && t->way == TP_NET_DMABUF) {
-		TP_TRY(ops->properties(end->dev, &p));
-		TP_TRY(tp_gpu_export_dma_buf(nets->gpu, end->far_slots, end->far_bytes, p.data_direct, &fd));
-		ncclResult_t result = ops->reg_dmabuf(end->comm, end->far_slots, end->far_bytes, 0, fd, &end->mhandle);
-		close(fd);
-		TP_TRY(result);
-	} else {
-		TP_TRY(ops->reg_memory(end->comm, end->far_slots, end->far_bytes, TP_NET_CUDA, &end->mhandle));
-	}
+	if (!t || t->way != TP_NET_DMABUF) return ops->reg_memory(end->comm, memory, bytes, TP_NET_CUDA, mhandle);
+	widen(&memory, &bytes);
+	TP_TRY(ops->properties(end->dev, &p));
+	TP_TRY(tp_gpu_export_dma_buf(nets->gpu, memory, bytes, p.data_direct, &fd));
+	ncclResult_t result = ops->reg_dmabuf(end->comm, memory, bytes, 0, fd, mhandle);
+	close(fd);
+	return result;
+}
+
+ncclResult_t tp_net_gdr_register(struct tp_link_net *end)
+{
+	void *unused = NULL;
+
+	TP_TRY(tp_net_gdr_register_memory(end, end->far_slots, end->far_bytes, &end->mhandle));
 	/* None yet: what flushes need is made now, not in a collective. */
-	return end->flushes ? ops->iflush(end->comm, 0, NULL, NULL, NULL, &unused) : ncclSuccess;
+	return end->flushes ? end->nets->ops->iflush(end->comm, 0, NULL, NULL, NULL, &unused) : ncclSuccess;
 }
 
 void tp_net_gdr_close(struct tp_net_links *nets)

@@ -8,12 +8,6 @@
 
 #include "link/net_link.h"
 
-static bool covers(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
-{
-	uintptr_t at = (uintptr_t)memory;
-	return !buffer->gone && at >= buffer->begin && at <= buffer->end && bytes <= buffer->end - at;
-}
-
 void tp_net_tell_slots(struct tp_net_links *nets, uint64_t since_ns, const struct tp_link_net *end)
 {
 	if (nets->told_slots) return;
@@ -39,14 +33,24 @@ static void tell_copied(struct tp_net_links *nets, const void *memory, size_t by
 		nets->boot->rank, memory, bytes);
 }
 
+static ncclResult_t register_buffer(const struct tp_link_net *end, const struct tp_net_buffer *buffer, void **mhandle)
+{
+	void *memory = (void *)buffer->begin;
+	size_t bytes = buffer->end - buffer->begin;
+	if (end->nets->gpu) return tp_net_gdr_register_memory(end, memory, bytes, mhandle);
+	return end->nets->ops->reg_memory(end->comm, memory, bytes, TP_NET_HOST, mhandle);
+}
+
 /* Nothing where it can't be had: then it is copied. */
 static struct tp_net_grant *make_grant(struct tp_link_net *end, struct tp_net_buffer *buffer)
 {
 	struct tp_net_grant *grant = tp_alloc(1, sizeof(*grant), "a registration");
 	if (!grant) return NULL;
 	*grant = (struct tp_net_grant){ .next = buffer->grants, .buffer = buffer, .end = end };
-	if (end->nets->ops->reg_memory(end->comm, (void *)buffer->begin, buffer->end - buffer->begin, TP_NET_HOST, &grant->mhandle) != ncclSuccess) {
+	if (register_buffer(end, buffer, &grant->mhandle) != ncclSuccess) {
+		tp_net_loans_lock(end->nets);
 		buffer->refused = true;
+		tp_net_loans_unlock(end->nets);
 		TP_WARN("rank %d: the buffer of %zu bytes at %p can't be registered with the network (see above): it is copied into slots instead, as others are", end->nets->boot->rank,
 			(size_t)(buffer->end - buffer->begin), (void *)buffer->begin);
 		free(grant);
@@ -63,13 +67,13 @@ static struct tp_net_grant *find_grant(struct tp_link_net *end, struct tp_net_bu
 	return g;
 }
 
-static struct tp_net_grant *grant_for(struct tp_link_net *end, const void *memory, size_t bytes)
+struct tp_net_grant *tp_net_grant_for(struct tp_link_net *end, const void *memory, size_t bytes)
 {
 	struct tp_net_links *nets = end->nets;
-	if (end->grant && covers(end->grant->buffer, memory, bytes)) return end->grant;
+	if (end->grant && tp_net_buffer_covers(end->grant->buffer, memory, bytes)) return end->grant;
 	bool refused = false;           /* that was told */
 	for (struct tp_net_buffer *b = nets->buffers; b; b = b->next) {
-		if (!covers(b, memory, bytes)) continue;
+		if (!tp_net_buffer_covers(b, memory, bytes)) continue;
 		refused |= b->refused;
 		if (b->refused) continue;
 		struct tp_net_grant *grant = find_grant(end, b);
@@ -80,7 +84,7 @@ static struct tp_net_grant *grant_for(struct tp_link_net *end, const void *memor
 		}
 		if (grant) return end->grant = grant;
 	}
-	if (!refused) tell_copied(nets, memory, bytes);
+	if (!refused && !nets->gpu) tell_copied(nets, memory, bytes);
 	return NULL;
 }
 
@@ -90,7 +94,7 @@ static bool prepare_loan(struct tp_link_net *end, const void *memory, size_t byt
 	*grant = NULL;
 	if (end->state != TP_NET_READY || !end->nets->lends) return false;
 	if (end->nets->ops->any_memory) return true;
-	*grant = grant_for(end, memory, bytes);
+	*grant = tp_net_grant_for(end, memory, bytes);
 	return *grant;
 }
 
@@ -123,21 +127,34 @@ static void drop_grant(struct tp_net_grant *grant)
 	free(grant);
 }
 
+static void drop_held(const struct tp_net_links *nets, struct tp_net_buffer *buffer)
+{
+	while (buffer->nheld) nets->ops->drop_memory(buffer->held[--buffer->nheld]);
+}
+
+void tp_net_buffer_free(struct tp_net_links *nets, struct tp_net_buffer *buffer)
+{
+	struct tp_net_buffer **at = &nets->buffers;
+	tp_net_loans_lock(nets);
+	while (*at != buffer) at = &(*at)->next;
+	*at = buffer->next;
+	tp_net_loans_forget(nets, buffer);
+	tp_net_loans_unlock(nets);
+	drop_held(nets, buffer);
+	free(buffer);
+}
+
 /* A buffer that is gone goes with its last grant. */
 static void bury(struct tp_net_links *nets, struct tp_net_buffer *buffer)
 {
-	if (!buffer->gone || buffer->grants) return;
-	struct tp_net_buffer **at = &nets->buffers;
-	while (*at != buffer) at = &(*at)->next;
-	*at = buffer->next;
-	free(buffer);
+	if (buffer->gone && !buffer->grants) tp_net_buffer_free(nets, buffer);
 }
 
 void tp_net_grant_back(struct tp_net_grant *grant)
 {
 	struct tp_net_buffer *buffer = grant->buffer;
 	struct tp_net_links *nets = grant->end->nets;
-	if (--grant->out || !buffer->gone) return;
+	if (--grant->out || !(buffer->gone || buffer->freed)) return;
 	drop_grant(grant);
 	bury(nets, buffer);
 }
@@ -153,35 +170,64 @@ void tp_net_grants_drop(struct tp_link_net *end)
 	}
 }
 
-ncclResult_t tp_net_links_register(struct tp_net_links *nets, void *memory, size_t bytes, struct tp_net_buffer **out)
+void tp_net_buffer_add(struct tp_net_links *nets, struct tp_net_buffer *buffer)
 {
-	struct tp_net_buffer *buffer = tp_alloc(1, sizeof(*buffer), "a registered buffer");
-	if (!buffer) return ncclSystemError;
-	*buffer = (struct tp_net_buffer){ .next = nets->buffers, .begin = (uintptr_t)memory, .end = (uintptr_t)memory + bytes };
+	tp_net_loans_lock(nets);
+	buffer->next = nets->buffers;
 	nets->buffers = buffer;
-	for (int i = 0; i < nets->nends && nets->lends && !nets->ops->any_memory && !buffer->refused; i++)
-		if (nets->ends[i]->sending && nets->ends[i]->state == TP_NET_READY) make_grant(nets->ends[i], buffer);
-	*out = buffer;
-	return ncclSuccess;
+	tp_net_loans_unlock(nets);
+	for (int i = 0; i < nets->nends && nets->lends && !nets->ops->any_memory && !buffer->refused; i++) {
+		struct tp_link_net *end = nets->ends[i];
+		if (end->sending && end->state == TP_NET_READY && (!nets->gpu || end->far_slots)) make_grant(end, buffer);
+	}
 }
 
-void tp_net_links_deregister(struct tp_net_links *nets, struct tp_net_buffer *buffer)
+static void drop_idle(struct tp_net_buffer *buffer)
 {
-	buffer->gone = true;
 	for (struct tp_net_grant *g = buffer->grants, *next; g; g = next) {
 		next = g->next;
 		if (!g->out) drop_grant(g);
 	}
+}
+
+void tp_net_buffer_retire(struct tp_net_links *nets, struct tp_net_buffer *buffer)
+{
+	tp_net_loans_lock(nets);
+	buffer->gone = true;
+	tp_net_loans_unlock(nets);
+	drop_idle(buffer);
 	bury(nets, buffer);
 }
+
+void tp_net_buffer_forsake(struct tp_net_links *nets, struct tp_net_buffer *buffer)
+{
+	tp_net_loans_lock(nets);
+	buffer->freed = true;
+	tp_net_loans_unlock(nets);
+	drop_idle(buffer);
+	drop_held(nets, buffer);
+}
+
+ncclResult_t tp_net_links_register(struct tp_net_links *nets, void *memory, size_t bytes, struct tp_net_buffer **out)
+{
+	struct tp_net_buffer *buffer = tp_alloc(1, sizeof(*buffer), "a registered buffer");
+	if (!buffer) return ncclSystemError;
+	*buffer = (struct tp_net_buffer){ .begin = (uintptr_t)memory, .end = (uintptr_t)memory + bytes };
+	tp_net_buffer_add(nets, buffer);
+	*out = buffer;
+	return ncclSuccess;
+}
+
+void tp_net_links_deregister(struct tp_net_links *nets, struct tp_net_buffer *buffer) { tp_net_buffer_retire(nets, buffer); }
 
 void tp_net_links_recall(struct tp_net_links *nets)
 {
 	for (int i = 0; i < nets->nends; i++) {
 		struct tp_link_net *end = nets->ends[i];
-		if (!end->sending || end->state != TP_NET_READY || (int32_t)(end->lent_to - end->finished) <= 0) continue;
+		if (!end->sending || end->state > TP_NET_READY || !tp_net_link_has_loan(end)) continue;
+		/* One that isn't connected yet has lent nothing on, and never will. */
 		end->state = TP_NET_RECALLED;
-		nets->ops->close_send(end->comm);
+		if (end->comm) nets->ops->close_send(end->comm);
 		end->comm = NULL;
 		tp_net_grants_drop(end);
 	}

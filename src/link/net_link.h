@@ -34,7 +34,19 @@ struct tp_net_buffer {
 	struct tp_net_grant *grants;
 	bool refused;               /* a transport can't register it */
 	bool gone;                  /* deregistered */
+	/* GPU ranks. */
+	bool freed;                 /* without being deregistered: other memory is there now */
+	uint64_t id;                /* CUDA's, of the allocation */
+	uint32_t index;             /* in the table */
+	int nheld;
+	void *held[TP_LINK_SEATS_MAX];      /* by devices of the transport */
 };
+
+static inline bool tp_net_buffer_covers(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
+{
+	uintptr_t at = (uintptr_t)memory;
+	return !buffer->gone && !buffer->freed && at >= buffer->begin && at <= buffer->end && bytes <= buffer->end - at;
+}
 
 /* The proxy's side of one end. */
 struct tp_link_net {
@@ -113,6 +125,7 @@ struct tp_net_links {
 	bool lends;                 /* chunks may be sent from where they lie */
 	bool pins;                  /* the transport pins what is registered */
 	struct tp_net_buffer *buffers;
+	struct tp_net_loans *loans; /* GPU ranks that lend: net_loans.c */
 	bool told_slots, told_late, told_copied;    /* what is said once: see net_lend.c */
 	struct tp_net_guest *early; /* who came before this rank asked for the link */
 	int nearly, size_early;
@@ -130,6 +143,23 @@ const unsigned char *tp_net_links_handle(const struct tp_net_links *nets, int ch
 /* net_lend.c: chunks that are sent from where they lie. */
 void tp_net_grant_back(struct tp_net_grant *grant);         /* a chunk is through */
 void tp_net_grants_drop(struct tp_link_net *end);           /* its connection is closed */
+/* NULL: that memory isn't registered, or can't be with this connection. May register what the program has. */
+struct tp_net_grant *tp_net_grant_for(struct tp_link_net *end, const void *memory, size_t bytes);
+/* To the list, with a grant of each connection that there is. */
+void tp_net_buffer_add(struct tp_net_links *nets, struct tp_net_buffer *buffer);
+/* Deregistered: what is on its way goes on. */
+void tp_net_buffer_retire(struct tp_net_links *nets, struct tp_net_buffer *buffer);
+void tp_net_buffer_forsake(struct tp_net_links *nets, struct tp_net_buffer *buffer);   /* freed; the program may still deregister it */
+void tp_net_buffer_free(struct tp_net_links *nets, struct tp_net_buffer *buffer);      /* out of the list, without grants */
+/* net_loans.c: what kernels lend. open: once the transport is chosen. */
+ncclResult_t tp_net_loans_open(struct tp_net_links *nets);
+void tp_net_loans_close(struct tp_net_links *nets);
+void tp_net_loans_lock(struct tp_net_links *nets);          /* around changes of the list and of its buffers' refused and gone */
+void tp_net_loans_unlock(struct tp_net_links *nets);
+void tp_net_loans_forget(struct tp_net_links *nets, const struct tp_net_buffer *buffer);
+/* A slot that a kernel has lent is about to be sent: its header gets the grant, or, where there is none, the slot gets the data. */
+ncclResult_t tp_net_loan_open(struct tp_link_net *end, struct tp_slot *header, struct tp_slot *slot);
+void tp_net_loan_out(struct tp_link_net *end, struct tp_net_grant *grant, uint32_t bytes);     /* and is on its way */
 /* Registering an end's ring has taken the time since. */
 void tp_net_tell_slots(struct tp_net_links *nets, uint64_t since_ns, const struct tp_link_net *end);
 /* net_ring.c: the memory of an end's ring, zeroed; fills link's slots, head and sizes. */
@@ -146,9 +176,19 @@ void tp_net_rings_destroy(struct tp_net_links *nets);
 /* net_gdr.c: slots in device memory, where the card reaches it: far_slots, else nothing. */
 void tp_net_gdr_take(struct tp_link_net *end, size_t bytes);
 ncclResult_t tp_net_gdr_register(struct tp_link_net *end);
+/* Memory of the program's, with an end's connection. */
+ncclResult_t tp_net_gdr_register_memory(const struct tp_link_net *end, void *memory, size_t bytes, void **mhandle);
+/* Devices by which this rank sends to other hosts, and that read GPU memory: how many. */
+int tp_net_gdr_send_devices(const struct tp_net_links *nets, int *devs, int most);
+/* The same ahead of connections over a device; *held NULL: the transport has no such thing. */
+ncclResult_t tp_net_gdr_hold(const struct tp_net_links *nets, int dev, void *memory, size_t bytes, void **held);
+/* Why none of its devices reads GPU memory; NULL: one does. */
+const char *tp_net_gdr_why_not(const struct tp_net_links *nets);
 void tp_net_gdr_close(struct tp_net_links *nets);
 /* GPU ranks, sender: counts what the kernel has published since. */
 void tp_net_link_see_published(struct tp_link_net *end);
+/* Sender: memory is read, or will be, that the program may want back. */
+bool tp_net_link_has_loan(struct tp_link_net *end);
 
 /* create without the gathering: the handle is this rank's; the caller fills in nets->handles. */
 ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle,

@@ -113,6 +113,10 @@ void tp_cuda_free_memory(struct tp_cuda_exec *exec);
 /* This rank's end of a link, as the device has it: made (and uploaded, not waited for) at first use. The ends of one (class, from,
  * to) lie one after the other, by channel. */
 ncclResult_t tp_cuda_link_end(struct tp_cuda_exec *exec, int channel, int lane_class, int from, int to, uint64_t *out);
+/* May a sending end be lent registered buffers? */
+bool tp_cuda_link_lends(struct tp_cuda_exec *exec, int channel, int lane_class, int from, int to);
+/* What kernels get of such a buffer: the number of its entry, counted from 1; 0: it is none. */
+uint32_t tp_cuda_find_loan(const struct tp_cuda_exec *exec, const void *buffer, size_t bytes);
 /* A ring between two lanes of a channel; its ends are free between operations, so all plans use the same ones. */
 ncclResult_t tp_cuda_local_ends(struct tp_cuda_exec *exec, int channel, bool token, int number, uint64_t *sender, uint64_t *receiver);
 enum { TP_CUDA_LOCAL_BYTES = 64 << 10 };        /* chunks of plans with such rings are no larger */
@@ -124,6 +128,7 @@ struct tp_cuda_plan {
 	struct tp_plan_spec spec;
 	const struct tp_program *source;
 	bool reduces;
+	bool lends;                                 /* some step may lend what it sends */
 	uint64_t programs;                          /* the device's address */
 	uint32_t stride;
 	size_t chunk_limit;                         /* what slots, rings and scratch memory hold: agreed */

@@ -1,6 +1,11 @@
 /* Ends of links in device memory. Kernels keep an end's counters themselves, so an end is uploaded once and never read back. */
 #include "exec/cuda/internal.h"
 
+_Static_assert(sizeof(struct tp_dev_loan) == sizeof(struct tp_link_loan) && (int)TP_DEV_LOANS == TP_LINK_LOANS, "kernels know the table of loans");
+/* As lend.h has them. */
+_Static_assert(offsetof(struct tp_slot, kind) == 3 * sizeof(uint32_t) && TP_SLOT_LENT == 2, "kernels know how a slot says that it is lent");
+_Static_assert(offsetof(struct tp_slot, data) + offsetof(struct tp_slot_lent, addr) == 6 * sizeof(uint32_t), "kernels know where the address of what is lent lies");
+
 enum { TOKEN_SLOTS = 8, LOCAL_SLOTS = 2, RING_LINE = 128 };
 
 /* Of channel 0; the other channels' follow. */
@@ -26,11 +31,24 @@ ncclResult_t tp_cuda_link_end(struct tp_cuda_exec *exec, int channel, int lane_c
 	struct tp_device_link link;
 	TP_TRY(tp_links_get_device(exec->links, channel, lane_class, from, to, &link));
 	struct tp_dev_link end = { .slots = link.slots, .head = link.head, .flags = link.flags, .stride = link.stride, .flag_stride = link.flag_stride,
-		.mask = link.mask, .capacity = link.capacity, .kind = link.kind, .peer = link.peer };
+		.mask = link.mask, .capacity = link.capacity, .kind = (uint16_t)link.kind, .lends = link.lends, .peer = link.peer };
 	uint64_t at = first + (uint64_t)channel * sizeof(end);
 	TP_TRY(tp_cuda_upload(exec, at, &end, sizeof(end)));
 	*out = ends[channel] = at;
 	return ncclSuccess;
+}
+
+bool tp_cuda_link_lends(struct tp_cuda_exec *exec, int channel, int lane_class, int from, int to)
+{
+	struct tp_device_link link;
+	if (from != exec->boot->rank || from == to || !tp_links_loan_table(exec->links)) return false;
+	return tp_links_get_device(exec->links, channel, lane_class, from, to, &link) == ncclSuccess && link.lends;
+}
+
+uint32_t tp_cuda_find_loan(const struct tp_cuda_exec *exec, const void *buffer, size_t bytes)
+{
+	uint32_t index;
+	return tp_links_find_loan(exec->links, buffer, bytes, &index) ? index + 1 : 0;
 }
 
 ncclResult_t tp_cuda_local_ends(struct tp_cuda_exec *exec, int channel, bool token, int number, uint64_t *sender, uint64_t *receiver)

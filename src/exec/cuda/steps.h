@@ -6,7 +6,7 @@
 #ifndef TP_EXEC_CUDA_STEPS_H
 #define TP_EXEC_CUDA_STEPS_H
 
-#include "exec/cuda/groups.h"
+#include "exec/cuda/lend.h"
 
 /* Ends that are kept in shared memory while the kernel runs, and bytes of a program that is read into it; what is larger stays where it
  * is. Few in the emulator, so that its tests go both ways. */
@@ -32,6 +32,7 @@ struct tp_steps_run {
 	tp_dev_link *links;                         /* in shared memory; NULL: there are too many, link_addresses has them */
 	const tp_dev_part *part;
 	uint64_t part_offset, part_bytes;
+	uint32_t lends, lent;                       /* lends: bits by TP_STEPS_INPUT and OUTPUT; lent: something was */
 };
 struct alignas(16) tp_steps_shared {
 	unsigned char program[TP_STEPS_PROGRAM];
@@ -122,8 +123,17 @@ TP_DEVICE bool tp_steps_claim(const tp_steps_shared &sh, tp_dev_link *l, bool so
 	return fine;
 }
 
+/* Is the chunk lent to those links of the step that may be? *operand: which one it is. */
+TP_DEVICE bool tp_steps_lends(const tp_steps_run &run, const tp_dev_step &step, uint32_t bytes, bool plain, uint32_t *operand)
+{
+	const bool source = step.flags & TP_DEV_STEP_LENDS_SOURCE;
+	if (!run.lends || !step.nlend || bytes < TP_DEV_LEND_BYTES || (source && !plain)) return false;
+	*operand = source ? 0 : step.nsrc + step.ntake;
+	return run.lends >> run.operands[step.first + *operand].where & 1;
+}
+
 /* Turns a ready step into work; all threads of a warp. False: a fault. */
-TP_DEVICE bool tp_steps_take(const tp_steps_shared &sh, const tp_dev_step &step, uint32_t number, uint32_t round, tp_work *work,
+TP_DEVICE bool tp_steps_take(tp_steps_shared &sh, const tp_dev_step &step, uint32_t number, uint32_t round, tp_work *work,
 	uint64_t *at, uint32_t *value)
 {
 	const tp_steps_run &run = sh.run;
@@ -154,12 +164,14 @@ TP_DEVICE bool tp_steps_take(const tp_steps_shared &sh, const tp_dev_step &step,
 	raw = tp_warp_any(raw);
 	const bool final = step.flags & TP_STEPS_FLAG_FINAL && run.call->reduce.post && run.program->flags & TP_DEV_PROGRAM_REDUCES;
 	if (tp_warp_thread() == 0) {
+		const bool plain = step.nsrc == 1 && !raw && !final, lent = tp_steps_lends(run, step, bytes, plain, &work->value);
 		work->nsrc = step.nsrc;
 		work->to = nin;
-		work->ndst = step.nbuf + step.nout;
+		work->ndst = step.nbuf + step.nout - (lent ? step.nlend : 0);
 		work->bytes = step.nsrc && work->ndst ? bytes : 0;
 		work->flags = (aligned ? TP_WORK_ALIGNED : 0) | (raw ? TP_WORK_RAW : 0) | (final ? TP_WORK_FINAL : 0) |
-			(step.nsrc == 1 && !raw && !final ? TP_WORK_PLAIN : 0);
+			(plain ? TP_WORK_PLAIN : 0) | (lent ? TP_WORK_LENT : 0);
+		if (lent) tp_block_set(&sh.run.lent, 1);
 		work->step = number;
 		work->chunk_bytes = bytes;
 	}
@@ -172,6 +184,7 @@ TP_FAR void tp_steps_publish(const tp_steps_run &run, const tp_work &work, const
 {
 	const tp_dev_step &step = run.steps[work.step];
 	const uint32_t nin = step.nsrc + step.ntake, n = nin + step.nbuf + step.nout + step.ngive;
+	const uint32_t lent = work.flags & TP_WORK_LENT ? n - step.ngive - step.nlend : n;
 	bool any = false;
 	for (uint32_t i = (uint32_t)tp_warp_thread(); i < n; i += TP_WARP) {
 		const tp_dev_operand o = run.operands[step.first + i];
@@ -180,7 +193,7 @@ TP_FAR void tp_steps_publish(const tp_steps_run &run, const tp_work &work, const
 		if (i < nin) continue;
 		uint32_t *header = (uint32_t *)(at[i] - 16), *flag = tp_link_flag(*tp_steps_link(run, o.block), value[i] - 1);
 		tp_store_relaxed(header + 1, work.chunk_bytes);
-		if (flag != header) tp_store_relaxed(flag + 1, work.chunk_bytes);
+		if (flag != header) tp_lend_flag(flag, work.chunk_bytes, i >= lent && i < n - step.ngive ? at[work.value] : 0);
 		tp_store_relaxed(header + 2, run.call->tag);
 		tp_store_relaxed(header + 3, 0);                                /* TP_SLOT_INLINE */
 	}
@@ -237,6 +250,14 @@ struct tp_steps_feed {
 	}
 };
 
+/* What the call may lend; one thread. Of buffers of several blocks the host has seen all of them; it is this entry that may have gone. */
+TP_FAR void tp_steps_find_loans(tp_steps_shared &sh)
+{
+	tp_steps_run &run = sh.run;
+	if (tp_lend_stands(sh.all.comm, run.call->lend_input, run.call->input, run.call->block_bytes)) run.lends |= 1u << TP_STEPS_INPUT;
+	if (tp_lend_stands(sh.all.comm, run.call->lend_output, run.call->output, run.call->block_bytes)) run.lends |= 1u << TP_STEPS_OUTPUT;
+}
+
 /* The program, and what else of the call all threads see, into shared memory. */
 TP_FAR void tp_steps_begin(tp_steps_shared &sh, const tp_dev_call *call)
 {
@@ -268,10 +289,21 @@ TP_FAR void tp_steps_begin(tp_steps_shared &sh, const tp_dev_call *call)
 		run.part = &call->parts[more ? 0 : 1];
 		run.part_offset = begin < call->block_bytes ? begin : call->block_bytes;
 		run.part_bytes = (end < call->block_bytes ? end : call->block_bytes) - run.part_offset;
+		run.lent = run.lends = 0;
+		if (call->lend_input | call->lend_output) tp_steps_find_loans(sh);
 		sh.all.ngroups = program->ngroups;
 		sh.all.room = TP_DEV_ROOM / program->ngroups;
 	}
 	tp_block_sync();
+}
+
+/* What was lent must be through before the call ends; all threads. */
+TP_FAR void tp_steps_await(tp_steps_shared &sh)
+{
+	for (uint32_t i = (uint32_t)tp_thread(); i < sh.run.program->nlinks; i += (uint32_t)tp_threads()) {
+		tp_dev_link *l = tp_steps_link(sh.run, i);
+		if (l->lends) tp_lend_await(sh.all, l);
+	}
 }
 
 template <class M> TP_DEVICE void tp_steps_call(tp_steps_shared &sh, const tp_dev_call *call)
@@ -279,6 +311,7 @@ template <class M> TP_DEVICE void tp_steps_call(tp_steps_shared &sh, const tp_de
 	tp_steps_begin(sh, call);
 	tp_groups_run<tp_steps_feed, M>(sh, &call->reduce);
 	tp_block_sync();
+	if (sh.run.lent) tp_steps_await(sh);
 	for (uint32_t i = (uint32_t)tp_thread(); sh.run.links && i < sh.run.program->nlinks; i += (uint32_t)tp_threads()) {
 		tp_dev_link *l = (tp_dev_link *)sh.run.link_addresses[i];
 		l->next = sh.links[i].next;

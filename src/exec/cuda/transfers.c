@@ -84,6 +84,8 @@ static ncclResult_t add_transfer(struct cutting *c, const struct tp_cuda_ordered
 		out->from = (uint64_t)(uintptr_t)c->call->transfers[o->from].buf;
 		return ncclSuccess;
 	}
+	/* Parts end in whatever is left. */
+	if (t->is_send && t->bytes >= TP_DEV_LEND_BYTES) out->lend = tp_cuda_find_loan(exec, t->buf, t->bytes);
 	uint32_t *last = &c->last[2 * (size_t)t->peer + t->is_send];
 	if (*last) {
 		c->args->transfers[*last - 1].next = (uint16_t)number;
