@@ -123,17 +123,8 @@ TP_DEVICE bool tp_steps_claim(const tp_steps_shared &sh, tp_dev_link *l, bool so
 	return fine;
 }
 
-/* Is the chunk lent to those links of the step that may be? *operand: which one it is. */
-TP_DEVICE bool tp_steps_lends(const tp_steps_run &run, const tp_dev_step &step, uint32_t bytes, bool plain, uint32_t *operand)
-{
-	const bool source = step.flags & TP_DEV_STEP_LENDS_SOURCE;
-	if (!run.lends || !step.nlend || bytes < TP_DEV_LEND_BYTES || (source && !plain)) return false;
-	*operand = source ? 0 : step.nsrc + step.ntake;
-	return run.lends >> run.operands[step.first + *operand].where & 1;
-}
-
 /* Turns a ready step into work; all threads of a warp. False: a fault. */
-TP_DEVICE bool tp_steps_take(tp_steps_shared &sh, const tp_dev_step &step, uint32_t number, uint32_t round, tp_work *work,
+TP_DEVICE bool tp_steps_take(const tp_steps_shared &sh, const tp_dev_step &step, uint32_t number, uint32_t round, tp_work *work,
 	uint64_t *at, uint32_t *value)
 {
 	const tp_steps_run &run = sh.run;
@@ -164,19 +155,33 @@ TP_DEVICE bool tp_steps_take(tp_steps_shared &sh, const tp_dev_step &step, uint3
 	raw = tp_warp_any(raw);
 	const bool final = step.flags & TP_STEPS_FLAG_FINAL && run.call->reduce.post && run.program->flags & TP_DEV_PROGRAM_REDUCES;
 	if (tp_warp_thread() == 0) {
-		const bool plain = step.nsrc == 1 && !raw && !final, lent = tp_steps_lends(run, step, bytes, plain, &work->value);
 		work->nsrc = step.nsrc;
 		work->to = nin;
-		work->ndst = step.nbuf + step.nout - (lent ? step.nlend : 0);
+		work->ndst = step.nbuf + step.nout;
 		work->bytes = step.nsrc && work->ndst ? bytes : 0;
 		work->flags = (aligned ? TP_WORK_ALIGNED : 0) | (raw ? TP_WORK_RAW : 0) | (final ? TP_WORK_FINAL : 0) |
-			(plain ? TP_WORK_PLAIN : 0) | (lent ? TP_WORK_LENT : 0);
-		if (lent) tp_block_set(&sh.run.lent, 1);
+			(step.nsrc == 1 && !raw && !final ? TP_WORK_PLAIN : 0);
 		work->step = number;
 		work->chunk_bytes = bytes;
 	}
 	tp_warp_sync();
 	return fine;
+}
+
+/* What may be lent of a work that was taken is, where its buffer is registered: its links' slots get a header alone. All threads of a warp. */
+TP_FAR void tp_steps_lend(tp_steps_shared &sh, tp_work *work)
+{
+	const tp_steps_run &run = sh.run;
+	const tp_dev_step &step = run.steps[work->step];
+	const bool source = step.flags & TP_DEV_STEP_LENDS_SOURCE;
+	const uint32_t operand = source ? 0 : step.nsrc + step.ntake;
+	if (tp_warp_thread() || !step.nlend || work->chunk_bytes < TP_DEV_LEND_BYTES || (source && !(work->flags & TP_WORK_PLAIN))) return;
+	if (!(run.lends >> run.operands[step.first + operand].where & 1)) return;
+	work->value = operand;
+	work->flags |= TP_WORK_LENT;
+	work->ndst -= step.nlend;
+	if (!work->ndst) work->bytes = 0;
+	tp_block_set(&sh.run.lent, 1);
 }
 
 /* The work was moved: its slots are given to peers and back to them; all threads of a warp, which have seen the end of the move. */
@@ -230,6 +235,7 @@ struct tp_steps_feed {
 			const uint32_t base = tp_group_base(sh.all, g.number, which);
 			taken = tp_steps_take(sh, run.steps[number], number, round, &sh.all.groups[g.number].work[which], sh.all.at + base, sh.value + base);
 			if (!taken) tp_block_set(&sh.all.stopped, 1);
+			if (run.lends) tp_steps_lend(sh, &sh.all.groups[g.number].work[which]);
 			const bool over = at + 1 == lane.nsteps;
 			if (over && round + 1 == run.part->nrounds) c->left--;
 			if (tp_warp_thread() == 0) {
@@ -297,12 +303,16 @@ TP_FAR void tp_steps_begin(tp_steps_shared &sh, const tp_dev_call *call)
 	tp_block_sync();
 }
 
-/* What was lent must be through before the call ends; all threads. */
-TP_FAR void tp_steps_await(tp_steps_shared &sh)
+/* What was lent must be through before the call ends, and the ends of links go back to where the next call finds them. All threads. */
+TP_FAR void tp_steps_end(tp_steps_shared &sh)
 {
 	for (uint32_t i = (uint32_t)tp_thread(); i < sh.run.program->nlinks; i += (uint32_t)tp_threads()) {
 		tp_dev_link *l = tp_steps_link(sh.run, i);
-		if (l->lends) tp_lend_await(sh.all, l);
+		if (sh.run.lent && l->lends) tp_lend_await(sh.all, l);
+		if (!sh.run.links) continue;
+		tp_dev_link *home = (tp_dev_link *)sh.run.link_addresses[i];
+		home->next = l->next;
+		home->head_seen = l->head_seen;
 	}
 }
 
@@ -311,12 +321,7 @@ template <class M> TP_DEVICE void tp_steps_call(tp_steps_shared &sh, const tp_de
 	tp_steps_begin(sh, call);
 	tp_groups_run<tp_steps_feed, M>(sh, &call->reduce);
 	tp_block_sync();
-	if (sh.run.lent) tp_steps_await(sh);
-	for (uint32_t i = (uint32_t)tp_thread(); sh.run.links && i < sh.run.program->nlinks; i += (uint32_t)tp_threads()) {
-		tp_dev_link *l = (tp_dev_link *)sh.run.link_addresses[i];
-		l->next = sh.links[i].next;
-		l->head_seen = sh.links[i].head_seen;
-	}
+	tp_steps_end(sh);
 }
 
 template <class M> TP_DEVICE void tp_steps_kernel(tp_steps_shared &sh, const tp_dev_steps &args)
