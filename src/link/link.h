@@ -159,8 +159,8 @@ void tp_links_deregister(struct tp_links *links, struct tp_net_buffer *buffer);
 /* An operation ends before its chunks are through: connections that have something on loan are closed, so that nobody reads that memory any more.
  * For good: the links are of no use afterwards. */
 void tp_links_recall(struct tp_links *links);
-/* GPU ranks: kernels publish LENT slots on links that lend: tag, size and kind INLINE in the slot, as ever, and in its flag's header LENT and the address
- * of all its data, which stay as they are until the slot is given back. Is this memory for it, by registration? *index: of its entry in the table in device
+/* GPU ranks: kernels publish LENT slots on links that lend: the slot's header as ever (what can't be lent is copied there), and its flag a header that says
+ * LENT and where all of the data are, which stay as they are until the slot is given back. Is this memory for it, by registration? *index: of its entry in the table in device
  * memory, which is {0, 0} once it is deregistered: what kernels of captured graphs look at. What is lent that can't be any more is copied late. */
 #define TP_LINK_LOANS 1024
 struct tp_link_loan { uint64_t begin, end; };

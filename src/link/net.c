@@ -446,6 +446,7 @@ void tp_net_links_close(struct tp_net_links *nets, struct tp_link *link)
 	end->comm = NULL;
 	tp_net_grants_drop(end);
 	if (end->mhandle) nets->ops->dereg_memory(NULL, end->mhandle);
+	if (end->headers_mhandle) nets->ops->dereg_memory(NULL, end->headers_mhandle);
 	for (int i = 0; i < nets->nends; i++)
 		if (nets->ends[i] == end) {
 			nets->ends[i] = nets->ends[--nets->nends];

@@ -80,6 +80,7 @@ struct tp_link_net {
 	struct tp_net_grant *grant; /* the last one that was used */
 	struct tp_net_grant *lent[TP_NET_MAX_REQUESTS];     /* of the chunks in requests; NULL: not lent, or nothing to give back */
 	void *flush[TP_NET_MAX_REQUESTS];   /* of chunks that have landed; NULL: it is over */
+	void *headers_mhandle;      /* sender that kernels have lent to: of the headers, which aren't in the slots */
 	uint32_t lent_to;           /* all chunks that are lent come before this one */
 };
 

@@ -26,13 +26,13 @@ static struct flag *flag_at(const struct tp_link_net *end, uint32_t index)
 /* A sender's header: what says how the slot is sent. Host ranks: the slot's own. GPU ranks: where the slot lies in device memory, its flag. */
 static struct tp_slot *header_at(const struct tp_link_net *end, uint32_t index) { return (struct tp_slot *)flag_at(end, index); }
 
-/* Header and first bytes from the slot, the rest from where it lies. The header travels as that of a chunk like any other. */
-static ncclResult_t send_lent(struct tp_link_net *end, struct tp_slot *header, struct tp_slot *slot, void **request)
+/* The header, with first bytes, and the rest from where it lies. The header travels as that of a chunk like any other. */
+static ncclResult_t send_lent(struct tp_link_net *end, struct tp_slot *header, void **request)
 {
 	const struct tp_slot_lent *lent = (const struct tp_slot_lent *)header->data;
 	struct tp_net_grant *grant = lent->grant;
-	struct iovec parts[TP_NET_LENT_PARTS] = { { &slot->bytes, sizeof(struct tp_net_chunk) + lent->first_bytes }, { (void *)(uintptr_t)lent->addr, header->bytes - lent->first_bytes } };
-	void *mhandles[TP_NET_LENT_PARTS] = { end->mhandle, grant ? grant->mhandle : NULL };
+	struct iovec parts[TP_NET_LENT_PARTS] = { { &header->bytes, sizeof(struct tp_net_chunk) + lent->first_bytes }, { (void *)(uintptr_t)lent->addr, header->bytes - lent->first_bytes } };
+	void *mhandles[TP_NET_LENT_PARTS] = { end->headers_mhandle ? end->headers_mhandle : end->mhandle, grant ? grant->mhandle : NULL };
 	header->kind = TP_SLOT_INLINE;
 	TP_TRY(end->nets->ops->isendv(end->comm, parts, TP_NET_LENT_PARTS, TP_NET_LINK_TAG, mhandles, request));
 	if (*request) end->lent[end->posted % TP_NET_MAX_REQUESTS] = grant;
@@ -52,7 +52,7 @@ static ncclResult_t send_slot(struct tp_link_net *end, void **request)
 		return TP_FAIL(ncclInternalError, "a chunk of %u bytes for rank %d (channel %d, class %d); a network slot holds %zu", bytes, end->to, end->channel,
 			end->lane_class, end->link->capacity);
 	if (header->kind == TP_SLOT_LENT && end->nets->gpu) TP_TRY(tp_net_loan_open(end, header, slot));
-	if (header->kind == TP_SLOT_LENT) return send_lent(end, header, slot, request);
+	if (header->kind == TP_SLOT_LENT) return send_lent(end, header, request);
 	if (bytes >= LARGE_CHUNK && !end->enlarged) tp_net_ring_enlarge(end);
 	return ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk) + bytes, TP_NET_LINK_TAG, end->mhandle, request);
 }

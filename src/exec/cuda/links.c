@@ -3,7 +3,7 @@
 
 _Static_assert(sizeof(struct tp_dev_loan) == sizeof(struct tp_link_loan) && (int)TP_DEV_LOANS == TP_LINK_LOANS, "kernels know the table of loans");
 /* As lend.h has them. */
-_Static_assert(offsetof(struct tp_slot, kind) == 3 * sizeof(uint32_t) && TP_SLOT_LENT == 2, "kernels know how a slot says that it is lent");
+_Static_assert(offsetof(struct tp_slot, tag) == 2 * sizeof(uint32_t) && offsetof(struct tp_slot, kind) == 3 * sizeof(uint32_t) && TP_SLOT_LENT == 2, "kernels know how a slot says that it is lent");
 _Static_assert(offsetof(struct tp_slot, data) + offsetof(struct tp_slot_lent, addr) == 6 * sizeof(uint32_t), "kernels know where the address of what is lent lies");
 
 enum { TOKEN_SLOTS = 8, LOCAL_SLOTS = 2, RING_LINE = 128 };

@@ -198,7 +198,7 @@ TP_FAR void tp_steps_publish(const tp_steps_run &run, const tp_work &work, const
 		if (i < nin) continue;
 		uint32_t *header = (uint32_t *)(at[i] - 16), *flag = tp_link_flag(*tp_steps_link(run, o.block), value[i] - 1);
 		tp_store_relaxed(header + 1, work.chunk_bytes);
-		if (flag != header) tp_lend_flag(flag, work.chunk_bytes, i >= lent && i < n - step.ngive ? at[work.value] : 0);
+		if (flag != header) tp_lend_flag(flag, work.chunk_bytes, run.call->tag, i >= lent && i < n - step.ngive ? at[work.value] : 0);
 		tp_store_relaxed(header + 2, run.call->tag);
 		tp_store_relaxed(header + 3, 0);                                /* TP_SLOT_INLINE */
 	}

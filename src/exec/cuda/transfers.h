@@ -144,7 +144,7 @@ struct tp_transfers_feed {
 				tp_store_relaxed(header + 1, work.chunk_bytes);
 				tp_store_relaxed(header + 2, work.tag);
 				tp_store_relaxed(header + 3, 0);            /* TP_SLOT_INLINE */
-				if (flag != header) tp_lend_flag(flag, work.chunk_bytes, work.flags & TP_WORK_LENT ? at[0] : 0);
+				if (flag != header) tp_lend_flag(flag, work.chunk_bytes, work.tag, work.flags & TP_WORK_LENT ? at[0] : 0);
 			}
 			tp_fence();
 			tp_store_relaxed(flag, work.value);             /* release, by the fence: pairs with take at the other end, or with the proxy */
