@@ -2,6 +2,8 @@
  * less; the plan's by_ref marks say which chunks stay unchanged until the other end has used them up, and an operation ends only when all
  * that it lent is through. Unregistered memory isn't registered in passing: nobody would tell us when the program unmaps it.
  *
+ * What the kernels of GPU ranks lend is told of in another way (net_loans.c), and sent the same way.
+ *
  * Each connection has a handle of its own for a buffer, made when the program registers it, or, where the connection came later, at the
  * first chunk; the transport's cache keeps that cheap. */
 #include <stdlib.h>
