@@ -4,7 +4,7 @@
 #
 # Usage: lent.sh BUILD_DIR [NCCL_TESTS_DIR]
 #   BUILD_DIR       of this library, with tests and kernels for the GPU
-#   NCCL_TESTS_DIR  as for on_gpus.sh; without it, our own test alone
+#   NCCL_TESTS_DIR  as for on_gpus.sh; without it, our own tests alone
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 build=$(cd "$1" && pwd)
@@ -15,13 +15,15 @@ failed=0
 export NCCL_IB_HCA=telpher TELPHER_VERBS_HIDE_REAL=1 NCCL_NET_GDR_LEVEL=SYS
 [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -gt 0 ] || { echo "lent: this machine has no NVIDIA GPU"; exit 77; }
 
-if timeout -k 5 500 "$build/tests/cuda/test_cuda_lent" >"$logs/test_cuda_lent.log" 2>&1; then
-	echo "ok      test_cuda_lent"
-else
-	echo "FAILED  test_cuda_lent:"
-	grep -vE 'OK|RUN' "$logs/test_cuda_lent.log" | tail -n 20 | cut -c1-240
-	failed=1
-fi
+for name in test_cuda_lent test_cuda_lent_ends; do
+	if timeout -k 5 500 "$build/tests/cuda/$name" >"$logs/$name.log" 2>&1; then
+		echo "ok      $name"
+	else
+		echo "FAILED  $name:"
+		grep -vE 'OK|RUN' "$logs/$name.log" | tail -n 20 | cut -c1-240
+		failed=1
+	fi
+done
 [ -n "$nccl_tests" ] || exit "$failed"
 
 # Chunks that all ranks together have lent.
