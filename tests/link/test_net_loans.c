@@ -78,7 +78,7 @@ static ncclResult_t isend(void *comm, const void *data, size_t bytes, int tag, v
 static ncclResult_t test(void *handle, bool *done, size_t *sizes)
 {
 	struct request *r = handle;
-	unsigned char message[sizeof(struct tp_net_chunk) + CHUNK];
+	unsigned char message[sizeof(struct tp_net_chunk) + CHUNK] = { 0 };
 	struct tp_net_chunk header;
 	size_t bytes = 0;
 	(void)sizes;
