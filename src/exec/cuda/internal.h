@@ -80,6 +80,7 @@ struct tp_cuda_exec {
 	struct tp_cuda_plan *plans[TP_CUDA_PLAN_BUCKETS], *last;
 	/* Device addresses of links' ends; 0: not made yet. */
 	uint64_t *ends;                             /* see end_index in links.c */
+	bool *ends_lend;                            /* the same: senders that may be lent registered buffers */
 	uint64_t *local_ends;                       /* rings between lanes: [(channel * 2 + token) * TP_CUDA_LOCAL_LINKS + number], sender's; the receiver's follows */
 	struct tp_fused fused;
 	/* transfers.c: [2 * peer + is_send] channels whose ends are there, and what a group needs, kept for the next. */
@@ -113,8 +114,8 @@ void tp_cuda_free_memory(struct tp_cuda_exec *exec);
 /* This rank's end of a link, as the device has it: made (and uploaded, not waited for) at first use. The ends of one (class, from,
  * to) lie one after the other, by channel. */
 ncclResult_t tp_cuda_link_end(struct tp_cuda_exec *exec, int channel, int lane_class, int from, int to, uint64_t *out);
-/* May a sending end be lent registered buffers? */
-bool tp_cuda_link_lends(struct tp_cuda_exec *exec, int channel, int lane_class, int from, int to);
+/* May an end that there is be lent registered buffers? */
+bool tp_cuda_link_lends(const struct tp_cuda_exec *exec, int channel, int lane_class, int from, int to);
 /* What kernels get of such a buffer: the number of its entry, counted from 1; 0: it is none. */
 uint32_t tp_cuda_find_loan(const struct tp_cuda_exec *exec, const void *buffer, size_t bytes);
 /* A ring between two lanes of a channel; its ends are free between operations, so all plans use the same ones. */

@@ -34,15 +34,14 @@ ncclResult_t tp_cuda_link_end(struct tp_cuda_exec *exec, int channel, int lane_c
 		.mask = link.mask, .capacity = link.capacity, .kind = (uint16_t)link.kind, .lends = link.lends, .peer = link.peer };
 	uint64_t at = first + (uint64_t)channel * sizeof(end);
 	TP_TRY(tp_cuda_upload(exec, at, &end, sizeof(end)));
+	exec->ends_lend[end_index(exec, lane_class, from, to) + (size_t)channel] = link.lends;
 	*out = ends[channel] = at;
 	return ncclSuccess;
 }
 
-bool tp_cuda_link_lends(struct tp_cuda_exec *exec, int channel, int lane_class, int from, int to)
+bool tp_cuda_link_lends(const struct tp_cuda_exec *exec, int channel, int lane_class, int from, int to)
 {
-	struct tp_device_link link;
-	if (from != exec->boot->rank || from == to || !tp_links_loan_table(exec->links)) return false;
-	return tp_links_get_device(exec->links, channel, lane_class, from, to, &link) == ncclSuccess && link.lends;
+	return exec->ends_lend[end_index(exec, lane_class, from, to) + (size_t)channel];
 }
 
 uint32_t tp_cuda_find_loan(const struct tp_cuda_exec *exec, const void *buffer, size_t bytes)
