@@ -230,6 +230,8 @@ void tp_gpu_register_drop_spent(struct tp_gpu_rank *rank, bool deregisters);
 ncclResult_t tp_gpu_watch_add(struct ncclComm *comm);
 void tp_gpu_watch_remove(struct ncclComm *comm);
 void tp_gpu_watch_kick(void);           /* something was launched while the watcher slept for long */
+/* Something was deregistered: given back now where no kernel runs, else by the engine. */
+void tp_gpu_watch_settle(struct ncclComm *comm);
 void tp_gpu_watch_wake(struct tp_gpu_rank *rank);       /* the engine, for the network's sake */
 extern _Atomic bool tp_gpu_watch_dozes;
 static inline void tp_gpu_watch_launched(void)

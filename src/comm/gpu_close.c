@@ -200,7 +200,7 @@ void tp_gpu_rank_close(struct ncclComm *comm)
 	if (query(g->rank) == CUDA_ERROR_NOT_READY)
 		TP_INFO(TP_INIT, "device %d: operations of an ended communicator still wait in a stream; its memory is freed when they are gone", comm->device);
 	/* Of an operation that ended early something may be on loan, and the program has its memory back. */
-	if (g->links) tp_links_recall(g->links);
+	if (g->links) tp_links_retire(g->links);
 	tp_gpu_memory_tell(g->rank, g->links, g->boot->rank);
 	/* Always in one of the lists: while its kernels wait, nothing may be freed. */
 	pthread_mutex_lock(&lock);

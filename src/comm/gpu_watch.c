@@ -222,7 +222,14 @@ static enum tp_run run_gpu(struct tp_runnable *runnable)
 		return TP_RUN_IDLE;
 	}
 	if (moved) return TP_RUN_MOVED;
-	return outstanding || tp_links_need_progress(comm->links) ? TP_RUN_WAITING : TP_RUN_IDLE;
+	if (outstanding || tp_links_need_progress(comm->links)) return TP_RUN_WAITING;
+	tp_links_settle(comm->links);
+	return TP_RUN_IDLE;
+}
+
+void tp_gpu_watch_settle(struct ncclComm *comm)
+{
+	if (!atomic_load_explicit(&comm->gpu->exec, memory_order_acquire) || !is_outstanding(comm)) tp_links_settle(comm->links);
 }
 
 static int poll_fds(struct tp_runnable *runnable, int *fds, uint32_t *events, int max)

@@ -92,6 +92,7 @@ static void deregister_net(struct ncclComm *comm, struct tp_net_buffer *net)
 	if (!comm->gpu) tp_comm_lock_run(comm);
 	tp_links_deregister(comm->links, net);
 	if (!comm->gpu) tp_engine_unlock(&comm->runnable);
+	else tp_gpu_watch_settle(comm);
 }
 
 static ncclResult_t register_block(struct ncclComm *comm, void *buffer, size_t bytes, struct block *b)

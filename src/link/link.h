@@ -154,18 +154,22 @@ ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_l
  * overlap and repeat. Host ranks: with the run lock. GPU ranks: from any thread; memory that the network can't read is nothing to it. */
 struct tp_net_buffer;
 ncclResult_t tp_links_register(struct tp_links *links, void *memory, size_t bytes, struct tp_net_buffer **out);
-/* No operation that uses it may be running. (GPU ranks: one that is, is served, by copies.) */
+/* No operation that uses it may be running. (GPU ranks: one that is, is served; it stays registered with the network until tp_links_settle.) */
 void tp_links_deregister(struct tp_links *links, struct tp_net_buffer *buffer);
+/* GPU ranks: no kernel runs that began before, so what was deregistered until then is given back. After each deregister, if none runs; whenever the last one is over. */
+void tp_links_settle(struct tp_links *links);
 /* An operation ends before its chunks are through: connections that have something on loan are closed, so that nobody reads that memory any more.
  * For good: the links are of no use afterwards. */
 void tp_links_recall(struct tp_links *links);
+/* And nothing stays registered: the communicator is closed, and its links wait for what is left of its kernels. */
+void tp_links_retire(struct tp_links *links);
 /* GPU ranks: kernels publish LENT slots on links that lend: the slot's header as ever (what can't be lent is copied there), and its flag a header that says
- * LENT and where all of the data are, which stay as they are until the slot is given back. Is this memory for it, by registration? *index: of its entry in the table in device
+ * LENT and where all of the data are, which stay as they are until the slot is given back. Is this memory for it, by registration? *range: it is as long as all of it is the same allocation. *index: of its entry in the table in device
  * memory, which is {0, 0} once it is deregistered: what kernels of captured graphs look at. What is lent that can't be any more is copied late. */
 #define TP_LINK_LOANS 1024
 struct tp_link_loan { uint64_t begin, end; };
 uint64_t tp_links_loan_table(const struct tp_links *links);     /* the device's address; 0: nothing is ever lent */
-bool tp_links_find_loan(struct tp_links *links, const void *memory, size_t bytes, uint32_t *index);
+bool tp_links_find_loan(struct tp_links *links, const void *memory, size_t bytes, struct tp_link_loan *range, uint32_t *index);
 struct tp_links_loans { uint64_t chunks, bytes, copied; };      /* lent so far; copied: chunks besides, that were lent by kernels and couldn't be */
 void tp_links_loans(struct tp_links *links, struct tp_links_loans *out);
 size_t tp_links_inline_capacity(const struct tp_links *links, bool across);    /* the largest chunk that a slot holds */

@@ -121,9 +121,20 @@ void tp_links_deregister(struct tp_links *links, struct tp_net_buffer *buffer)
 
 uint64_t tp_links_loan_table(const struct tp_links *links) { return links->nets ? tp_net_loans_table(links->nets) : 0; }
 
-bool tp_links_find_loan(struct tp_links *links, const void *memory, size_t bytes, uint32_t *index)
+void tp_links_settle(struct tp_links *links)
 {
-	return links->nets && tp_net_loans_find(links->nets, memory, bytes, index);
+	if (links->gpu && links->nets) tp_net_loans_settle(links->nets, &links->lock);
+}
+
+void tp_links_retire(struct tp_links *links)
+{
+	tp_links_recall(links);
+	if (links->gpu && links->nets) tp_net_loans_retire(links->nets, &links->lock);
+}
+
+bool tp_links_find_loan(struct tp_links *links, const void *memory, size_t bytes, struct tp_link_loan *range, uint32_t *index)
+{
+	return links->nets && tp_net_loans_find(links->nets, memory, bytes, range, index);
 }
 
 ncclResult_t tp_links_set_gdr(struct tp_links *links, struct tp_links_gdr *devs, int ndevs)

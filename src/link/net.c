@@ -168,7 +168,6 @@ ncclResult_t tp_net_links_create(struct tp_boot *boot, const struct tp_net_links
 		TP_TRY(tp_net_links_listen(boot, &fallback, handle, &nets));
 		result = gather_cards(nets, handle, &common);
 	}
-	if (result == ncclSuccess) result = tp_net_loans_open(nets);
 	if (result != ncclSuccess) {
 		tp_net_links_destroy(nets);
 		return result;
@@ -463,7 +462,11 @@ void tp_net_links_destroy(struct tp_net_links *nets)
 	while (nets->nends > 0) tp_net_links_close(nets, nets->ends[nets->nends - 1]->link);
 	for (int i = 0; i < nets->nearly; i++) nets->ops->close_recv(nets->early[i].comm);
 	for (int l = 0; l < nets->nlisteners; l++) nets->ops->close_listen(nets->listeners[l]);
-	while (nets->buffers) tp_net_buffer_free(nets, nets->buffers);
+	while (nets->buffers) {
+		struct tp_net_buffer *buffer = nets->buffers;
+		tp_net_buffer_unlist(nets, buffer);
+		tp_net_buffer_free(nets, buffer);
+	}
 	tp_net_loans_close(nets);
 	tp_net_rings_destroy(nets);
 	free(nets->early);

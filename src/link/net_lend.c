@@ -35,11 +35,11 @@ static void tell_copied(struct tp_net_links *nets, const void *memory, size_t by
 		nets->boot->rank, memory, bytes);
 }
 
-static ncclResult_t register_buffer(const struct tp_link_net *end, const struct tp_net_buffer *buffer, void **mhandle)
+static ncclResult_t register_buffer(const struct tp_link_net *end, struct tp_net_buffer *buffer, void **mhandle)
 {
 	void *memory = (void *)buffer->begin;
 	size_t bytes = buffer->end - buffer->begin;
-	if (end->nets->gpu) return tp_net_gdr_register_memory(end, memory, bytes, mhandle);
+	if (end->nets->gpu) return tp_net_gdr_register_memory(end, &buffer->shown, memory, bytes, mhandle);
 	return end->nets->ops->reg_memory(end->comm, memory, bytes, TP_NET_HOST, mhandle);
 }
 
@@ -53,6 +53,7 @@ static struct tp_net_grant *make_grant(struct tp_link_net *end, struct tp_net_bu
 		tp_net_loans_lock(end->nets);
 		buffer->refused = true;
 		tp_net_loans_unlock(end->nets);
+		tp_net_loans_refuse(end->nets);
 		TP_WARN("rank %d: the buffer of %zu bytes at %p can't be registered with the network (see above): it is copied into slots instead, as others are", end->nets->boot->rank,
 			(size_t)(buffer->end - buffer->begin), (void *)buffer->begin);
 		free(grant);
@@ -69,6 +70,16 @@ static struct tp_net_grant *find_grant(struct tp_link_net *end, struct tp_net_bu
 	return g;
 }
 
+static struct tp_net_grant *have_grant(struct tp_link_net *end, struct tp_net_buffer *buffer)
+{
+	struct tp_net_grant *grant = find_grant(end, buffer);
+	if (grant || buffer->refused) return grant;
+	uint64_t since = tp_clock_ns();
+	grant = make_grant(end, buffer);
+	if (grant) tell_late(end->nets, since, buffer);
+	return grant;
+}
+
 struct tp_net_grant *tp_net_grant_for(struct tp_link_net *end, const void *memory, size_t bytes)
 {
 	struct tp_net_links *nets = end->nets;
@@ -78,13 +89,13 @@ struct tp_net_grant *tp_net_grant_for(struct tp_link_net *end, const void *memor
 		if (!tp_net_buffer_covers(b, memory, bytes)) continue;
 		refused |= b->refused;
 		if (b->refused) continue;
-		struct tp_net_grant *grant = find_grant(end, b);
-		if (!grant) {
-			uint64_t since = tp_clock_ns();
-			grant = make_grant(end, b);
-			if (grant) tell_late(nets, since, b);
-		}
+		struct tp_net_grant *grant = have_grant(end, b);
 		if (grant) return end->grant = grant;
+	}
+	/* What a kernel found while it was registered. */
+	for (struct tp_net_buffer *b = nets->buffers; b && nets->gpu; b = b->next) {
+		struct tp_net_grant *grant = tp_net_buffer_lingers_over(b, memory, bytes) ? have_grant(end, b) : NULL;
+		if (grant) return grant;
 	}
 	if (!refused && !nets->gpu) tell_copied(nets, memory, bytes);
 	return NULL;
@@ -129,12 +140,7 @@ static void drop_grant(struct tp_net_grant *grant)
 	free(grant);
 }
 
-static void drop_held(const struct tp_net_links *nets, struct tp_net_buffer *buffer)
-{
-	while (buffer->nheld) nets->ops->drop_memory(buffer->held[--buffer->nheld]);
-}
-
-void tp_net_buffer_free(struct tp_net_links *nets, struct tp_net_buffer *buffer)
+void tp_net_buffer_unlist(struct tp_net_links *nets, struct tp_net_buffer *buffer)
 {
 	struct tp_net_buffer **at = &nets->buffers;
 	tp_net_loans_lock(nets);
@@ -142,21 +148,28 @@ void tp_net_buffer_free(struct tp_net_links *nets, struct tp_net_buffer *buffer)
 	*at = buffer->next;
 	tp_net_loans_forget(nets, buffer);
 	tp_net_loans_unlock(nets);
-	drop_held(nets, buffer);
+}
+
+void tp_net_buffer_free(const struct tp_net_links *nets, struct tp_net_buffer *buffer)
+{
+	while (buffer->nheld) nets->ops->drop_memory(buffer->held[--buffer->nheld]);
+	if (nets->gpu) tp_net_gdr_close_bufs(&buffer->shown);
 	free(buffer);
 }
 
-/* A buffer that is gone goes with its last grant. */
+/* A buffer that is gone goes with its last grant. Those of GPU ranks go when kernels that may have found them are over. */
 static void bury(struct tp_net_links *nets, struct tp_net_buffer *buffer)
 {
-	if (buffer->gone && !buffer->grants) tp_net_buffer_free(nets, buffer);
+	if (nets->gpu || !buffer->gone || buffer->grants) return;
+	tp_net_buffer_unlist(nets, buffer);
+	tp_net_buffer_free(nets, buffer);
 }
 
 void tp_net_grant_back(struct tp_net_grant *grant)
 {
 	struct tp_net_buffer *buffer = grant->buffer;
 	struct tp_net_links *nets = grant->end->nets;
-	if (--grant->out || !(buffer->gone || buffer->freed)) return;
+	if (--grant->out || !(buffer->freed || (buffer->gone && !nets->gpu))) return;
 	drop_grant(grant);
 	bury(nets, buffer);
 }
@@ -184,30 +197,12 @@ void tp_net_buffer_add(struct tp_net_links *nets, struct tp_net_buffer *buffer)
 	}
 }
 
-static void drop_idle(struct tp_net_buffer *buffer)
+void tp_net_buffer_drop_idle(struct tp_net_buffer *buffer)
 {
 	for (struct tp_net_grant *g = buffer->grants, *next; g; g = next) {
 		next = g->next;
 		if (!g->out) drop_grant(g);
 	}
-}
-
-void tp_net_buffer_retire(struct tp_net_links *nets, struct tp_net_buffer *buffer)
-{
-	tp_net_loans_lock(nets);
-	buffer->gone = true;
-	tp_net_loans_unlock(nets);
-	drop_idle(buffer);
-	bury(nets, buffer);
-}
-
-void tp_net_buffer_forsake(struct tp_net_links *nets, struct tp_net_buffer *buffer)
-{
-	tp_net_loans_lock(nets);
-	buffer->freed = true;
-	tp_net_loans_unlock(nets);
-	drop_idle(buffer);
-	drop_held(nets, buffer);
 }
 
 ncclResult_t tp_net_links_register(struct tp_net_links *nets, void *memory, size_t bytes, struct tp_net_buffer **out)
@@ -220,13 +215,20 @@ ncclResult_t tp_net_links_register(struct tp_net_links *nets, void *memory, size
 	return ncclSuccess;
 }
 
-void tp_net_links_deregister(struct tp_net_links *nets, struct tp_net_buffer *buffer) { tp_net_buffer_retire(nets, buffer); }
+void tp_net_links_deregister(struct tp_net_links *nets, struct tp_net_buffer *buffer)
+{
+	buffer->gone = true;
+	tp_net_buffer_drop_idle(buffer);
+	bury(nets, buffer);
+}
 
 void tp_net_links_recall(struct tp_net_links *nets)
 {
 	for (int i = 0; i < nets->nends; i++) {
 		struct tp_link_net *end = nets->ends[i];
 		if (!end->sending || end->state > TP_NET_READY || !tp_net_link_has_loan(end)) continue;
+		TP_INFO(TP_NET | TP_REG, "rank %d: network link (channel %d, class %d) to rank %d is closed: an operation ended before what it had lent was through", nets->boot->rank, end->channel,
+			end->lane_class, end->to);
 		/* One that isn't connected yet has lent nothing on, and never will. */
 		end->state = TP_NET_RECALLED;
 		if (end->comm) nets->ops->close_send(end->comm);

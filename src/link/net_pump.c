@@ -94,6 +94,8 @@ static ncclResult_t pump_send(struct tp_link_net *end, bool *moved)
 		if (!done) break;
 		if (end->lent[end->finished % TP_NET_MAX_REQUESTS]) tp_net_grant_back(end->lent[end->finished % TP_NET_MAX_REQUESTS]);
 		end->finished++;
+		/* Numbers wrap, and this one would be left behind. */
+		if ((int32_t)(end->lent_to - end->finished) < 0) end->lent_to = end->finished;
 		*moved = true;
 		if (end->window) tp_net_ring_tell_head(end, end->finished);
 		else atomic_store_explicit(link->head, end->finished, memory_order_release);   /* pairs with tp_link_claim, or the kernel's look */

@@ -23,6 +23,7 @@ static struct request requests[TP_NET_MAX_REQUESTS];
 static uint32_t nsent, ndone, nclosed;
 static _Atomic int wrong;
 static _Atomic long nhandles;
+static bool refuses;           /* memory of GPUs */
 
 static ncclResult_t properties(int dev, struct tp_net_properties *out)
 {
@@ -33,8 +34,9 @@ static ncclResult_t properties(int dev, struct tp_net_properties *out)
 
 static ncclResult_t reg_memory(void *comm, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle)
 {
+	(void)comm;
+	if (refuses && kind == TP_NET_CUDA) return ncclSystemError;
 	struct handle *h = malloc(sizeof(*h));
-	(void)comm, (void)kind;
 	*h = (struct handle){ (uintptr_t)data, (uintptr_t)data + bytes };
 	atomic_fetch_add(&nhandles, 1);
 	*mhandle = h;
@@ -149,7 +151,7 @@ static void open_world(struct world *w)
 	w->nets = (struct tp_net_links){ .boot = &w->boot, .gpu = gpu, .ops = &ops, .ndevs = 1, .nchannels = 1, .capacity = CHUNK, .stride = 8192, .nslots = CHUNKS, .lends = true, .ends = w->ends,
 		.nends = 1, .size_ends = 1 };
 	assert_int_equal(tp_net_gdr_set(&w->nets, &dev, 1), ncclSuccess);
-	assert_int_equal(tp_net_loans_open(&w->nets), ncclSuccess);
+	assert_non_null(w->nets.loans);
 	w->ends[0] = &w->end;
 	w->end = (struct tp_link_net){ .nets = &w->nets, .link = &w->link, .sending = true, .to = 1, .comm = w, .state = TP_NET_READY };
 	assert_int_equal(tp_net_ring_make(&w->end, &w->link), ncclSuccess);
@@ -166,7 +168,8 @@ static void close_world(struct world *w)
 	tp_net_grants_drop(&w->end);
 	dereg_memory(NULL, w->end.mhandle);
 	if (w->end.headers_mhandle) dereg_memory(NULL, w->end.headers_mhandle);
-	while (w->nets.buffers) tp_net_buffer_free(&w->nets, w->nets.buffers);
+	tp_net_loans_retire(&w->nets, &w->lock);
+	assert_null(w->nets.buffers);
 	tp_net_loans_close(&w->nets);
 	tp_net_rings_destroy(&w->nets);
 	tp_gpu_free(&w->buffer);
@@ -204,14 +207,21 @@ static void await(struct world *w)
 	while (atomic_load_explicit((_Atomic uint32_t *)(uintptr_t)w->device.head, memory_order_acquire) != w->next) usleep(20);
 }
 
+static uint32_t found;         /* the index */
+static bool finds(struct world *w, size_t offset, size_t bytes)
+{
+	struct tp_link_loan range;
+	uintptr_t at = (uintptr_t)w->buffer.ptr + offset;
+	return tp_net_loans_find(&w->nets, (void *)at, bytes, &range, &found) && range.begin <= at && at + bytes <= range.end;
+}
+
 /* A kernel a turn: it lends what it finds registered, and ends when all is through; then the program writes over the buffer. */
 static void *run_kernels(void *arg)
 {
 	struct world *w = arg;
 	for (int turn = 0; turn < TURNS; turn++) {
-		uint32_t index;
 		for (uint32_t i = 0; i < CHUNKS; i++) fill(w, w->next + i);
-		bool lends = tp_net_loans_find(&w->nets, w->buffer.ptr, CHUNKS * CHUNK, &index);
+		bool lends = finds(w, 0, CHUNKS * CHUNK);
 		for (int i = 0; i < CHUNKS; i++) publish(w, lends && i % 4 != 3);
 		await(w);
 	}
@@ -239,6 +249,7 @@ static void *meddle(void *arg)
 {
 	struct world *w = arg;
 	struct tp_net_buffer *buffer;
+	int turns = 0;
 	while (!atomic_load(&w->ends_now)) {
 		if (tp_net_loans_register(&w->nets, &w->lock, w->buffer.ptr, CHUNKS * CHUNK, &buffer) != ncclSuccess || !buffer) {
 			atomic_fetch_add(&wrong, 1);
@@ -246,6 +257,8 @@ static void *meddle(void *arg)
 		}
 		usleep(300);
 		tp_net_loans_deregister(&w->nets, &w->lock, buffer);
+		/* A kernel runs, so this is too early: what it has found is copied late then. */
+		if (++turns % 3 == 0) tp_net_loans_settle(&w->nets, &w->lock);
 		usleep(50);
 	}
 	return NULL;
@@ -266,6 +279,7 @@ static void buffers_come_and_go_while_kernels_lend_them(void **state)
 	assert_true(w.lent > 0 && loans.chunks > 0);
 	assert_int_equal(loans.chunks + loans.copied, w.lent);
 	assert_int_equal(loans.bytes, loans.chunks * CHUNK);
+	tp_net_loans_settle(&w.nets, &w.lock);
 	assert_null(w.nets.buffers);
 	close_world(&w);
 }
@@ -281,47 +295,145 @@ static void pump(struct world *w)
 	for (int i = 0; i < 50; i++) progress(w);
 }
 
-static void what_was_published_before_its_buffer_went_is_copied(void **state)
+/* Two chunks are published, the buffer goes, two more are by a kernel that has found it before. */
+static void what_a_kernel_has_found_is_sent_until_it_is_over(void **state)
 {
 	static struct world w;
 	struct tp_net_buffer *buffer;
 	struct tp_links_loans loans = { 0 };
-	uint32_t index;
 	(void)state;
-	open_world(&w);
-	register_buffer(&w, &buffer);
-	for (uint32_t i = 0; i < 2; i++) fill(&w, i);
-	publish(&w, true);
-	publish(&w, true);
-	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
-	assert_false(tp_net_loans_find(&w.nets, w.buffer.ptr, 1, &index));
-	pump(&w);
-	tp_net_loans_count(&w.nets, &loans);
-	assert_true(ndone == 2 && loans.chunks == 0 && loans.copied == 2 && atomic_load(&wrong) == 0);
-	close_world(&w);
+	for (int early = 0; early < 2; early++) {
+		open_world(&w);
+		register_buffer(&w, &buffer);
+		for (uint32_t i = 0; i < 4; i++) fill(&w, i);
+		publish(&w, true);
+		publish(&w, true);
+		tp_net_loans_deregister(&w.nets, &w.lock, buffer);
+		assert_false(finds(&w, 0, 1));
+		/* It is on its way, so it stays. */
+		tp_net_loans_settle(&w.nets, &w.lock);
+		assert_non_null(w.nets.buffers);
+		pump(&w);
+		tp_net_loans_count(&w.nets, &loans);
+		assert_true(ndone == 2 && loans.chunks == 2 && loans.copied == 0);
+		/* Somebody is mistaken, and the kernel goes on: the engine copies. */
+		if (early) tp_net_loans_settle(&w.nets, &w.lock);
+		publish(&w, true);
+		publish(&w, true);
+		pump(&w);
+		tp_net_loans_count(&w.nets, &loans);
+		assert_true(ndone == 4 && loans.chunks == (early ? 2 : 4) && loans.copied == (early ? 2 : 0) && atomic_load(&wrong) == 0);
+		tp_net_loans_settle(&w.nets, &w.lock);
+		assert_null(w.nets.buffers);
+		close_world(&w);
+	}
 }
 
 static void the_table_says_what_is_registered(void **state)
 {
 	static struct world w;
 	struct tp_net_buffer *one, *two;
-	uint32_t index;
 	(void)state;
 	open_world(&w);
 	const struct tp_link_loan *table = (const struct tp_link_loan *)(uintptr_t)tp_net_loans_table(&w.nets);
 	uint64_t begin = (uint64_t)(uintptr_t)w.buffer.ptr;
 	register_buffer(&w, &one);
-	assert_true(tp_net_loans_find(&w.nets, (char *)w.buffer.ptr + 5, CHUNK, &index) && index == one->index);
-	assert_true(table[index].begin == begin && table[index].end == begin + CHUNKS * CHUNK);
-	assert_false(tp_net_loans_find(&w.nets, (char *)w.buffer.ptr + 1, CHUNKS * CHUNK, &index));
+	assert_true(finds(&w, 5, CHUNK) && found == one->index);
+	assert_true(table[found].begin == begin && table[found].end == begin + CHUNKS * CHUNK);
+	assert_false(finds(&w, 1, CHUNKS * CHUNK));
 	register_buffer(&w, &two);
 	assert_int_not_equal(two->index, one->index);
-	index = one->index;
+	uint32_t index = one->index;
 	tp_net_loans_deregister(&w.nets, &w.lock, one);
 	assert_true(table[index].begin == 0 && table[index].end == 0);
-	assert_true(tp_net_loans_find(&w.nets, w.buffer.ptr, CHUNK, &index) && index == two->index);
+	assert_true(finds(&w, 0, CHUNK) && found == two->index);
 	tp_net_loans_deregister(&w.nets, &w.lock, two);
 	close_world(&w);
+}
+
+/* More buffers than the table has entries: those that are too many are copied, and an entry that was given back is somebody's again. */
+static void a_full_table_refuses_and_no_more(void **state)
+{
+	static struct world w;
+	static struct tp_net_buffer *buffers[TP_LINK_LOANS];
+	struct tp_net_buffer *more;
+	(void)state;
+	open_world(&w);
+	for (int i = 0; i < TP_LINK_LOANS; i++) register_buffer(&w, &buffers[i]);
+	assert_int_equal(tp_net_loans_register(&w.nets, &w.lock, w.buffer.ptr, CHUNK, &more), ncclSuccess);
+	assert_null(more);
+	tp_net_loans_deregister(&w.nets, &w.lock, buffers[77]);
+	tp_net_loans_settle(&w.nets, &w.lock);
+	register_buffer(&w, &more);
+	assert_int_equal(more->index, 77);
+	close_world(&w);
+}
+
+/* A connection that comes after the registration can't register it: what kernels lend meanwhile is copied, and then they find it no more. */
+static void what_a_connection_refuses_leaves_the_table(void **state)
+{
+	static struct world w;
+	struct tp_net_buffer *buffer;
+	struct tp_links_loans loans = { 0 };
+	(void)state;
+	open_world(&w);
+	const struct tp_link_loan *table = (const struct tp_link_loan *)(uintptr_t)tp_net_loans_table(&w.nets);
+	w.end.state = TP_NET_CONNECTING;
+	register_buffer(&w, &buffer);
+	assert_true(finds(&w, 0, CHUNK));
+	w.end.state = TP_NET_READY;
+	refuses = true;
+	fill(&w, 0);
+	publish(&w, true);
+	pump(&w);
+	tp_net_loans_count(&w.nets, &loans);
+	assert_true(ndone == 1 && loans.chunks == 0 && loans.copied == 1 && atomic_load(&wrong) == 0);
+	assert_false(finds(&w, 0, CHUNK));
+	assert_true(table[buffer->index].begin == 0 && table[buffer->index].end == 0);
+	refuses = false;
+	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
+	close_world(&w);
+}
+
+/* So much has been sent, and all that was lent came before a number. */
+static void begin_at(struct world *w, uint32_t number, uint32_t lent_to)
+{
+	w->next = w->link.next = w->link.head_seen = w->end.posted = w->end.finished = ndone = number;
+	nsent = number;
+	w->end.lent_to = lent_to;
+	atomic_store(w->link.head, number);
+}
+
+static void counters_wrap(void **state)
+{
+	/* Nothing was lent for half of their range, which looks like something that is to come; and where they begin anew. */
+	static const struct { uint32_t from, lent_to; } begins[] = { { 0x7ffffffd, 0 }, { 0x80000005, 0x80000005 - 20 }, { 0xffffffed, 0xffffff00 } };
+	static struct world w;
+	struct tp_net_buffer *buffer;
+	(void)state;
+	for (size_t b = 0; b < TP_ARRAY_LEN(begins); b++) {
+		open_world(&w);
+		begin_at(&w, begins[b].from, begins[b].lent_to);
+		for (uint32_t i = 0; i < 5; i++) {
+			fill(&w, w.next);
+			publish(&w, false);
+		}
+		pump(&w);
+		assert_false(tp_net_link_has_loan(&w.end));
+		register_buffer(&w, &buffer);
+		for (uint32_t i = 0; i < 3 * CHUNKS; i++) {
+			fill(&w, w.next);
+			publish(&w, i % 2 == 0);
+			assert_true(i % 2 || tp_net_link_has_loan(&w.end));
+			pump(&w);
+			assert_false(tp_net_link_has_loan(&w.end));
+		}
+		assert_true(ndone == begins[b].from + 5 + 3 * CHUNKS && atomic_load(&wrong) == 0);
+		tp_net_links_recall(&w.nets);
+		assert_int_equal(w.end.state, TP_NET_READY);
+		tp_net_loans_deregister(&w.nets, &w.lock, buffer);
+		close_world(&w);
+	}
 }
 
 static void what_is_recalled_is_never_sent(void **state)
@@ -375,8 +487,11 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(buffers_come_and_go_while_kernels_lend_them),
-		cmocka_unit_test(what_was_published_before_its_buffer_went_is_copied),
+		cmocka_unit_test(what_a_kernel_has_found_is_sent_until_it_is_over),
 		cmocka_unit_test(the_table_says_what_is_registered),
+		cmocka_unit_test(a_full_table_refuses_and_no_more),
+		cmocka_unit_test(what_a_connection_refuses_leaves_the_table),
+		cmocka_unit_test(counters_wrap),
 		cmocka_unit_test(what_is_recalled_is_never_sent),
 		cmocka_unit_test(a_connection_with_nothing_on_loan_stays),
 	};

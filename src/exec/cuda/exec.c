@@ -38,8 +38,7 @@ static ncclResult_t upload_comm(struct tp_cuda_exec *exec, const struct tp_cuda_
 {
 	const struct tp_boot *boot = exec->boot;
 	struct tp_dev_comm comm = { .rank = boot->rank, .nranks = boot->nranks, .local = boot->local, .nlocal = boot->nlocal,
-		.status = (uint64_t)(uintptr_t)exec->status_memory.ptr, .shared_gpu = options->shared_gpu, .counts = options->counts,
-		.loans = tp_links_loan_table(exec->links) };
+		.status = (uint64_t)(uintptr_t)exec->status_memory.ptr, .shared_gpu = options->shared_gpu, .counts = options->counts };
 	for (int i = 0; i < boot->nlocal && i < TP_DEV_MAX_LOCAL; i++)
 		comm.region[i] = (uint64_t)(uintptr_t)tp_links_region(exec->links, boot->local_ranks[i]);
 	TP_TRY(tp_cuda_upload(exec, exec->comm, &comm, sizeof(comm)));

@@ -70,8 +70,9 @@ static void fill_call(const struct tp_cuda_exec *exec, const struct tp_exec_call
 	out->output = (uint64_t)(uintptr_t)call->output;
 	out->tag = call->tag;
 	if (p->lends && p->fit.parts[0].chunk_bytes >= TP_DEV_LEND_BYTES) {
-		out->lend_input = (uint16_t)tp_cuda_find_loan(exec, call->input, call->block_bytes * p->plan->input_blocks);
-		out->lend_output = (uint16_t)tp_cuda_find_loan(exec, call->output, call->block_bytes * p->plan->output_blocks);
+		struct tp_link_loan range;
+		out->lend_input = (uint16_t)tp_cuda_find_loan(exec, call->input, call->block_bytes * p->plan->input_blocks, &range);
+		out->lend_output = (uint16_t)tp_cuda_find_loan(exec, call->output, call->block_bytes * p->plan->output_blocks, &range);
 	}
 	if (p->reduces) tp_cuda_fill_reduce(call, &out->reduce);
 }
