@@ -170,6 +170,88 @@ static void only_what_lies_in_a_registered_range_as_a_whole_is_lent(void **state
 	assert_true(gpu_run(&o, parts_of_ranges, NULL));
 }
 
+enum { SEGMENT = 2 << 20 };
+static CUdeviceptr map_segments(struct gpu_rank *g, int count)
+{
+	CUmemAllocationProp properties = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, g->device } };
+	CUmemAccessDesc access = { { CU_MEM_LOCATION_TYPE_DEVICE, g->device }, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUdeviceptr at;
+	CUDA_OK(MemAddressReserve(&at, (size_t)count * SEGMENT, 0, 0, 0));
+	for (int i = 0; i < count; i++) {
+		CUmemGenericAllocationHandle handle;
+		CUDA_OK(MemCreate(&handle, SEGMENT, &properties, 0));
+		CUDA_OK(MemMap(at + (size_t)i * SEGMENT, SEGMENT, 0, handle, 0));
+		CUDA_OK(MemRelease(handle));
+	}
+	CUDA_OK(MemSetAccess(at, (size_t)count * SEGMENT, &access, 1));
+	return at;
+}
+
+static void send_bytes(struct gpu_rank *g, CUdeviceptr buffer, size_t bytes, int value)
+{
+	struct ranks *r = g->r;
+	unsigned char *got = malloc(bytes);
+	gpu_fill(g, buffer, r->rank ? 0 : value, bytes);
+	ranks_barrier(r);
+	if (r->rank == 0) REQUIRE_OK(ncclSend(GPU_PTR(buffer), bytes, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
+	else REQUIRE_OK(ncclRecv(GPU_PTR(buffer), bytes, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
+	gpu_sync(g, 1);
+	gpu_get(g, got, buffer, bytes);
+	for (size_t i = 0; i < bytes; i++) REQUIRE(got[i] == value);
+	free(got);
+}
+
+/* Mapped in pieces: each is lent, what reaches over the edge of two isn't. */
+static void segments(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	CUdeviceptr at = map_segments(g, 2);
+	lent_open_comm(g);
+	for (int i = 0; i < 2; i++) {
+		void *handle = lent_register_range(g, at + (size_t)i * SEGMENT, SEGMENT);
+		send_bytes(g, at + (size_t)i * SEGMENT, SEGMENT, 1 + i);
+		REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+	}
+	lent_register_range(g, at, 2 * SEGMENT);
+	send_bytes(g, at, 2 * SEGMENT, 5);
+	struct lent now = lent_close_comm(g);
+	REQUIRE(lent_is(now, r->rank ? 0 : 2 * SEGMENT));
+	REQUIRE(lent_log_has("is copied into slots first: the range isn't inside one allocation"));
+	REQUIRE(!lent_warns());
+}
+
+static void mapped_memory_is_lent_a_piece_at_a_time(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(2, DMABUF, NULL);
+	assert_true(gpu_run(&o, segments, NULL));
+}
+
+/* Whether CUDA makes a DMA-BUF of pages that aren't all the allocation's or not, no warning comes of it. */
+static void odd_sizes(struct gpu_rank *g)
+{
+	static const size_t sizes[] = { 1000003, 512, 3 * SEGMENT + 1 };
+	struct ranks *r = g->r;
+	lent_open_comm(g);
+	for (int i = 0; i < 3; i++) {
+		CUdeviceptr memory;
+		CUDA_OK(MemAlloc(&memory, sizes[i]));
+		void *handle = lent_register_range(g, memory, sizes[i]);
+		send_bytes(g, memory, sizes[i], 1 + i);
+		REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+		CUDA_OK(MemFree(memory));
+	}
+	REQUIRE(lent_close_comm(g).late == 0);
+	REQUIRE(!lent_warns());
+}
+
+static void odd_sizes_give_no_warning(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(2, DMABUF, NULL);
+	assert_true(gpu_run(&o, odd_sizes, NULL));
+}
+
 static void a_handle_is_taken_back_once(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
@@ -304,6 +386,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(results_are_right_by_whatever_way_the_card_reads),
 		cmocka_unit_test(elsewhere_all_is_copied_and_the_reason_said),
 		cmocka_unit_test(only_what_lies_in_a_registered_range_as_a_whole_is_lent),
+		cmocka_unit_test(mapped_memory_is_lent_a_piece_at_a_time),
+		cmocka_unit_test(odd_sizes_give_no_warning),
 		cmocka_unit_test(ranges_repeat_and_handles_are_checked),
 		cmocka_unit_test(a_captured_graph_lends_while_its_buffer_is_registered),
 		cmocka_unit_test(captured_sends_are_lent_while_their_buffer_is_registered),
