@@ -95,12 +95,14 @@ static CUgraphExec capture_send(struct gpu_rank *g, CUdeviceptr buffer)
 	return gpu_end_capture(g, 1);
 }
 
-/* Two communicators over one card, which has one cache of registrations. The second ends while a graph of the first lives, so what there is of it waits; but what
+/* Communicators over one card, which has one cache of registrations. One ends while a graph of another lives, and a third, so what there is of it waits; but what
  * it had registered is given back, and never found for what lies at that address later. */
 static void one_of_two_ends(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
 	CUdeviceptr memory, buffer = take_piece(&memory);
+	lent_open_comm(g);
+	ncclComm_t third = g->comm;
 	lent_open_comm(g);
 	CUgraphExec exec = capture_send(g, g->pool);
 	CUDA_OK(GraphLaunch(exec, g->streams[1]));
@@ -118,6 +120,8 @@ static void one_of_two_ends(struct gpu_rank *g)
 		send_and_check(g, buffer, value + 1);   /* lent */
 	}
 	CUDA_OK(GraphExecDestroy(exec));
+	lent_close_comm(g);
+	g->comm = third;
 	struct lent now = lent_close_comm(g);
 	REQUIRE(lent_is(now, r->rank ? 0 : 4ull * PIECE));
 	REQUIRE(!lent_warns());
