@@ -226,7 +226,7 @@ void tp_gpu_memory_close(struct tp_gpu_rank *rank);
 /* Registered buffers are offered to peers' kernels from now on. */
 void tp_gpu_memory_offer(struct tp_gpu_rank *rank, struct tp_cuda_exec *exec);
 /* What they were good for. */
-void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number);
+void tp_gpu_memory_tell(struct tp_gpu_rank *rank, struct tp_links *links, int number);
 
 /* gpu_register.c: what a capture receives into is registered as long as its graph lives. Launch lock held, but for spend, which is called when
  * the graph is gone, from any thread, and calls nothing of CUDA's. drop_spent: nothing of the rank may be outstanding but graphs that live;
@@ -239,6 +239,8 @@ void tp_gpu_register_drop_spent(struct tp_gpu_rank *rank, bool deregisters);
 ncclResult_t tp_gpu_watch_add(struct ncclComm *comm);
 void tp_gpu_watch_remove(struct ncclComm *comm);
 void tp_gpu_watch_kick(void);           /* something was launched while the watcher slept for long */
+/* Something was deregistered: given back now where no kernel runs, else by the engine. */
+void tp_gpu_watch_settle(struct ncclComm *comm);
 void tp_gpu_watch_wake(struct tp_gpu_rank *rank);       /* the engine, for the network's sake */
 extern _Atomic bool tp_gpu_watch_dozes;
 static inline void tp_gpu_watch_launched(void)

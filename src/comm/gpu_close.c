@@ -230,7 +230,9 @@ void tp_gpu_rank_close(struct ncclComm *comm)
 	while (query(g->rank) == CUDA_ERROR_NOT_READY && tp_clock_ms() - start < WAIT_MS) nap(tp_clock_ms() - start);
 	if (query(g->rank) == CUDA_ERROR_NOT_READY)
 		TP_INFO(TP_INIT, "device %d: operations of an ended communicator still wait in a stream; its memory is freed when they are gone", comm->device);
-	tp_gpu_memory_tell(g->rank, g->boot->rank);
+	/* Of an operation that ended early something may be on loan, and the program has its memory back. */
+	if (g->links) tp_links_retire(g->links);
+	tp_gpu_memory_tell(g->rank, g->links, g->boot->rank);
 	/* Always in one of the lists: while its kernels wait, nothing may be freed. */
 	pthread_mutex_lock(&lock);
 	g->next = graves;

@@ -192,8 +192,13 @@ void tp_gpu_memory_offer(struct tp_gpu_rank *rank, struct tp_cuda_exec *exec)
 	if (tp_mem_is_useful(rank->mem)) tp_cuda_exec_set_buffers(exec, &buffers);
 }
 
-void tp_gpu_memory_tell(struct tp_gpu_rank *rank, int number)
+void tp_gpu_memory_tell(struct tp_gpu_rank *rank, struct tp_links *links, int number)
 {
+	struct tp_links_loans loans = { 0 };
+	if (links) tp_links_loans(links, &loans);
+	if (loans.chunks | loans.copied)
+		TP_INFO(TP_REG, "rank %d sent %llu chunks, %llu bytes, over the network from where they lay in its registered buffers, and copied %llu late", number,
+			(unsigned long long)loans.chunks, (unsigned long long)loans.bytes, (unsigned long long)loans.copied);
 	struct tp_cuda_exec *exec = atomic_load_explicit(&rank->exec, memory_order_relaxed);
 	struct tp_cuda_status status;
 	if (!exec) return;

@@ -210,7 +210,11 @@ static enum tp_run run_gpu(struct tp_runnable *runnable)
 	if (!comm->gpu || !comm->links || !tp_links_have_net(comm->links)) return TP_RUN_IDLE;
 	tp_comm_look_for_events(comm);
 	tp_gpu_watch_faults(comm);
-	if (atomic_load_explicit(&comm->gate, memory_order_acquire) & (TP_GATE_ERROR | TP_GATE_ABORTED | TP_GATE_REVOKED)) return TP_RUN_IDLE;
+	if (atomic_load_explicit(&comm->gate, memory_order_acquire) & (TP_GATE_ERROR | TP_GATE_ABORTED | TP_GATE_REVOKED)) {
+		/* Kernels end without waiting for what they have lent. */
+		tp_links_recall(comm->links);
+		return TP_RUN_IDLE;
+	}
 	bool outstanding = is_outstanding(comm), moved = false;
 	ncclResult_t result = tp_links_progress(comm->links, &moved);
 	if (result != ncclSuccess) {
@@ -218,7 +222,14 @@ static enum tp_run run_gpu(struct tp_runnable *runnable)
 		return TP_RUN_IDLE;
 	}
 	if (moved) return TP_RUN_MOVED;
-	return outstanding || tp_links_need_progress(comm->links) ? TP_RUN_WAITING : TP_RUN_IDLE;
+	if (outstanding || tp_links_need_progress(comm->links)) return TP_RUN_WAITING;
+	tp_links_settle(comm->links);
+	return TP_RUN_IDLE;
+}
+
+void tp_gpu_watch_settle(struct ncclComm *comm)
+{
+	if (!atomic_load_explicit(&comm->gpu->exec, memory_order_acquire) || !is_outstanding(comm)) tp_links_settle(comm->links);
 }
 
 static int poll_fds(struct tp_runnable *runnable, int *fds, uint32_t *events, int max)

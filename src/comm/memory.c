@@ -8,7 +8,8 @@
 #include "base/pages.h"
 #include "comm/gpu.h"
 
-struct block { struct block *next; void *address; size_t bytes; const void *comm; struct tp_net_buffer *net; };
+/* Of a registration: for the network, and (GPU ranks) for the host's other ranks. */
+struct block { struct block *next; void *address; size_t bytes; const void *comm; struct tp_net_buffer *net; void *mem; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block *allocated, *registered;
@@ -75,6 +76,34 @@ ncclResult_t tp_memory_free(void *memory)
 	return ncclSuccess;
 }
 
+/* Network links of host ranks belong to who has the run lock. */
+static ncclResult_t register_net(struct ncclComm *comm, void *buffer, size_t bytes, struct tp_net_buffer **out)
+{
+	if (!tp_mem_registers() || !tp_links_have_net(comm->links)) return ncclSuccess;
+	if (!comm->gpu) tp_comm_lock_run(comm);
+	ncclResult_t result = tp_links_register(comm->links, buffer, bytes, out);
+	if (!comm->gpu) tp_engine_unlock(&comm->runnable);
+	return result;
+}
+
+static void deregister_net(struct ncclComm *comm, struct tp_net_buffer *net)
+{
+	if (!net) return;
+	if (!comm->gpu) tp_comm_lock_run(comm);
+	tp_links_deregister(comm->links, net);
+	if (!comm->gpu) tp_engine_unlock(&comm->runnable);
+	else tp_gpu_watch_settle(comm);
+}
+
+static ncclResult_t register_block(struct ncclComm *comm, void *buffer, size_t bytes, struct block *b)
+{
+	*b = (struct block){ .address = b, .bytes = bytes, .comm = comm };
+	if (comm->gpu) TP_TRY(tp_gpu_memory_register(comm, buffer, bytes, &b->mem));
+	ncclResult_t result = register_net(comm, buffer, bytes, &b->net);
+	if (result != ncclSuccess && b->mem) tp_gpu_memory_deregister(comm, b->mem);
+	return result;
+}
+
 ncclResult_t tp_memory_register(ncclComm_t comm, void *buffer, size_t bytes, void **handle)
 {
 	if (!buffer || !handle) return TP_FAIL(ncclInvalidArgument, "ncclCommRegister: %s is NULL", buffer ? "handle" : "buff");
@@ -83,23 +112,13 @@ ncclResult_t tp_memory_register(ncclComm_t comm, void *buffer, size_t bytes, voi
 	TP_TRY(tp_comm_enter(comm, "ncclCommRegister"));
 	ncclResult_t result = tp_comm_may_call(comm, "ncclCommRegister");
 	struct block *b = NULL;
-	if (result == ncclSuccess && comm->gpu) {
-		result = tp_gpu_memory_register(comm, buffer, bytes, handle);
-		tp_comm_leave(comm);
-		return result;
-	}
 	if (result == ncclSuccess && !(b = tp_alloc(1, sizeof(*b), "a registration"))) result = ncclSystemError;
-	struct tp_net_buffer *net = NULL;
-	if (b && tp_mem_registers() && tp_links_have_net(comm->links)) {
-		tp_comm_lock_run(comm);
-		result = tp_links_register(comm->links, buffer, bytes, &net);
-		tp_engine_unlock(&comm->runnable);
-	}
+	if (b) result = register_block(comm, buffer, bytes, b);
 	if (b && result != ncclSuccess) {
 		free(b);
 	} else if (b) {
 		pthread_mutex_lock(&lock);
-		*b = (struct block){ .next = registered, .address = b, .bytes = bytes, .comm = comm, .net = net };
+		b->next = registered;
 		registered = b;
 		pthread_mutex_unlock(&lock);
 		*handle = b;
@@ -112,19 +131,11 @@ ncclResult_t tp_memory_deregister(ncclComm_t comm, void *handle)
 {
 	if (!handle) return ncclSuccess;
 	TP_TRY(tp_comm_enter(comm, "ncclCommDeregister"));
-	if (comm->gpu) {
-		ncclResult_t undone = tp_gpu_memory_deregister(comm, handle);
-		tp_comm_leave(comm);
-		return undone;
-	}
 	struct block *b = take(&registered, handle, comm);
-	if (b && b->net) {
-		tp_comm_lock_run(comm);
-		tp_links_deregister(comm->links, b->net);
-		tp_engine_unlock(&comm->runnable);
-	}
 	ncclResult_t result = b ? ncclSuccess
 		: TP_FAIL(ncclInvalidArgument, "ncclCommDeregister: %p is not a registration of communicator %p", handle, (void *)comm);
+	if (b) deregister_net(comm, b->net);
+	if (b && b->mem) result = tp_gpu_memory_deregister(comm, b->mem);
 	free(b);
 	tp_comm_leave(comm);
 	return result;

@@ -109,6 +109,8 @@ ncclResult_t tp_gpu_allow(const struct tp_gpu_memory *memory, CUdevice peer);
 /* Device memory as a DMA-BUF, for network cards; the caller closes it. ptr and bytes: multiples of the page size. pcie: for cards that reach it
  * over PCIe though something faster joins GPU and processor (data direct). Where gpu->dma_buf. */
 ncclResult_t tp_gpu_export_dma_buf(const struct tp_gpu *gpu, const void *ptr, size_t bytes, bool pcie, int *fd);
+/* Without a word where CUDA refuses it: of a range that may not be all of the program's. */
+ncclResult_t tp_gpu_try_dma_buf(const struct tp_gpu *gpu, const void *ptr, size_t bytes, bool pcie, int *fd);
 /* In the process: memory of another rank. VMM: a mapping of its own, which lives as long as it is needed, whatever the owner does;
  * out is freed like an import. PLAIN: peer access, and out->ptr stays NULL: kernels of gpu see it where the owner does. */
 ncclResult_t tp_gpu_map_again(const struct tp_gpu *gpu, const struct tp_gpu_memory *memory, struct tp_gpu_memory *out);

@@ -96,18 +96,31 @@ ncclResult_t tp_gpu_export(const struct tp_gpu_memory *memory, struct tp_gpu_exp
 	return ncclSuccess;
 }
 
-ncclResult_t tp_gpu_export_dma_buf(const struct tp_gpu *gpu, const void *ptr, size_t bytes, bool pcie, int *out)
+static ncclResult_t export_dma_buf(const struct tp_gpu *gpu, const void *ptr, size_t bytes, bool pcie, int *out, CUresult *error)
 {
 	int fd = -1;
 	bool pushed;
+	*error = CUDA_SUCCESS;
 	if (!gpu->dma_buf) return TP_FAIL(ncclInternalError, "device %d (%s) has no DMA-BUF", gpu->ordinal, gpu->name);
 	TP_TRY(tp_gpu_enter(gpu, &pushed));
-	CUresult error = tp_cuda->MemGetHandleForAddressRange(&fd, (CUdeviceptr)(uintptr_t)ptr, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
-		pcie ? CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE : 0);
+	*error = tp_cuda->MemGetHandleForAddressRange(&fd, (CUdeviceptr)(uintptr_t)ptr, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, pcie ? CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE : 0);
 	tp_gpu_leave(pushed);
-	if (error != CUDA_SUCCESS) return tp_gpu_fail(__FILE__, __LINE__, __func__, gpu, "MemGetHandleForAddressRange", error);
+	if (*error != CUDA_SUCCESS) return ncclUnhandledCudaError;
 	*out = fd;
 	return ncclSuccess;
+}
+
+ncclResult_t tp_gpu_export_dma_buf(const struct tp_gpu *gpu, const void *ptr, size_t bytes, bool pcie, int *fd)
+{
+	CUresult error;
+	ncclResult_t result = export_dma_buf(gpu, ptr, bytes, pcie, fd, &error);
+	return error == CUDA_SUCCESS ? result : tp_gpu_fail(__FILE__, __LINE__, __func__, gpu, "MemGetHandleForAddressRange", error);
+}
+
+ncclResult_t tp_gpu_try_dma_buf(const struct tp_gpu *gpu, const void *ptr, size_t bytes, bool pcie, int *fd)
+{
+	CUresult error;
+	return export_dma_buf(gpu, ptr, bytes, pcie, fd, &error);
 }
 
 static ncclResult_t import_vmm(const struct tp_gpu *gpu, const struct tp_gpu_export *from, int fd, struct tp_gpu_memory *m)

@@ -125,9 +125,10 @@ ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, i
  *   SHM  between others of a host: pinned host memory in the shared segment
  *   NET  moved by the proxy, tp_links_progress: slots in pinned host memory, or in device memory that the network card reaches
  * The numbers of full slots and their sizes (struct tp_slot's seq and bytes) are polled and published at `flags`, a slot's every flag_stride bytes:
- * in the slots themselves, but for slots in device memory that a proxy minds, which the host can't see: then in pinned host memory.
- * GPU ranks: tp_links_progress, _need_progress and _poll_fds may be called by one thread while another gets ends. */
-struct tp_device_link { uint64_t slots, head, flags; uint32_t stride, flag_stride, mask, capacity, kind; int32_t peer; };
+ * in the slots themselves, but for slots in device memory that a proxy minds, which the host can't see: then in pinned host memory, where a sender's flag
+ * is a slot's whole header, and may say LENT (see tp_links_find_loan).
+ * GPU ranks: tp_links_progress, _need_progress and _poll_fds may be called by one thread while another gets ends, registers or deregisters. */
+struct tp_device_link { uint64_t slots, head, flags; uint32_t stride, flag_stride, mask, capacity, kind; int32_t peer; bool lends; };
 ncclResult_t tp_links_get_device(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_device_link *out);
 /* GPU ranks, after create and before the first end: network cards at GPU memory. By device of the transport what the topology allows: slots that the
  * card writes (receive) or reads (send) lie in device memory then; flush: what was written is flushed before kernels see it. What a device turns
@@ -149,15 +150,28 @@ int tp_links_poll_fds(struct tp_links *links, int *fds, uint32_t *events, int ma
 /* What path a pair uses and why not a better one, for the log and the path report. text: one line. */
 struct tp_link_path { const char *via; char text[160]; };       /* via: "SHM/CMA", "SHM", "P2P/CUMEM", "NET/Socket/0", "SELF" */
 ncclResult_t tp_links_path(struct tp_links *links, int from, int to, struct tp_link_path *out);
-/* Host ranks, with the run lock: [memory, memory + bytes) may be lent from now on, where it needs that (transports register it, and what can't be
- * is copied, with a warning). Ranges may overlap and repeat. */
+/* [memory, memory + bytes) may be lent from now on, where it needs that (transports register it, and what can't be is copied, with a warning). Ranges may
+ * overlap and repeat. Host ranks: with the run lock. GPU ranks: from any thread; memory that the network can't read is nothing to it. */
 struct tp_net_buffer;
 ncclResult_t tp_links_register(struct tp_links *links, void *memory, size_t bytes, struct tp_net_buffer **out);
-/* No operation that uses it may be running. */
+/* No operation that uses it may be running. (GPU ranks: one that is, is served; it stays registered with the network until tp_links_settle.) */
 void tp_links_deregister(struct tp_links *links, struct tp_net_buffer *buffer);
+/* GPU ranks: no kernel runs that began before, so what was deregistered until then is given back. After each deregister, if none runs; whenever the last one is over. */
+void tp_links_settle(struct tp_links *links);
 /* An operation ends before its chunks are through: connections that have something on loan are closed, so that nobody reads that memory any more.
  * For good: the links are of no use afterwards. */
 void tp_links_recall(struct tp_links *links);
+/* And nothing stays registered: the communicator is closed, and its links wait for what is left of its kernels. */
+void tp_links_retire(struct tp_links *links);
+/* GPU ranks: kernels publish LENT slots on links that lend: the slot's header as ever (what can't be lent is copied there), and its flag a header that says
+ * LENT and where all of the data are, which stay as they are until the slot is given back. Is this memory for it, by registration? *range: it is as long as all of it is the same allocation. *index: of its entry in the table in device
+ * memory, which is {0, 0} once it is deregistered: what kernels of captured graphs look at. What is lent that can't be any more is copied late. */
+#define TP_LINK_LOANS 1024
+struct tp_link_loan { uint64_t begin, end; };
+uint64_t tp_links_loan_table(const struct tp_links *links);     /* the device's address; 0: nothing is ever lent */
+bool tp_links_find_loan(struct tp_links *links, const void *memory, size_t bytes, struct tp_link_loan *range, uint32_t *index);
+struct tp_links_loans { uint64_t chunks, bytes, copied; };      /* lent so far; copied: chunks besides, that were lent by kernels and couldn't be */
+void tp_links_loans(struct tp_links *links, struct tp_links_loans *out);
 size_t tp_links_inline_capacity(const struct tp_links *links, bool across);    /* the largest chunk that a slot holds */
 /* GPU ranks: links of class 0 from each place on a host to the next (the last one's next is the first) hold larger chunks, for
  * rings: a plan whose links inside hosts are all of these (TP_ALGO_RING) may use chunks of this size. Equal on all ranks. Any other

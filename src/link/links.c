@@ -106,24 +106,40 @@ destroy:
 
 ncclResult_t tp_links_register(struct tp_links *links, void *memory, size_t bytes, struct tp_net_buffer **out)
 {
-	if (links->nets) return tp_net_links_register(links->nets, memory, bytes, out);
 	*out = NULL;
-	return ncclSuccess;
+	if (!links->nets) return ncclSuccess;
+	if (links->gpu) return tp_net_loans_register(links->nets, &links->lock, memory, bytes, out);
+	return tp_net_links_register(links->nets, memory, bytes, out);
 }
 
 void tp_links_deregister(struct tp_links *links, struct tp_net_buffer *buffer)
 {
-	if (buffer) tp_net_links_deregister(links->nets, buffer);
+	if (!buffer) return;
+	if (links->gpu) tp_net_loans_deregister(links->nets, &links->lock, buffer);
+	else tp_net_links_deregister(links->nets, buffer);
+}
+
+uint64_t tp_links_loan_table(const struct tp_links *links) { return links->nets ? tp_net_loans_table(links->nets) : 0; }
+
+void tp_links_settle(struct tp_links *links)
+{
+	if (links->gpu && links->nets) tp_net_loans_settle(links->nets, &links->lock);
+}
+
+void tp_links_retire(struct tp_links *links)
+{
+	tp_links_recall(links);
+	if (links->gpu && links->nets) tp_net_loans_retire(links->nets, &links->lock);
+}
+
+bool tp_links_find_loan(struct tp_links *links, const void *memory, size_t bytes, struct tp_link_loan *range, uint32_t *index)
+{
+	return links->nets && tp_net_loans_find(links->nets, memory, bytes, range, index);
 }
 
 ncclResult_t tp_links_set_gdr(struct tp_links *links, struct tp_links_gdr *devs, int ndevs)
 {
 	return links->nets ? tp_net_gdr_set(links->nets, devs, ndevs) : ncclSuccess;
-}
-
-void tp_links_recall(struct tp_links *links)
-{
-	if (links->nets) tp_net_links_recall(links->nets);
 }
 
 static bool is_local(const struct tp_links *links, int rank)
@@ -203,6 +219,23 @@ ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, i
 	ncclResult_t result = get_end(links, channel, lane_class, from, to, out);
 	unlock(links);
 	return result;
+}
+
+void tp_links_recall(struct tp_links *links)
+{
+	if (!links->nets) return;
+	lock(links);
+	tp_net_links_recall(links->nets);
+	unlock(links);
+}
+
+void tp_links_loans(struct tp_links *links, struct tp_links_loans *out)
+{
+	*out = (struct tp_links_loans){ 0 };
+	if (!links->nets) return;
+	lock(links);
+	tp_net_loans_count(links->nets, out);
+	unlock(links);
 }
 
 ncclResult_t tp_link_check(const struct tp_link *link)
@@ -304,6 +337,8 @@ bool tp_links_by_ref(const struct tp_links *links) { return links->cma.works && 
 void tp_links_destroy(struct tp_links *links)
 {
 	if (!links) return;
+	/* What is still on loan here is of an operation that failed. */
+	if (links->gpu) tp_links_recall(links);
 	for (int i = 0; links->ends && i < 2 * links->boot->nranks; i++) {
 		struct tp_link **ends = links->ends[i];
 		for (int e = 0; ends && e < links->nchannels * TP_LINK_CLASSES; e++) {

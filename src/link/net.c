@@ -445,6 +445,7 @@ void tp_net_links_close(struct tp_net_links *nets, struct tp_link *link)
 	end->comm = NULL;
 	tp_net_grants_drop(end);
 	if (end->mhandle) nets->ops->dereg_memory(NULL, end->mhandle);
+	if (end->headers_mhandle) nets->ops->dereg_memory(NULL, end->headers_mhandle);
 	for (int i = 0; i < nets->nends; i++)
 		if (nets->ends[i] == end) {
 			nets->ends[i] = nets->ends[--nets->nends];
@@ -463,9 +464,10 @@ void tp_net_links_destroy(struct tp_net_links *nets)
 	for (int l = 0; l < nets->nlisteners; l++) nets->ops->close_listen(nets->listeners[l]);
 	while (nets->buffers) {
 		struct tp_net_buffer *buffer = nets->buffers;
-		nets->buffers = buffer->next;
-		free(buffer);
+		tp_net_buffer_unlist(nets, buffer);
+		tp_net_buffer_free(nets, buffer);
 	}
+	tp_net_loans_close(nets);
 	tp_net_rings_destroy(nets);
 	free(nets->early);
 	free(nets->ends);

@@ -36,29 +36,74 @@ static struct trial *trials;
 
 static const char *way_name(enum tp_net_memory way) { return way == TP_NET_DMABUF ? "DMABUF" : "nvidia-peermem"; }
 
-/* The memory stays registered with the device until it is dropped. */
-static ncclResult_t hold(const struct tp_net_ops *ops, int dev, const struct tp_gpu *gpu, enum tp_net_memory way, void *ptr, size_t bytes, void **held)
+static void widen(void **memory, size_t *bytes)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)*memory / page * page, end = tp_align_up((uintptr_t)*memory + *bytes, page);
+
+	*memory = (void *)begin;
+	*bytes = end - begin;
+}
+
+void tp_net_gdr_show(void *memory, size_t bytes, uint64_t id, struct tp_net_shown *out) { *out = (struct tp_net_shown){ .memory = memory, .bytes = bytes, .id = id, .fds = { -1, -1 } }; }
+
+void tp_net_gdr_close_bufs(struct tp_net_shown *shown)
+{
+	for (int i = 0; i < 2; i++) {
+		if (shown->fds[i] >= 0) close(shown->fds[i]);
+		shown->fds[i] = -1;
+	}
+	shown->closed = true;
+}
+
+/* Of it [memory, memory + bytes), as the device takes it. Whole pages, as DMA-BUFs are of. What was closed isn't made again: that would call CUDA where nobody
+ * may. */
+static ncclResult_t describe(const struct trial *t, enum tp_net_memory way, struct tp_net_shown *shown, void *memory, size_t bytes, struct tp_net_gpu_memory *out)
 {
 	struct tp_net_properties p;
-	int fd = -1;
+	void *whole = shown->memory;
+	size_t whole_bytes = shown->bytes;
+
+	*out = (struct tp_net_gpu_memory){ .data = memory, .bytes = bytes, .kind = way, .fd = -1, .id = shown->id };
+	if (way != TP_NET_DMABUF) return ncclSuccess;
+	widen(&whole, &whole_bytes);
+	widen(&out->data, &out->bytes);
+	out->offset = (uintptr_t)out->data - (uintptr_t)whole;
+	TP_TRY(t->ops->properties(t->dev, &p));
+	int *fd = &shown->fds[p.data_direct];
+	if (*fd < 0 && !shown->closed) TP_TRY((shown->beyond ? tp_gpu_try_dma_buf : tp_gpu_export_dma_buf)(t->gpu, whole, whole_bytes, p.data_direct, fd));
+	out->fd = *fd;
+	return ncclSuccess;
+}
+
+/* All of it stays registered with the device until it is dropped; where a transport can't, there is the DMA-BUF at least. */
+static ncclResult_t hold(const struct trial *t, enum tp_net_memory way, struct tp_net_shown *shown, void **held)
+{
+	struct tp_net_gpu_memory memory;
 
 	*held = NULL;
-	if (!ops->hold_memory) return ncclSuccess;
-	TP_TRY(ops->properties(dev, &p));
-	if (way == TP_NET_DMABUF) TP_TRY(tp_gpu_export_dma_buf(gpu, ptr, bytes, p.data_direct, &fd));
-	ncclResult_t result = ops->hold_memory(dev, ptr, bytes, fd, held);
-	if (fd >= 0) close(fd);
-	return result;
+	TP_TRY(describe(t, way, shown, shown->memory, shown->bytes, &memory));
+	return t->ops->hold_memory ? t->ops->hold_memory(t->dev, &memory, held) : ncclSuccess;
+}
+
+static ncclResult_t show_own(const struct tp_gpu_memory *memory, struct tp_net_shown *out)
+{
+	tp_net_gdr_show(memory->ptr, memory->bytes, 0, out);
+	return tp_gpu_buffer_id(memory->ptr, &out->id);
 }
 
 static bool works(const struct trial *t, enum tp_net_memory way)
 {
 	struct tp_gpu_memory memory;
-	void *held;
+	struct tp_net_shown shown;
+	void *held = NULL;
 
 	if (tp_gpu_alloc(t->gpu, TRIAL_BYTES, false, "a trial of GPUDirect RDMA", &memory) != ncclSuccess) return false;
-	ncclResult_t result = hold(t->ops, t->dev, t->gpu, way, memory.ptr, memory.bytes, &held);
-	if (result == ncclSuccess && held) t->ops->drop_memory(held);
+	ncclResult_t result = show_own(&memory, &shown);
+	if (result == ncclSuccess) {
+		result = hold(t, way, &shown, &held);
+		tp_net_gdr_close_bufs(&shown);
+	}
+	if (held) t->ops->drop_memory(held);
 	tp_gpu_free(&memory);
 	return result == ncclSuccess;
 }
@@ -144,24 +189,85 @@ ncclResult_t tp_net_gdr_set(struct tp_net_links *nets, struct tp_links_gdr *devs
 		}
 		nets->gdr[d] = devs[d];
 	}
-	return ncclSuccess;
+	return tp_net_loans_open(nets);
+}
+
+/* ---- the program's own memory */
+
+const char *tp_net_gdr_why_not(const struct tp_net_links *nets)
+{
+	const char *why = "no network device was found to reach it";
+
+	for (int d = 0; nets->gdr && d < nets->ndevs; d++) {
+		if (nets->gdr[d].send) return NULL;
+		if (nets->gdr[d].why[0]) why = nets->gdr[d].why;
+	}
+	return why;
+}
+
+static bool sends_by(const struct tp_net_links *nets, int dev)
+{
+	const struct tp_boot *boot = nets->boot;
+
+	for (int r = 0; r < boot->nranks; r++)
+		for (int c = 0; c < nets->nchannels && boot->peers[r].host != boot->host; c++)
+			if (tp_net_links_device(nets, c, boot->rank, r) == dev) return true;
+	return false;
+}
+
+bool tp_net_gdr_sends(const struct tp_net_links *nets)
+{
+	for (int d = 0; nets->gdr && d < nets->ndevs; d++)
+		if (nets->gdr[d].send) return true;
+	return false;
+}
+
+/* Where a connection may move to another device's port, it has memory registered there too. */
+int tp_net_gdr_send_devices(const struct tp_net_links *nets, int *devs, int most)
+{
+	bool any = false;
+	int n = 0;
+
+	for (int d = 0; nets->gdr && d < nets->ndevs; d++) any |= nets->gdr[d].send && sends_by(nets, d);
+	for (int d = 0; any && d < nets->ndevs && n < most; d++)
+		if (nets->ops->spreads || (nets->gdr[d].send && sends_by(nets, d))) devs[n++] = d;
+	return n;
+}
+
+ncclResult_t tp_net_gdr_hold(const struct tp_net_links *nets, int dev, struct tp_net_shown *shown, void **held)
+{
+	const struct trial *t = tried(nets->ops, dev, nets->gpu);
+
+	*held = NULL;
+	return t && t->way ? hold(t, t->way, shown, held) : ncclSuccess;
+}
+
+bool tp_net_gdr_fits(const struct tp_net_shown *shown, const struct tp_gpu_pointer *p)
+{
+	void *memory = shown->memory;
+	size_t bytes = shown->bytes;
+
+	widen(&memory, &bytes);
+	return (uintptr_t)memory >= (uintptr_t)p->base && (uintptr_t)memory + bytes <= (uintptr_t)p->base + p->bytes;
 }
 
 /* ---- device memory for slots */
 
-static ncclResult_t grow(struct tp_net_links *nets, int dev, enum tp_net_memory way, size_t bytes)
+static ncclResult_t grow(struct tp_net_links *nets, int dev, const struct trial *t, size_t bytes)
 {
 	struct tp_net_far *piece = tp_alloc(1, sizeof(*piece), "device memory of network links");
 	if (!piece) return ncclSystemError;
 	ncclResult_t result = tp_gpu_alloc(nets->gpu, TP_MAX(bytes, PIECE_BYTES), false, "network links", &piece->memory);
 	if (result != ncclSuccess) goto free_piece;
-	result = hold(nets->ops, dev, nets->gpu, way, piece->memory.ptr, piece->memory.bytes, &piece->held);
+	result = show_own(&piece->memory, &piece->shown);
+	if (result == ncclSuccess) result = hold(t, t->way, &piece->shown, &piece->held);
 	if (result != ncclSuccess) goto free_memory;
 	piece->dev = dev;
 	piece->next = nets->far;
 	nets->far = piece;
 	return ncclSuccess;
 free_memory:
+	tp_net_gdr_close_bufs(&piece->shown);
 	tp_gpu_free(&piece->memory);
 free_piece:
 	free(piece);
@@ -178,7 +284,7 @@ void tp_net_gdr_take(struct tp_link_net *end, size_t bytes)
 	if (!t || !t->way) return;
 	struct tp_net_far *piece = nets->far;
 	while (piece && (piece->dev != end->dev || piece->memory.bytes - piece->used < bytes)) piece = piece->next;
-	if (!piece && grow(nets, end->dev, t->way, bytes) != ncclSuccess) {
+	if (!piece && grow(nets, end->dev, t, bytes) != ncclSuccess) {
 		TP_WARN("rank %d: %zu bytes of device memory for network links can't be had or registered with device %d (see above): from here on its links' slots are in host memory, which is "
 			"slower", nets->boot->rank, TP_MAX(bytes, PIECE_BYTES), end->dev);
 		refuse(dev, "device memory couldn't be had or registered");
@@ -187,30 +293,31 @@ void tp_net_gdr_take(struct tp_link_net *end, size_t bytes)
 	if (!piece) piece = nets->far;
 	end->far_slots = (unsigned char *)piece->memory.ptr + piece->used;
 	end->far_bytes = bytes;
+	end->far = &piece->shown;
 	end->flushes = !end->sending && dev->flush;
 	piece->used += bytes;
 }
 
+ncclResult_t tp_net_gdr_register_memory(const struct tp_link_net *end, struct tp_net_shown *shown, void *memory, size_t bytes, void **mhandle)
+{
+	const struct tp_net_ops *ops = end->nets->ops;
+	const struct trial *t = tried(ops, end->dev, end->nets->gpu);
+	struct tp_net_gpu_memory it;
+
+	if (!t || !t->way) return TP_FAIL(ncclInternalError, "device %d doesn't reach memory of GPU %d", end->dev, end->nets->gpu->ordinal);
+	TP_TRY(describe(t, t->way, shown, memory, bytes, &it));
+	if (ops->reg_held) return ops->reg_held(end->comm, &it, mhandle);
+	if (it.kind == TP_NET_DMABUF) return ops->reg_dmabuf(end->comm, it.data, it.bytes, it.offset, it.fd, mhandle);
+	return ops->reg_memory(end->comm, it.data, it.bytes, TP_NET_CUDA, mhandle);
+}
+
 ncclResult_t tp_net_gdr_register(struct tp_link_net *end)
 {
-	const struct tp_net_links *nets = end->nets;
-	const struct tp_net_ops *ops = nets->ops;
-	const struct trial *t = tried(ops, end->dev, nets->gpu);
-	struct tp_net_properties p;
 	void *unused = NULL;
-	int fd;
 
-	if (t && t->way == TP_NET_DMABUF) {
-		TP_TRY(ops->properties(end->dev, &p));
-		TP_TRY(tp_gpu_export_dma_buf(nets->gpu, end->far_slots, end->far_bytes, p.data_direct, &fd));
-		ncclResult_t result = ops->reg_dmabuf(end->comm, end->far_slots, end->far_bytes, 0, fd, &end->mhandle);
-		close(fd);
-		TP_TRY(result);
-	} else {
-		TP_TRY(ops->reg_memory(end->comm, end->far_slots, end->far_bytes, TP_NET_CUDA, &end->mhandle));
-	}
+	TP_TRY(tp_net_gdr_register_memory(end, end->far, end->far_slots, end->far_bytes, &end->mhandle));
 	/* None yet: what flushes need is made now, not in a collective. */
-	return end->flushes ? ops->iflush(end->comm, 0, NULL, NULL, NULL, &unused) : ncclSuccess;
+	return end->flushes ? end->nets->ops->iflush(end->comm, 0, NULL, NULL, NULL, &unused) : ncclSuccess;
 }
 
 void tp_net_gdr_close(struct tp_net_links *nets)
@@ -219,6 +326,7 @@ void tp_net_gdr_close(struct tp_net_links *nets)
 		struct tp_net_far *piece = nets->far;
 		nets->far = piece->next;
 		if (piece->held) nets->ops->drop_memory(piece->held);
+		tp_net_gdr_close_bufs(&piece->shown);
 		tp_gpu_free(&piece->memory);
 		free(piece);
 	}

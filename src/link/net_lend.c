@@ -2,17 +2,13 @@
  * less; the plan's by_ref marks say which chunks stay unchanged until the other end has used them up, and an operation ends only when all
  * that it lent is through. Unregistered memory isn't registered in passing: nobody would tell us when the program unmaps it.
  *
+ * What the kernels of GPU ranks lend is told of in another way (net_loans.c), and sent the same way.
+ *
  * Each connection has a handle of its own for a buffer, made when the program registers it, or, where the connection came later, at the
  * first chunk; the transport's cache keeps that cheap. */
 #include <stdlib.h>
 
 #include "link/net_link.h"
-
-static bool covers(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
-{
-	uintptr_t at = (uintptr_t)memory;
-	return !buffer->gone && at >= buffer->begin && at <= buffer->end && bytes <= buffer->end - at;
-}
 
 void tp_net_tell_slots(struct tp_net_links *nets, uint64_t since_ns, const struct tp_link_net *end)
 {
@@ -39,14 +35,25 @@ static void tell_copied(struct tp_net_links *nets, const void *memory, size_t by
 		nets->boot->rank, memory, bytes);
 }
 
+static ncclResult_t register_buffer(const struct tp_link_net *end, struct tp_net_buffer *buffer, void **mhandle)
+{
+	void *memory = (void *)buffer->begin;
+	size_t bytes = buffer->end - buffer->begin;
+	if (end->nets->gpu) return tp_net_gdr_register_memory(end, &buffer->shown, memory, bytes, mhandle);
+	return end->nets->ops->reg_memory(end->comm, memory, bytes, TP_NET_HOST, mhandle);
+}
+
 /* Nothing where it can't be had: then it is copied. */
 static struct tp_net_grant *make_grant(struct tp_link_net *end, struct tp_net_buffer *buffer)
 {
 	struct tp_net_grant *grant = tp_alloc(1, sizeof(*grant), "a registration");
 	if (!grant) return NULL;
 	*grant = (struct tp_net_grant){ .next = buffer->grants, .buffer = buffer, .end = end };
-	if (end->nets->ops->reg_memory(end->comm, (void *)buffer->begin, buffer->end - buffer->begin, TP_NET_HOST, &grant->mhandle) != ncclSuccess) {
+	if (register_buffer(end, buffer, &grant->mhandle) != ncclSuccess) {
+		tp_net_loans_lock(end->nets);
 		buffer->refused = true;
+		tp_net_loans_unlock(end->nets);
+		tp_net_loans_refuse(end->nets);
 		TP_WARN("rank %d: the buffer of %zu bytes at %p can't be registered with the network (see above): it is copied into slots instead, as others are", end->nets->boot->rank,
 			(size_t)(buffer->end - buffer->begin), (void *)buffer->begin);
 		free(grant);
@@ -63,24 +70,34 @@ static struct tp_net_grant *find_grant(struct tp_link_net *end, struct tp_net_bu
 	return g;
 }
 
-static struct tp_net_grant *grant_for(struct tp_link_net *end, const void *memory, size_t bytes)
+static struct tp_net_grant *have_grant(struct tp_link_net *end, struct tp_net_buffer *buffer)
+{
+	struct tp_net_grant *grant = find_grant(end, buffer);
+	if (grant || buffer->refused) return grant;
+	uint64_t since = tp_clock_ns();
+	grant = make_grant(end, buffer);
+	if (grant) tell_late(end->nets, since, buffer);
+	return grant;
+}
+
+struct tp_net_grant *tp_net_grant_for(struct tp_link_net *end, const void *memory, size_t bytes)
 {
 	struct tp_net_links *nets = end->nets;
-	if (end->grant && covers(end->grant->buffer, memory, bytes)) return end->grant;
+	if (end->grant && tp_net_buffer_covers(end->grant->buffer, memory, bytes)) return end->grant;
 	bool refused = false;           /* that was told */
 	for (struct tp_net_buffer *b = nets->buffers; b; b = b->next) {
-		if (!covers(b, memory, bytes)) continue;
+		if (!tp_net_buffer_covers(b, memory, bytes)) continue;
 		refused |= b->refused;
 		if (b->refused) continue;
-		struct tp_net_grant *grant = find_grant(end, b);
-		if (!grant) {
-			uint64_t since = tp_clock_ns();
-			grant = make_grant(end, b);
-			if (grant) tell_late(nets, since, b);
-		}
+		struct tp_net_grant *grant = have_grant(end, b);
 		if (grant) return end->grant = grant;
 	}
-	if (!refused) tell_copied(nets, memory, bytes);
+	/* What a kernel found while it was registered. */
+	for (struct tp_net_buffer *b = nets->buffers; b && nets->gpu; b = b->next) {
+		struct tp_net_grant *grant = tp_net_buffer_lingers_over(b, memory, bytes) ? have_grant(end, b) : NULL;
+		if (grant) return grant;
+	}
+	if (!refused && !nets->gpu) tell_copied(nets, memory, bytes);
 	return NULL;
 }
 
@@ -90,7 +107,7 @@ static bool prepare_loan(struct tp_link_net *end, const void *memory, size_t byt
 	*grant = NULL;
 	if (end->state != TP_NET_READY || !end->nets->lends) return false;
 	if (end->nets->ops->any_memory) return true;
-	*grant = grant_for(end, memory, bytes);
+	*grant = tp_net_grant_for(end, memory, bytes);
 	return *grant;
 }
 
@@ -123,21 +140,36 @@ static void drop_grant(struct tp_net_grant *grant)
 	free(grant);
 }
 
-/* A buffer that is gone goes with its last grant. */
-static void bury(struct tp_net_links *nets, struct tp_net_buffer *buffer)
+void tp_net_buffer_unlist(struct tp_net_links *nets, struct tp_net_buffer *buffer)
 {
-	if (!buffer->gone || buffer->grants) return;
 	struct tp_net_buffer **at = &nets->buffers;
+	tp_net_loans_lock(nets);
 	while (*at != buffer) at = &(*at)->next;
 	*at = buffer->next;
+	tp_net_loans_forget(nets, buffer);
+	tp_net_loans_unlock(nets);
+}
+
+void tp_net_buffer_free(const struct tp_net_links *nets, struct tp_net_buffer *buffer)
+{
+	while (buffer->nheld) nets->ops->drop_memory(buffer->held[--buffer->nheld]);
+	if (nets->gpu) tp_net_gdr_close_bufs(&buffer->shown);
 	free(buffer);
+}
+
+/* A buffer that is gone goes with its last grant. Those of GPU ranks go when kernels that may have found them are over. */
+static void bury(struct tp_net_links *nets, struct tp_net_buffer *buffer)
+{
+	if (nets->gpu || !buffer->gone || buffer->grants) return;
+	tp_net_buffer_unlist(nets, buffer);
+	tp_net_buffer_free(nets, buffer);
 }
 
 void tp_net_grant_back(struct tp_net_grant *grant)
 {
 	struct tp_net_buffer *buffer = grant->buffer;
 	struct tp_net_links *nets = grant->end->nets;
-	if (--grant->out || !buffer->gone) return;
+	if (--grant->out || !(buffer->freed || (buffer->gone && !nets->gpu))) return;
 	drop_grant(grant);
 	bury(nets, buffer);
 }
@@ -153,14 +185,32 @@ void tp_net_grants_drop(struct tp_link_net *end)
 	}
 }
 
+void tp_net_buffer_add(struct tp_net_links *nets, struct tp_net_buffer *buffer)
+{
+	tp_net_loans_lock(nets);
+	buffer->next = nets->buffers;
+	nets->buffers = buffer;
+	tp_net_loans_unlock(nets);
+	for (int i = 0; i < nets->nends && nets->lends && !nets->ops->any_memory && !buffer->refused; i++) {
+		struct tp_link_net *end = nets->ends[i];
+		if (end->sending && end->state == TP_NET_READY && (!nets->gpu || end->far_slots)) make_grant(end, buffer);
+	}
+}
+
+void tp_net_buffer_drop_idle(struct tp_net_buffer *buffer)
+{
+	for (struct tp_net_grant *g = buffer->grants, *next; g; g = next) {
+		next = g->next;
+		if (!g->out) drop_grant(g);
+	}
+}
+
 ncclResult_t tp_net_links_register(struct tp_net_links *nets, void *memory, size_t bytes, struct tp_net_buffer **out)
 {
 	struct tp_net_buffer *buffer = tp_alloc(1, sizeof(*buffer), "a registered buffer");
 	if (!buffer) return ncclSystemError;
-	*buffer = (struct tp_net_buffer){ .next = nets->buffers, .begin = (uintptr_t)memory, .end = (uintptr_t)memory + bytes };
-	nets->buffers = buffer;
-	for (int i = 0; i < nets->nends && nets->lends && !nets->ops->any_memory && !buffer->refused; i++)
-		if (nets->ends[i]->sending && nets->ends[i]->state == TP_NET_READY) make_grant(nets->ends[i], buffer);
+	*buffer = (struct tp_net_buffer){ .begin = (uintptr_t)memory, .end = (uintptr_t)memory + bytes };
+	tp_net_buffer_add(nets, buffer);
 	*out = buffer;
 	return ncclSuccess;
 }
@@ -168,10 +218,7 @@ ncclResult_t tp_net_links_register(struct tp_net_links *nets, void *memory, size
 void tp_net_links_deregister(struct tp_net_links *nets, struct tp_net_buffer *buffer)
 {
 	buffer->gone = true;
-	for (struct tp_net_grant *g = buffer->grants, *next; g; g = next) {
-		next = g->next;
-		if (!g->out) drop_grant(g);
-	}
+	tp_net_buffer_drop_idle(buffer);
 	bury(nets, buffer);
 }
 
@@ -179,9 +226,12 @@ void tp_net_links_recall(struct tp_net_links *nets)
 {
 	for (int i = 0; i < nets->nends; i++) {
 		struct tp_link_net *end = nets->ends[i];
-		if (!end->sending || end->state != TP_NET_READY || (int32_t)(end->lent_to - end->finished) <= 0) continue;
+		if (!end->sending || end->state > TP_NET_READY || !tp_net_link_has_loan(end)) continue;
+		TP_INFO(TP_NET | TP_REG, "rank %d: network link (channel %d, class %d) to rank %d is closed: an operation ended before what it had lent was through", nets->boot->rank, end->channel,
+			end->lane_class, end->to);
+		/* One that isn't connected yet has lent nothing on, and never will. */
 		end->state = TP_NET_RECALLED;
-		nets->ops->close_send(end->comm);
+		if (end->comm) nets->ops->close_send(end->comm);
 		end->comm = NULL;
 		tp_net_grants_drop(end);
 	}

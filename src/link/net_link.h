@@ -19,6 +19,10 @@ enum tp_net_state {
 	TP_NET_RECALLED             /* sender: closed before its time (tp_links_recall) */
 };
 
+/* Device memory and the DMA-BUFs of it, by whether they are for PCIe (data direct), -1: there is none (yet). closed: nor will there be one. beyond: pages
+ * of it are shared with what is no part of its allocation, so CUDA may refuse one. */
+struct tp_net_shown { void *memory; size_t bytes; uint64_t id; int fds[2]; bool closed, beyond; };
+
 /* Memory that the user registered, and what each sending end's transport gave for it. What is deregistered while some of it is on its way (an
  * operation has failed) goes when that has ended. */
 struct tp_net_grant {
@@ -33,8 +37,29 @@ struct tp_net_buffer {
 	uintptr_t begin, end;
 	struct tp_net_grant *grants;
 	bool refused;               /* a transport can't register it */
-	bool gone;                  /* deregistered */
+	bool gone;                  /* deregistered; of GPU ranks, what kernels that run have found before goes on (tp_net_loans_settle) */
+	/* GPU ranks. */
+	bool freed;                 /* without being deregistered: other memory is there now */
+	bool listed;                /* index is in the table */
+	uint64_t id;                /* CUDA's, of the allocation */
+	uint32_t index;
+	struct tp_net_shown shown;
+	int nheld;
+	void *held[TP_LINK_SEATS_MAX];      /* by devices of the transport */
 };
+
+static inline bool tp_net_buffer_covers(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
+{
+	uintptr_t at = (uintptr_t)memory;
+	return !buffer->gone && !buffer->freed && at >= buffer->begin && at <= buffer->end && bytes <= buffer->end - at;
+}
+
+/* It did when a kernel that may still run looked. */
+static inline bool tp_net_buffer_lingers_over(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
+{
+	uintptr_t at = (uintptr_t)memory;
+	return buffer->gone && !buffer->freed && at >= buffer->begin && at <= buffer->end && bytes <= buffer->end - at;
+}
 
 /* The proxy's side of one end. */
 struct tp_link_net {
@@ -52,6 +77,7 @@ struct tp_link_net {
 	unsigned char *device_ring; /* GPU ranks: the same for kernels */
 	unsigned char *far_slots;   /* GPU ranks: in device memory, never touched by the host; NULL: they are in the ring */
 	size_t far_bytes;
+	struct tp_net_shown *far;   /* what they lie in */
 	unsigned char *flags;       /* a slot's {seq, bytes} every flag_stride bytes: in the slots, or alone */
 	size_t flag_stride;
 	unsigned char *window;      /* GPU ranks with GDRCopy: what kernels poll, in device memory as the host stores to it: flags, or the head */
@@ -68,6 +94,7 @@ struct tp_link_net {
 	struct tp_net_grant *grant; /* the last one that was used */
 	struct tp_net_grant *lent[TP_NET_MAX_REQUESTS];     /* of the chunks in requests; NULL: not lent, or nothing to give back */
 	void *flush[TP_NET_MAX_REQUESTS];   /* of chunks that have landed; NULL: it is over */
+	void *headers_mhandle;      /* sender that kernels have lent to: of the headers, which aren't in the slots */
 	uint32_t lent_to;           /* all chunks that are lent come before this one */
 };
 
@@ -77,7 +104,7 @@ struct tp_net_guest { struct tp_net_hello hello; void *comm; };
 struct tp_net_pool { struct tp_gpu_memory memory; size_t used; struct tp_net_pool *next; };
 
 /* The same of device memory, registered with a device of the transport. */
-struct tp_net_far { struct tp_gpu_memory memory; size_t used; int dev; void *held; struct tp_net_far *next; };
+struct tp_net_far { struct tp_gpu_memory memory; size_t used; int dev; void *held; struct tp_net_shown shown; struct tp_net_far *next; };
 
 /* And of words that kernels poll. */
 struct tp_net_near { struct tp_gpu_mapped window; size_t used; struct tp_net_near *next; };
@@ -113,6 +140,7 @@ struct tp_net_links {
 	bool lends;                 /* chunks may be sent from where they lie */
 	bool pins;                  /* the transport pins what is registered */
 	struct tp_net_buffer *buffers;
+	struct tp_net_loans *loans; /* GPU ranks that lend: net_loans.c */
 	bool told_slots, told_late, told_copied;    /* what is said once: see net_lend.c */
 	struct tp_net_guest *early; /* who came before this rank asked for the link */
 	int nearly, size_early;
@@ -130,6 +158,25 @@ const unsigned char *tp_net_links_handle(const struct tp_net_links *nets, int ch
 /* net_lend.c: chunks that are sent from where they lie. */
 void tp_net_grant_back(struct tp_net_grant *grant);         /* a chunk is through */
 void tp_net_grants_drop(struct tp_link_net *end);           /* its connection is closed */
+/* NULL: that memory isn't registered, or can't be with this connection. May register what the program has. */
+struct tp_net_grant *tp_net_grant_for(struct tp_link_net *end, const void *memory, size_t bytes);
+/* To the list, with a grant of each connection that there is. */
+void tp_net_buffer_add(struct tp_net_links *nets, struct tp_net_buffer *buffer);
+/* Gives back the grants that nothing is sent by. */
+void tp_net_buffer_drop_idle(struct tp_net_buffer *buffer);
+/* Out of the list, without grants; then, without a lock that the engine needs, its memory. */
+void tp_net_buffer_unlist(struct tp_net_links *nets, struct tp_net_buffer *buffer);
+void tp_net_buffer_free(const struct tp_net_links *nets, struct tp_net_buffer *buffer);
+/* net_loans.c: what kernels lend. open: once it is known which devices read GPU memory. */
+ncclResult_t tp_net_loans_open(struct tp_net_links *nets);
+void tp_net_loans_close(struct tp_net_links *nets);
+void tp_net_loans_lock(struct tp_net_links *nets);          /* around changes of the list and of its buffers' listed, gone and freed */
+void tp_net_loans_unlock(struct tp_net_links *nets);
+void tp_net_loans_forget(struct tp_net_links *nets, const struct tp_net_buffer *buffer);
+void tp_net_loans_refuse(struct tp_net_links *nets);        /* a connection can't register one of them: its entry goes when CUDA may be called */
+/* A slot that a kernel has lent is about to be sent: its header gets the grant, or, where there is none, the slot gets the data. */
+ncclResult_t tp_net_loan_open(struct tp_link_net *end, struct tp_slot *header, struct tp_slot *slot);
+void tp_net_loan_out(struct tp_link_net *end, struct tp_net_grant *grant, uint32_t bytes);     /* and is on its way */
 /* Registering an end's ring has taken the time since. */
 void tp_net_tell_slots(struct tp_net_links *nets, uint64_t since_ns, const struct tp_link_net *end);
 /* net_ring.c: the memory of an end's ring, zeroed; fills link's slots, head and sizes. */
@@ -146,9 +193,26 @@ void tp_net_rings_destroy(struct tp_net_links *nets);
 /* net_gdr.c: slots in device memory, where the card reaches it: far_slots, else nothing. */
 void tp_net_gdr_take(struct tp_link_net *end, size_t bytes);
 ncclResult_t tp_net_gdr_register(struct tp_link_net *end);
+/* Device memory for connections: CUDA is asked for DMA-BUFs when it is held, or first registered, and never again. */
+void tp_net_gdr_show(void *memory, size_t bytes, uint64_t id, struct tp_net_shown *out);
+void tp_net_gdr_close_bufs(struct tp_net_shown *shown);
+/* Part of it, with an end's connection. */
+ncclResult_t tp_net_gdr_register_memory(const struct tp_link_net *end, struct tp_net_shown *shown, void *memory, size_t bytes, void **mhandle);
+/* Does some device read GPU memory to send it? */
+bool tp_net_gdr_sends(const struct tp_net_links *nets);
+/* Devices that read GPU memory by which this rank sends to other hosts, or may come to: how many. */
+int tp_net_gdr_send_devices(const struct tp_net_links *nets, int *devs, int most);
+/* The same ahead of connections over a device; *held NULL: the transport has no such thing. */
+ncclResult_t tp_net_gdr_hold(const struct tp_net_links *nets, int dev, struct tp_net_shown *shown, void **held);
+/* Do its pages lie in its allocation? */
+bool tp_net_gdr_fits(const struct tp_net_shown *shown, const struct tp_gpu_pointer *p);
+/* Why none of its devices reads GPU memory; NULL: one does. */
+const char *tp_net_gdr_why_not(const struct tp_net_links *nets);
 void tp_net_gdr_close(struct tp_net_links *nets);
 /* GPU ranks, sender: counts what the kernel has published since. */
 void tp_net_link_see_published(struct tp_link_net *end);
+/* Sender: memory is read, or will be, that the program may want back. */
+bool tp_net_link_has_loan(struct tp_link_net *end);
 
 /* create without the gathering: the handle is this rank's; the caller fills in nets->handles. */
 ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle,

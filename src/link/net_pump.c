@@ -23,31 +23,36 @@ static struct flag *flag_at(const struct tp_link_net *end, uint32_t index)
 	return (struct flag *)(end->flags + (size_t)(index & end->link->mask) * end->flag_stride);
 }
 
-/* Header and first bytes from the slot, the rest from where it lies. The header travels as that of a chunk like any other. */
-static ncclResult_t send_lent(struct tp_link_net *end, struct tp_slot *slot, void **request)
+/* A sender's header: what says how the slot is sent. Host ranks: the slot's own. GPU ranks: where the slot lies in device memory, its flag. */
+static struct tp_slot *header_at(const struct tp_link_net *end, uint32_t index) { return (struct tp_slot *)flag_at(end, index); }
+
+/* The header, with first bytes, and the rest from where it lies. The header travels as that of a chunk like any other. */
+static ncclResult_t send_lent(struct tp_link_net *end, struct tp_slot *header, void **request)
 {
-	const struct tp_slot_lent *lent = (const struct tp_slot_lent *)slot->data;
+	const struct tp_slot_lent *lent = (const struct tp_slot_lent *)header->data;
 	struct tp_net_grant *grant = lent->grant;
-	struct iovec parts[TP_NET_LENT_PARTS] = { { &slot->bytes, sizeof(struct tp_net_chunk) + lent->first_bytes }, { (void *)(uintptr_t)lent->addr, slot->bytes - lent->first_bytes } };
-	void *mhandles[TP_NET_LENT_PARTS] = { end->mhandle, grant ? grant->mhandle : NULL };
-	slot->kind = TP_SLOT_INLINE;
+	struct iovec parts[TP_NET_LENT_PARTS] = { { &header->bytes, sizeof(struct tp_net_chunk) + lent->first_bytes }, { (void *)(uintptr_t)lent->addr, header->bytes - lent->first_bytes } };
+	void *mhandles[TP_NET_LENT_PARTS] = { end->headers_mhandle ? end->headers_mhandle : end->mhandle, grant ? grant->mhandle : NULL };
+	header->kind = TP_SLOT_INLINE;
 	TP_TRY(end->nets->ops->isendv(end->comm, parts, TP_NET_LENT_PARTS, TP_NET_LINK_TAG, mhandles, request));
 	if (*request) end->lent[end->posted % TP_NET_MAX_REQUESTS] = grant;
-	else slot->kind = TP_SLOT_LENT;
+	else header->kind = TP_SLOT_LENT;
+	if (*request && end->nets->gpu) tp_net_loan_out(end, grant, header->bytes);
 	return ncclSuccess;
 }
 
 static ncclResult_t send_slot(struct tp_link_net *end, void **request)
 {
 	const struct tp_net_ops *ops = end->nets->ops;
-	struct tp_slot *slot = slot_at(end->link, end->posted);
-	uint32_t bytes = flag_at(end, end->posted)->bytes;
+	struct tp_slot *slot = slot_at(end->link, end->posted), *header = header_at(end, end->posted);
+	uint32_t bytes = header->bytes;
 
 	end->lent[end->posted % TP_NET_MAX_REQUESTS] = NULL;
 	if (bytes > end->link->capacity)
 		return TP_FAIL(ncclInternalError, "a chunk of %u bytes for rank %d (channel %d, class %d); a network slot holds %zu", bytes, end->to, end->channel,
 			end->lane_class, end->link->capacity);
-	if (!end->nets->gpu && slot->kind == TP_SLOT_LENT) return send_lent(end, slot, request);
+	if (header->kind == TP_SLOT_LENT && end->nets->gpu) TP_TRY(tp_net_loan_open(end, header, slot));
+	if (header->kind == TP_SLOT_LENT) return send_lent(end, header, request);
 	if (bytes >= LARGE_CHUNK && !end->enlarged) tp_net_ring_enlarge(end);
 	return ops->isend(end->comm, &slot->bytes, sizeof(struct tp_net_chunk) + bytes, TP_NET_LINK_TAG, end->mhandle, request);
 }
@@ -59,6 +64,16 @@ void tp_net_link_see_published(struct tp_link_net *end)
 	/* The acquire pairs with the kernel's release of seq; after the last slot of the ring comes one that is in use. */
 	while (link->next - end->finished <= link->mask &&
 		atomic_load_explicit(&flag_at(end, link->next)->seq, memory_order_acquire) == link->next + 1) link->next++;
+}
+
+bool tp_net_link_has_loan(struct tp_link_net *end)
+{
+	bool has = (int32_t)(end->lent_to - end->finished) > 0;
+
+	if (!end->nets->gpu) return has;
+	tp_net_link_see_published(end);
+	for (uint32_t i = end->posted; i != end->link->next && !has; i++) has = header_at(end, i)->kind == TP_SLOT_LENT;
+	return has;
 }
 
 static ncclResult_t pump_send(struct tp_link_net *end, bool *moved)
@@ -79,6 +94,8 @@ static ncclResult_t pump_send(struct tp_link_net *end, bool *moved)
 		if (!done) break;
 		if (end->lent[end->finished % TP_NET_MAX_REQUESTS]) tp_net_grant_back(end->lent[end->finished % TP_NET_MAX_REQUESTS]);
 		end->finished++;
+		/* Numbers wrap, and this one would be left behind. */
+		if ((int32_t)(end->lent_to - end->finished) < 0) end->lent_to = end->finished;
 		*moved = true;
 		if (end->window) tp_net_ring_tell_head(end, end->finished);
 		else atomic_store_explicit(link->head, end->finished, memory_order_release);   /* pairs with tp_link_claim, or the kernel's look */

@@ -11,6 +11,7 @@
 #define HEAD_BYTES 4096
 #define WINDOW_BYTES ((size_t)64 << 10)
 #define FLAG_BYTES 128          /* a line of the GPU's, so that what the host writes for one slot leaves others alone */
+_Static_assert(sizeof(struct tp_slot) + sizeof(struct tp_slot_lent) <= FLAG_BYTES, "a sender's flag is a header that may say what is lent");
 
 static ncclResult_t map_ring(struct tp_link_net *end)
 {
@@ -132,6 +133,7 @@ void tp_net_ring_places(const struct tp_link *link, struct tp_device_link *out)
 		out->flag_stride = FLAG_BYTES;
 	}
 	out->slots = end->far_slots ? (uint64_t)(uintptr_t)end->far_slots : ring + HEAD_BYTES;
+	out->lends = end->sending && end->far_slots && end->nets->loans;
 }
 
 void tp_net_ring_free(struct tp_link_net *end)

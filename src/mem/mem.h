@@ -48,6 +48,9 @@ bool tp_mem_has_effect(const void *handle);
 /* ncclCommDeregister: nothing that uses the range may be outstanding. A handle that isn't one is ncclInvalidArgument. */
 ncclResult_t tp_mem_deregister(struct tp_mem *mem, void *handle);
 
+/* Why [ptr, ptr + bytes) isn't memory of gpu in one allocation, or one mapping; NULL: it is. *out: what it lies in, narrowed to that. */
+const char *tp_mem_refuse(const struct tp_gpu *gpu, const void *ptr, size_t bytes, struct tp_gpu_pointer *out);
+
 struct tp_mem_place { uint32_t index; uint64_t offset; };
 /* True where [ptr, ptr + bytes) lies in a registered range, still the same allocation, that all ranks of this host have mapped. Cheap: a few
  * compares where nothing is registered, else one question to the driver. */

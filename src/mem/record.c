@@ -50,7 +50,7 @@ static bool export_plain(const struct tp_gpu_pointer *p, struct tp_gpu_export *o
 	return true;
 }
 
-static const char *refuse(const struct tp_gpu *gpu, const struct tp_gpu_pointer *p, const void *ptr, size_t bytes)
+static const char *judge(const struct tp_gpu *gpu, const struct tp_gpu_pointer *p, const void *ptr, size_t bytes)
 {
 	if (!p->device) return "it is host memory, or no memory that CUDA knows";
 	if (p->managed) return "it is managed memory";
@@ -60,20 +60,21 @@ static const char *refuse(const struct tp_gpu *gpu, const struct tp_gpu_pointer 
 	return NULL;
 }
 
+const char *tp_mem_refuse(const struct tp_gpu *gpu, const void *ptr, size_t bytes, struct tp_gpu_pointer *out)
+{
+	if (tp_gpu_pointer(ptr, out) != ncclSuccess) return "CUDA can't say what it is";
+	if (out->device) narrow_to_mapping(ptr, out);
+	return judge(gpu, out, ptr, bytes);
+}
+
 bool tp_mem_describe(const struct tp_gpu *gpu, uint64_t process, const void *ptr, size_t bytes, struct tp_mem_record *out, int *fd, char *why,
 	size_t why_bytes)
 {
 	struct tp_gpu_pointer p = { 0 };
 	bool pushed = false, mapped = false, shared = false;
 	int made = -1, mode;
-	const char *reason = "CUDA can't say what it is";
 	memset(out, 0, sizeof(*out));
-	if (tp_gpu_pointer(ptr, &p) == ncclSuccess) {
-		uint64_t id = p.buffer_id;
-		if (p.device) narrow_to_mapping(ptr, &p);
-		p.buffer_id = id;
-		reason = refuse(gpu, &p, ptr, bytes);
-	}
+	const char *reason = tp_mem_refuse(gpu, ptr, bytes, &p);
 	if (!reason && tp_gpu_enter(gpu, &pushed) == ncclSuccess) {
 		tp_gpu_relax(&mode);
 		mapped = export_mapped(&p, &out->export, &made);

@@ -239,7 +239,7 @@ ncclResult_t tp_mem_register(struct tp_mem *mem, void *ptr, size_t bytes, void *
 		free(range);
 		return result;
 	}
-	TP_INFO(TP_REG, "rank %d registered %zu bytes at %p%s%s", mem->boot->rank, bytes, ptr, shared ? "" : ", without effect: ", shared ? "" : why);
+	TP_INFO(TP_REG, "rank %d registered %zu bytes at %p%s%s", mem->boot->rank, bytes, ptr, shared ? "" : ", without effect on this host: ", shared ? "" : why);
 	*handle = range;
 	return ncclSuccess;
 }

@@ -30,6 +30,16 @@ struct tp_net_properties {
 	uint64_t network;                   /* equal for devices, of whatever host, that reach each other without a router; 0: not known */
 };
 
+/* Device memory for a registration. */
+struct tp_net_gpu_memory {
+	void *data;
+	size_t bytes;
+	enum tp_net_memory kind;            /* TP_NET_CUDA: by its address; TP_NET_DMABUF */
+	int fd;                             /* a DMA-BUF; -1: there is none, or none any more */
+	uint64_t offset;                    /* of the data in it */
+	uint64_t id;                        /* of the allocation: CUDA gives no two of a process the same, whatever their addresses; 0: not known */
+};
+
 /* How a connection proves that it belongs: the communicator's secret and what the link is. */
 struct tp_net_hello {
 	uint8_t secret[TP_SECRET_BYTES];    /* never sent */
@@ -62,9 +72,12 @@ struct tp_net_ops {
 	ncclResult_t (*reg_memory)(void *comm, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle);
 	ncclResult_t (*reg_dmabuf)(void *comm, void *data, size_t bytes, uint64_t offset, int fd, void **mhandle);
 	/* GPU memory that connections over this device will use parts of, before there are any: registered until it is dropped, so that what can't
-	 * be registered is known early, and the parts cost little. fd: a DMA-BUF of it; -1: by its address. NULL where a transport can't. */
-	ncclResult_t (*hold_memory)(int dev, void *data, size_t bytes, int fd, void **held);
+	 * be registered is known early, and the parts cost little. NULL where a transport can't. */
+	ncclResult_t (*hold_memory)(int dev, const struct tp_net_gpu_memory *memory, void **held);
 	void (*drop_memory)(void *held);
+	/* As reg_memory and reg_dmabuf, of what is held, or a part: where all of a connection's cards hold it, nothing is registered and no DMA-BUF is needed. NULL where
+	 * a transport can't hold. */
+	ncclResult_t (*reg_held)(void *comm, const struct tp_net_gpu_memory *memory, void **mhandle);
 	/* comm: NULL where it is closed already, which is right where data may still be under way. */
 	ncclResult_t (*dereg_memory)(void *comm, void *mhandle);
 	/* *request NULL: no room now. The tag must match; a receive may be larger than the send. */

@@ -6,7 +6,8 @@
 #   NCCL_TESTS_DIR  holds all_reduce_perf and the others, built with MPI=1
 # What to run: PARTS="nccl_tests torch cupy jax mpi4py" (default: all), RANKS="2 4" on one GPU, of nccl-tests KINDS="sizes types unaligned
 # graphs registered windows" (default: all; sizes from 8 B to LARGEST, each FACTOR times the one before). MPS is used where it can be started, but for MPS=0:
-# without it, kernels of different processes take turns in slices of milliseconds. Each part prints one line: ok, FAILED or skipped.
+# without it, kernels of different processes take turns in slices of milliseconds. HOSTS=2: nccl-tests' ranks are on so many virtual hosts, which meet over the network: the
+# software card with NCCL_IB_HCA=telpher, which reads and writes GPU memory with NCCL_NET_GDR_LEVEL=SYS. Each part prints one line: ok, FAILED or skipped.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 lib=$(cd "$1" && pwd)
@@ -17,6 +18,7 @@ logs=${LOGS:-$(mktemp -d)}
 mkdir -p "$logs"
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
 [ "$gpus" -gt 0 ] || { echo "on_gpus: this machine has no NVIDIA GPU"; exit 77; }
+export HOSTS=${HOSTS:-1}
 failed=0
 
 with_ours() { LD_PRELOAD="$lib/libnccl.so.2" LD_LIBRARY_PATH="$lib:${LD_LIBRARY_PATH:-}" "$@"; }
@@ -45,9 +47,10 @@ start_mps() {
 }
 
 mpi() { # mpi RANKS COMMAND…
-	local n=$1
+	local n=$1 on=()
 	shift
-	mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$n" -x LD_PRELOAD -x LD_LIBRARY_PATH "$@"
+	[ "${HOSTS:-1}" -gt 1 ] && on=(bash -c 'export NCCL_HOSTID=host$((OMPI_COMM_WORLD_RANK * HOSTS / OMPI_COMM_WORLD_SIZE)); exec "$@"' rank)
+	mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$n" -x LD_PRELOAD -x LD_LIBRARY_PATH "${on[@]}" "$@"
 }
 
 # One run of each program: nccl_tests_kind KIND RANKS "NCCL_TESTS_DEVICE=0 or nothing" TAG. Out of place and in place, every result checked.

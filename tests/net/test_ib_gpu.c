@@ -110,6 +110,7 @@ static void peer_memory_is_known_by_its_module(void **state)
 static void what_is_held_is_registered_once(void **state)
 {
 	unsigned char *data = aligned_alloc(PAGE, 64 * PAGE);
+	const struct tp_net_gpu_memory whole = { .data = data, .bytes = 64 * PAGE, .kind = TP_NET_DMABUF, .fd = 77 };
 	struct ib_pair pair;
 	void *held, *part;
 
@@ -118,7 +119,7 @@ static void what_is_held_is_registered_once(void **state)
 	ib_pair_open(&pair, PAGE);
 	size_t before = tp_ib_reg_count(context());
 	registered = 0;
-	assert_int_equal(tp_net_ib.hold_memory(0, data, 64 * PAGE, 77, &held), ncclSuccess);
+	assert_int_equal(tp_net_ib.hold_memory(0, &whole, &held), ncclSuccess);
 	assert_int_equal(registered, 1);
 	assert_int_equal(fd_was, 77);
 	/* A connection's part of it needs no registration of its own. */
@@ -127,6 +128,46 @@ static void what_is_held_is_registered_once(void **state)
 	assert_int_equal(tp_ib_reg_count(context()), before + 1);
 	assert_int_equal(tp_net_ib.dereg_memory(pair.recv_comm, part), ncclSuccess);
 	tp_net_ib.drop_memory(held);
+	assert_int_equal(tp_ib_reg_count(context()), before);
+	ib_pair_close(&pair);
+	free(data);
+}
+
+/* Another allocation came to lie where one was that is held still. */
+static void what_is_held_is_found_for_its_allocation_alone(void **state)
+{
+	unsigned char *data = aligned_alloc(PAGE, 64 * PAGE);
+	const struct tp_net_gpu_memory one = { .data = data, .bytes = 64 * PAGE, .kind = TP_NET_DMABUF, .fd = 77, .id = 5 };
+	struct tp_net_gpu_memory other = one, closed = { .data = data + 8 * PAGE, .bytes = PAGE, .kind = TP_NET_DMABUF, .fd = -1, .id = 5 };
+	struct ib_pair pair;
+	void *held, *again, *part, *none = NULL;
+
+	(void)state;
+	use(reg_dmabuf);
+	ib_pair_open(&pair, PAGE);
+	size_t before = tp_ib_reg_count(context());
+	registered = 0;
+	assert_int_equal(tp_net_ib.hold_memory(0, &one, &held), ncclSuccess);
+	/* Its parts need no DMA-BUF; nor do they end it for others. */
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(tp_net_ib.reg_held(pair.send_comm, &closed, &part), ncclSuccess);
+		assert_int_equal(tp_net_ib.dereg_memory(pair.send_comm, part), ncclSuccess);
+	}
+	assert_int_equal(registered, 1);
+	closed.id = other.id = 6;
+	assert_int_equal(tp_net_ib.reg_held(pair.send_comm, &closed, &none), ncclInternalError);
+	assert_null(none);
+	assert_int_equal(tp_net_ib.hold_memory(0, &other, &again), ncclSuccess);
+	assert_int_equal(registered, 2);
+	assert_int_equal(tp_net_ib.reg_held(pair.send_comm, &closed, &part), ncclSuccess);
+	assert_int_equal(tp_net_ib.reg_dmabuf(pair.recv_comm, data, PAGE, 0, 78, &none), ncclSuccess);
+	assert_int_equal(registered, 3);
+	assert_int_equal(tp_ib_reg_count(context()), before + 3);
+	tp_net_ib.drop_memory(held);
+	tp_net_ib.drop_memory(again);
+	assert_int_equal(tp_ib_reg_count(context()), before + 2);
+	assert_int_equal(tp_net_ib.dereg_memory(pair.send_comm, part), ncclSuccess);
+	assert_int_equal(tp_net_ib.dereg_memory(pair.recv_comm, none), ncclSuccess);
 	assert_int_equal(tp_ib_reg_count(context()), before);
 	ib_pair_close(&pair);
 	free(data);
@@ -163,7 +204,7 @@ static void a_refusal_says_what_may_be_used_up(void **state)
 
 	(void)state;
 	use(fails);
-	assert_int_equal(tp_net_ib.hold_memory(0, data, PAGE, 7, &held), ncclSystemError);
+	assert_int_equal(tp_net_ib.hold_memory(0, &(struct tp_net_gpu_memory){ .data = data, .bytes = PAGE, .kind = TP_NET_DMABUF, .fd = 7 }, &held), ncclSystemError);
 	assert_ptr_equal(held, &held);
 	assert_non_null(strstr(tp_log_last_error(), "Call to ibv_reg_dmabuf_mr of 4096 bytes of GPU memory failed"));
 	assert_non_null(strstr(tp_log_last_error(), "BAR1"));
@@ -339,6 +380,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_card_is_asked_with_no_descriptor), cmocka_unit_test(peer_memory_is_known_by_its_module), cmocka_unit_test(what_is_held_is_registered_once),
+		cmocka_unit_test(what_is_held_is_found_for_its_allocation_alone),
 		cmocka_unit_test(a_dma_buf_begins_where_its_page_does), cmocka_unit_test(a_refusal_says_what_may_be_used_up), cmocka_unit_test(flushes_end_and_need_no_peer),
 		cmocka_unit_test(memory_that_cannot_be_read_back_is_an_error_that_says_so),
 		cmocka_unit_test(a_flush_waits_for_a_loop_that_broke_with_others_under_way),

@@ -80,47 +80,72 @@ static void a_path_that_falls_silent_is_left_and_taken_back(void **state)
 	ib_pair_close(&pair);
 }
 
-/* A path dies with half of it on its way; then once more, in peace. */
-static void leave_with_much_outstanding(size_t each, size_t count)
+/* As a chunk that is lent: its header, and the rest from where it lies, which is another registration. */
+static void *send_lent(struct ib_pair *pair, void *lent_memory, size_t offset, size_t bytes)
 {
+	struct iovec parts[2] = { { pair->from + offset, 12 }, { pair->from + offset + 12, bytes - 12 } };
+	void *memories[2] = { pair->send_memory, lent_memory }, *request = NULL;
+
+	while (!request) {
+		if (tp_net_ib.isendv(pair->send_comm, parts, 2, 1, memories, &request) != ncclSuccess) return NULL;
+		if (!request && tp_ib_progress(pair->recv_comm) != ncclSuccess) return NULL;
+		if (!request) sched_yield();
+	}
+	return request;
+}
+
+/* A path dies with half of it on its way; then once more, in peace. */
+static void leave_with_much_outstanding(size_t each, size_t count, bool lent)
+{
+	void *lent_memory = NULL;
 	struct ib_pair pair;
 	void *sends[TP_NET_MAX_REQUESTS], *receives[TP_NET_MAX_REQUESTS];
 	size_t got, bytes = each * count;
 
 	net_set_environment("NCCL_IB_QPS_PER_CONNECTION=2", NULL);
 	ib_pair_open(&pair, TP_MAX(bytes, BYTES));
+	if (lent) assert_int_equal(tp_net_ib.reg_memory(pair.send_comm, pair.from, bytes, TP_NET_HOST, &lent_memory), ncclSuccess);
 	messages(&pair, 1);
 	for (int round = 0; round < 2; round++) {
 		net_fill(pair.from, bytes, (uint32_t)round);
 		for (size_t i = 0; i < count; i++) assert_non_null(receives[i] = ib_recv(&pair, each * i, each, 1));
-		for (size_t i = 0; i < count / 2; i++) assert_non_null(sends[i] = ib_send(&pair, each * i, each - i, 1));
+		for (size_t i = 0; i < count / 2; i++) assert_non_null(sends[i] = lent ? send_lent(&pair, lent_memory, each * i, each - i) : ib_send(&pair, each * i, each - i, 1));
 		if (round == 0) fault("unroute=10.198.0.1,side=both");
-		for (size_t i = count / 2; i < count; i++) assert_non_null(sends[i] = ib_send(&pair, each * i, each - i, 1));
+		for (size_t i = count / 2; i < count; i++) assert_non_null(sends[i] = lent ? send_lent(&pair, lent_memory, each * i, each - i) : ib_send(&pair, each * i, each - i, 1));
 		for (size_t i = 0; i < count; i++) {
 			assert_int_equal(ib_wait_both(sends[i], receives[i], &got), ncclSuccess);
 			assert_int_equal(got, each - i);
 			assert_memory_equal(pair.from + each * i, pair.to + each * i, got);
-			/* It is the program's now: nothing may write here any more. */
+			/* It is the program's now: nothing may write here any more, nor read there. */
 			memset(pair.to + each * i, 0xa5, each);
+			if (lent) memset(pair.from + each * i, 0x5a, each);
 		}
 		assert_int_equal(pair.to[0], 0xa5);
 		if (memcmp(pair.to, pair.to + 1, bytes - 1) != 0) fail_msg("something was written once more");
 	}
 	assert_int_equal(sender(&pair)->switches, 1);
 	fault("none");
+	if (lent) assert_int_equal(tp_net_ib.dereg_memory(pair.send_comm, lent_memory), ncclSuccess);
 	ib_pair_close(&pair);
 }
 
 static void what_was_outstanding_arrives_once(void **state)
 {
 	(void)state;
-	leave_with_much_outstanding(200000, TP_NET_MAX_REQUESTS);
+	leave_with_much_outstanding(200000, TP_NET_MAX_REQUESTS, false);
+}
+
+static void what_was_lent_arrives_once(void **state)
+{
+	(void)state;
+	leave_with_much_outstanding(200000, TP_NET_MAX_REQUESTS, true);
+	leave_with_much_outstanding((1u << 20) + 1000, 8, true);
 }
 
 static void what_was_outstanding_over_merged_ports_arrives_once(void **state)
 {
 	(void)state;
-	leave_with_much_outstanding((1u << 20) + 1000, 8);
+	leave_with_much_outstanding((1u << 20) + 1000, 8, false);
 }
 
 static void a_port_that_goes_down_is_left_and_taken_back(void **state)
@@ -501,6 +526,7 @@ int main(void)
 		cmocka_unit_test_setup(the_first_message_is_tried_as_often_as_any_other, two_ports),
 		cmocka_unit_test_setup(a_path_that_falls_silent_is_left_and_taken_back, two_ports),
 		cmocka_unit_test_setup(what_was_outstanding_arrives_once, two_ports),
+		cmocka_unit_test_setup(what_was_lent_arrives_once, two_ports),
 		cmocka_unit_test_setup(a_port_that_goes_down_is_left_and_taken_back, two_ports),
 		cmocka_unit_test_setup(the_only_path_falls_silent_and_is_named, one_port),
 		cmocka_unit_test_setup(life_signs_find_out_before_the_card_does, one_port),

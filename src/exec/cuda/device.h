@@ -13,7 +13,7 @@ enum { TP_DEV_MAX_CHANNELS = 64, TP_DEV_MAX_LOCAL = 64, TP_DEV_MAX_CALLS = 8, TP
 struct tp_dev_link {
 	uint64_t slots, head, flags;
 	uint32_t stride, flag_stride, mask, capacity;
-	uint32_t kind;                              /* enum tp_link_kind */
+	uint16_t kind, lends;                       /* kind: enum tp_link_kind; lends: see lend.h */
 	uint32_t next, head_seen;
 	int32_t peer;
 };
@@ -47,7 +47,12 @@ struct tp_dev_comm {
 	uint32_t counts;                            /* somebody reads status.completed: see tp_kernel_end */
 	uint32_t straight;                          /* see struct tp_dev_status */
 	uint32_t stop;                              /* a kernel found a fault: all of this rank's end; near, so cheap to look at */
+	uint64_t loans;                             /* struct tp_dev_loan [TP_DEV_LOANS] */
 };
+
+/* Registered buffers that links over the network send from where they lie (lend.h): link.h's tp_link_loan. Chunks of at least so many bytes. */
+enum { TP_DEV_LOANS = 1024, TP_DEV_LEND_BYTES = 16 << 10 };
+struct tp_dev_loan { uint64_t begin, end; };
 
 /* A receiver's registered buffer (offers.h): entry index - 1 of its row in tp_mem_table, offset bytes in; index 0: nothing is offered. */
 enum { TP_DEV_BUFFERS = 1024 };
@@ -76,7 +81,8 @@ struct tp_dev_call {
 	 * c < part_more; parts[0] is how those with one more are cut, parts[1] the others. */
 	uint32_t nchannels, program_stride;
 	uint64_t part_lines;
-	uint32_t part_more, pad;
+	uint32_t part_more;
+	uint16_t lend_input, lend_output;           /* number + 1 of the entry of struct tp_dev_loan that input, output lie in; 0: none */
 	struct tp_dev_part parts[2];
 };
 
@@ -106,12 +112,14 @@ enum { TP_DEV_GROUPS = 16, TP_DEV_ROOM = 512, TP_DEV_LANES = 256 };
 struct tp_dev_lane { uint32_t first_step, nsteps; };
 
 /* Operands sorted by what is done with them: nsrc sources in the plan's order, ntake tokens to take, nbuf buffers to write,
- * nout links to give to, ngive tokens to give. */
+ * nout links to give to, ngive tokens to give. Of the links, the last nlend may be lent what would be copied into their slots: the source, where flags have
+ * TP_DEV_STEP_LENDS_SOURCE, else the first of the buffers. */
+enum { TP_DEV_STEP_LENDS_SOURCE = 128 };
 struct tp_dev_step {
 	uint32_t first;
 	uint16_t nsrc, ntake, nbuf, nout, ngive;
-	uint8_t flags, size_from;                   /* enum tp_step_flag; enum tp_dev_size: of the operand number size_operand */
-	uint16_t size_operand, pad;
+	uint8_t flags, size_from;                   /* enum tp_step_flag and the above; enum tp_dev_size: of the operand number size_operand */
+	uint16_t size_operand, nlend;
 };
 enum tp_dev_size { TP_DEV_SIZE_CHUNK, TP_DEV_SIZE_SCRATCH, TP_DEV_SIZE_SLOT, TP_DEV_SIZE_NONE };
 
@@ -129,7 +137,7 @@ struct tp_dev_transfer {
 	uint16_t base, nparts;
 	uint16_t next;                              /* number + 1 of the next transfer on the same links; 0: the last */
 	uint8_t is_send, is_first;                  /* is_first: no other is before it on its links */
-	uint32_t pad;
+	uint32_t lend;                              /* as lend_input of struct tp_dev_call, of buf */
 };
 /* Two sizes of arguments: what fits into 4 KB, as is usual, and what fits into 32 KB. */
 enum { TP_DEV_TRANSFERS = 80, TP_DEV_TRANSFERS_MORE = 640, TP_DEV_TRANSFER_LANES = 128 };

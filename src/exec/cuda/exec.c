@@ -50,7 +50,8 @@ static ncclResult_t take_all(struct tp_cuda_exec *exec)
 	size_t nends = (size_t)exec->boot->nranks * 2 * TP_LINK_CLASSES * (size_t)exec->nchannels;
 	exec->ends = tp_alloc(nends, sizeof(*exec->ends), "ends of links");
 	exec->local_ends = tp_alloc((size_t)exec->nchannels * 2 * TP_CUDA_LOCAL_LINKS, sizeof(*exec->local_ends), "ends of links");
-	if (!exec->ends || !exec->local_ends) return ncclSystemError;
+	exec->ends_lend = tp_alloc(nends, sizeof(*exec->ends_lend), "ends of links");
+	if (!exec->ends || !exec->local_ends || !exec->ends_lend) return ncclSystemError;
 	TP_TRY(tp_cuda_kernels_load(exec->gpu, &exec->kernels));
 	TP_TRY(tp_gpu_alloc_host(exec->gpu, TP_CUDA_STAGING_BYTES, "uploads", &exec->staging_memory));
 	TP_TRY(tp_gpu_alloc_host(exec->gpu, sizeof(struct tp_dev_status), "the kernels' status", &exec->status_memory));
@@ -107,6 +108,7 @@ void tp_cuda_exec_destroy(struct tp_cuda_exec *exec)
 	if (exec->staging_memory.host) tp_gpu_free(&exec->staging_memory);
 	if (exec->status_memory.host) tp_gpu_free(&exec->status_memory);
 	free(exec->ends);
+	free(exec->ends_lend);
 	free(exec->local_ends);
 	free(exec->transfer_ends);
 	free(exec->transfer_last);

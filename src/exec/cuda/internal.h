@@ -79,6 +79,8 @@ struct tp_cuda_exec {
 	struct tp_cuda_plan *plans[TP_CUDA_PLAN_BUCKETS], *last;
 	/* Device addresses of links' ends; 0: not made yet. */
 	uint64_t *ends;                             /* see end_index in links.c */
+	bool knows_loans;                           /* the device knows where the table of loans is */
+	bool *ends_lend;                            /* the same: senders that may be lent registered buffers */
 	uint64_t *local_ends;                       /* rings between lanes: [(channel * 2 + token) * TP_CUDA_LOCAL_LINKS + number], sender's; the receiver's follows */
 	struct tp_fused fused;
 	/* transfers.c: [2 * peer + is_send] channels whose ends are there, and what a group needs, kept for the next. */
@@ -112,6 +114,10 @@ void tp_cuda_free_memory(struct tp_cuda_exec *exec);
 /* This rank's end of a link, as the device has it: made (and uploaded, not waited for) at first use. The ends of one (class, from,
  * to) lie one after the other, by channel. */
 ncclResult_t tp_cuda_link_end(struct tp_cuda_exec *exec, int channel, int lane_class, int from, int to, uint64_t *out);
+/* May an end that there is be lent registered buffers? */
+bool tp_cuda_link_lends(const struct tp_cuda_exec *exec, int channel, int lane_class, int from, int to);
+/* What kernels get of such a buffer: the number of its entry, counted from 1, and its range; 0: it is none. */
+uint32_t tp_cuda_find_loan(const struct tp_cuda_exec *exec, const void *buffer, size_t bytes, struct tp_link_loan *range);
 /* A ring between two lanes of a channel; its ends are free between operations, so all plans use the same ones. */
 ncclResult_t tp_cuda_local_ends(struct tp_cuda_exec *exec, int channel, bool token, int number, uint64_t *sender, uint64_t *receiver);
 enum { TP_CUDA_LOCAL_BYTES = 64 << 10 };        /* chunks of plans with such rings are no larger */
@@ -123,6 +129,7 @@ struct tp_cuda_plan {
 	struct tp_plan_spec spec;
 	const struct tp_program *source;
 	bool reduces;
+	bool lends;                                 /* some step may lend what it sends */
 	uint64_t programs;                          /* the device's address */
 	uint32_t stride;
 	size_t chunk_limit;                         /* what slots, rings and scratch memory hold: agreed */

@@ -62,13 +62,18 @@ static void fit_geometry(const struct tp_exec_call *call, struct tp_cuda_plan *p
 	p->fit_line = line;
 }
 
-static void fill_call(const struct tp_exec_call *call, struct tp_cuda_plan *p, struct tp_dev_call *out)
+static void fill_call(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, struct tp_cuda_plan *p, struct tp_dev_call *out)
 {
 	fit_geometry(call, p);
 	*out = p->fit;
 	out->input = (uint64_t)(uintptr_t)call->input;
 	out->output = (uint64_t)(uintptr_t)call->output;
 	out->tag = call->tag;
+	if (p->lends && p->fit.parts[0].chunk_bytes >= TP_DEV_LEND_BYTES) {
+		struct tp_link_loan range;
+		out->lend_input = (uint16_t)tp_cuda_find_loan(exec, call->input, call->block_bytes * p->plan->input_blocks, &range);
+		out->lend_output = (uint16_t)tp_cuda_find_loan(exec, call->output, call->block_bytes * p->plan->output_blocks, &range);
+	}
 	if (p->reduces) tp_cuda_fill_reduce(call, &out->reduce);
 }
 
@@ -203,7 +208,7 @@ static ncclResult_t launch_steps(struct tp_cuda_exec *exec, CUstream stream, con
 		while (earlier < n && !calls_meet(&calls[earlier], call)) earlier++;
 		if (earlier < n) break;
 		function = its;
-		fill_call(call, p, &args.calls[n]);
+		fill_call(exec, call, p, &args.calls[n]);
 		blocks = TP_MAX(blocks, (unsigned)p->spec.nchannels);
 	}
 	args.comm = exec->comm;

@@ -11,7 +11,8 @@ enum {
 	TP_WORK_PLAIN = 2,          /* one source that is copied as it is */
 	TP_WORK_RAW = 4,            /* sources with TP_RAW are multiplied first */
 	TP_WORK_FINAL = 8,          /* the result is multiplied or divided */
-	TP_WORK_END = 16            /* no work: there is none any more */
+	TP_WORK_END = 16,           /* no work: there is none any more */
+	TP_WORK_LENT = 32           /* for who publishes it: what it would copy into links' slots stays where it is (lend.h) */
 };
 /* In the address of a source (never in use there): it is raw INPUT. */
 #define TP_RAW (1ull << 63)
@@ -21,7 +22,7 @@ struct tp_work {
 	uint32_t nsrc, to, ndst, flags;
 	uint32_t bytes;
 	uint32_t step, chunk_bytes;             /* for who publishes it: steps; */
-	uint32_t value, tag, is_send;           /* transfers */
+	uint32_t value, tag, is_send;           /* transfers; steps, value: the operand that is lent */
 };
 
 /* Up to 16 bytes at any address. */

@@ -14,8 +14,9 @@ struct making {
 	struct tp_dev_step *steps;
 	struct tp_dev_operand *operands;
 	uint64_t *links;
-	/* Of a link of the plan: the numbers of its ends in the program. */
+	/* Of a link of the plan: the numbers of its ends in the program; whether its sender may be lent registered buffers. */
 	uint32_t *sends, *receives;
+	bool *lends, any_lends;
 };
 
 static ncclResult_t find_links(struct making *m)
@@ -31,6 +32,7 @@ static ncclResult_t find_links(struct making *m)
 			m->head.nlinks += 2;
 		} else if (link->from == rank || link->to == rank) {
 			TP_TRY(tp_cuda_link_end(m->exec, channel, link->lane_class, link->from, link->to, end));
+			m->lends[l] = tp_cuda_link_lends(m->exec, channel, link->lane_class, link->from, link->to);
 			m->head.nlinks++;
 		}
 	}
@@ -64,24 +66,48 @@ static void size_step(const struct making *m, struct tp_dev_step *step)
 	}
 }
 
+static bool is_token(const struct making *m, const struct tp_operand *o) { return o->where == TP_LINK && m->from->links[o->index].token; }
+
+/* What plan.h says a reference is to: the only source of data, a buffer, where the step doesn't reduce; else the first buffer that is written. False: nothing that
+ * the program can have registered. */
+static bool find_loan(const struct making *m, const struct tp_step *s, bool *source)
+{
+	const struct tp_operand *operands = &m->from->operands[s->first], *only = NULL, *first = NULL;
+	int nsrc = 0;
+	for (int i = 0; i < s->nsrc; i++) {
+		if (is_token(m, &operands[i])) continue;
+		only = &operands[i];
+		nsrc++;
+	}
+	for (int i = s->nsrc; i < s->nsrc + s->ndst && !first; i++)
+		if (operands[i].where != TP_LINK) first = &operands[i];
+	*source = nsrc == 1 && only->where != TP_LINK && !(s->flags & TP_STEP_REDUCE);
+	const struct tp_operand *loan = *source ? only : first;
+	return loan && (loan->where == TP_INPUT || loan->where == TP_OUTPUT);
+}
+
 static void make_step(struct making *m, const struct tp_step *s)
 {
 	const struct tp_operand *operands = &m->from->operands[s->first];
 	struct tp_dev_step *to = &m->steps[m->head.nsteps++];
-	*to = (struct tp_dev_step){ .first = m->head.noperands, .flags = (uint8_t)s->flags };
-	struct { uint16_t *count; bool source, link, token; } kinds[] = {
-		{ &to->nsrc, true, false, false }, { &to->ntake, true, true, true },
-		{ &to->nbuf, false, false, false }, { &to->nout, false, true, false }, { &to->ngive, false, true, true },
+	bool from_source, has_loan = find_loan(m, s, &from_source);
+	*to = (struct tp_dev_step){ .first = m->head.noperands, .flags = (uint8_t)(s->flags | (has_loan && from_source ? TP_DEV_STEP_LENDS_SOURCE : 0)) };
+	struct { uint16_t *count; bool source, link, token, lends; } kinds[] = {
+		{ &to->nsrc, true, false, false, false }, { &to->ntake, true, true, true, false }, { &to->nbuf, false, false, false, false },
+		{ &to->nout, false, true, false, false }, { &to->nlend, false, true, false, true }, { &to->ngive, false, true, true, false },
 	};
 	for (size_t k = 0; k < TP_ARRAY_LEN(kinds); k++) {
 		for (int i = 0; i < s->nsrc + s->ndst; i++) {
 			const struct tp_operand *o = &operands[i];
-			bool source = i < s->nsrc, is_link = o->where == TP_LINK, token = is_link && m->from->links[o->index].token;
-			if (source != kinds[k].source || token != kinds[k].token || (!source && is_link != kinds[k].link)) continue;
+			bool source = i < s->nsrc, is_link = o->where == TP_LINK, token = is_token(m, o);
+			bool lends = has_loan && !source && is_link && !token && o->by_ref && m->lends[o->index];
+			if (source != kinds[k].source || token != kinds[k].token || lends != kinds[k].lends || (!source && is_link != kinds[k].link)) continue;
 			place_operand(m, o, source);
 			++*kinds[k].count;
 		}
 	}
+	to->nout = (uint16_t)(to->nout + to->nlend);
+	m->any_lends |= to->nlend > 0;
 	size_step(m, to);
 	m->head.room = TP_MAX(m->head.room, (uint32_t)s->nsrc + s->ndst);
 }
@@ -131,7 +157,7 @@ static unsigned char *join(struct making *m, uint32_t *bytes)
 	return whole;
 }
 
-static ncclResult_t make_program(struct tp_cuda_exec *exec, const struct tp_cuda_plan *p, const struct tp_program *from, unsigned char **out,
+static ncclResult_t make_program(struct tp_cuda_exec *exec, struct tp_cuda_plan *p, const struct tp_program *from, unsigned char **out,
 	uint32_t *bytes)
 {
 	struct making m = { .exec = exec, .plan = p->plan, .from = from };
@@ -142,8 +168,9 @@ static ncclResult_t make_program(struct tp_cuda_exec *exec, const struct tp_cuda
 	m.operands = tp_alloc(from->noperands + 1, sizeof(*m.operands), "operands");
 	m.links = tp_alloc(2 * from->nlinks + 1, sizeof(*m.links), "the ends of links");
 	m.sends = tp_alloc(2 * from->nlinks + 1, sizeof(*m.sends), "the ends of links");
+	m.lends = tp_alloc(from->nlinks + 1, sizeof(*m.lends), "the ends of links");
 	ncclResult_t result = ncclSystemError;
-	if (m.lanes && m.steps && m.operands && m.links && m.sends) {
+	if (m.lanes && m.steps && m.operands && m.links && m.sends && m.lends) {
 		m.receives = m.sends + from->nlinks;
 		result = find_links(&m);
 		if (result == ncclSuccess) result = make_lanes(&m);
@@ -155,6 +182,8 @@ static ncclResult_t make_program(struct tp_cuda_exec *exec, const struct tp_cuda
 	free(m.operands);
 	free(m.links);
 	free(m.sends);
+	free(m.lends);
+	p->lends |= m.any_lends;
 	return result;
 }
 

@@ -6,7 +6,7 @@
 #ifndef TP_EXEC_CUDA_STEPS_H
 #define TP_EXEC_CUDA_STEPS_H
 
-#include "exec/cuda/groups.h"
+#include "exec/cuda/lend.h"
 
 /* Ends that are kept in shared memory while the kernel runs, and bytes of a program that is read into it; what is larger stays where it
  * is. Few in the emulator, so that its tests go both ways. */
@@ -32,6 +32,7 @@ struct tp_steps_run {
 	tp_dev_link *links;                         /* in shared memory; NULL: there are too many, link_addresses has them */
 	const tp_dev_part *part;
 	uint64_t part_offset, part_bytes;
+	uint32_t lends, lent;                       /* lends: bits by TP_STEPS_INPUT and OUTPUT; lent: something was */
 };
 struct alignas(16) tp_steps_shared {
 	unsigned char program[TP_STEPS_PROGRAM];
@@ -167,11 +168,28 @@ TP_DEVICE bool tp_steps_take(const tp_steps_shared &sh, const tp_dev_step &step,
 	return fine;
 }
 
+/* What may be lent of a work that was taken is, where its buffer is registered: its links' slots get a header alone. All threads of a warp. */
+TP_FAR void tp_steps_lend(tp_steps_shared &sh, tp_work *work)
+{
+	const tp_steps_run &run = sh.run;
+	const tp_dev_step &step = run.steps[work->step];
+	const bool source = step.flags & TP_DEV_STEP_LENDS_SOURCE;
+	const uint32_t operand = source ? 0 : step.nsrc + step.ntake;
+	if (tp_warp_thread() || !step.nlend || work->chunk_bytes < TP_DEV_LEND_BYTES || (source && !(work->flags & TP_WORK_PLAIN))) return;
+	if (!(run.lends >> run.operands[step.first + operand].where & 1)) return;
+	work->value = operand;
+	work->flags |= TP_WORK_LENT;
+	work->ndst -= step.nlend;
+	if (!work->ndst) work->bytes = 0;
+	tp_block_set(&sh.run.lent, 1);
+}
+
 /* The work was moved: its slots are given to peers and back to them; all threads of a warp, which have seen the end of the move. */
 TP_FAR void tp_steps_publish(const tp_steps_run &run, const tp_work &work, const uint64_t *at, const uint32_t *value)
 {
 	const tp_dev_step &step = run.steps[work.step];
 	const uint32_t nin = step.nsrc + step.ntake, n = nin + step.nbuf + step.nout + step.ngive;
+	const uint32_t lent = work.flags & TP_WORK_LENT ? n - step.ngive - step.nlend : n;
 	bool any = false;
 	for (uint32_t i = (uint32_t)tp_warp_thread(); i < n; i += TP_WARP) {
 		const tp_dev_operand o = run.operands[step.first + i];
@@ -180,7 +198,7 @@ TP_FAR void tp_steps_publish(const tp_steps_run &run, const tp_work &work, const
 		if (i < nin) continue;
 		uint32_t *header = (uint32_t *)(at[i] - 16), *flag = tp_link_flag(*tp_steps_link(run, o.block), value[i] - 1);
 		tp_store_relaxed(header + 1, work.chunk_bytes);
-		if (flag != header) tp_store_relaxed(flag + 1, work.chunk_bytes);
+		if (flag != header) tp_lend_flag(flag, work.chunk_bytes, run.call->tag, i >= lent && i < n - step.ngive ? at[work.value] : 0);
 		tp_store_relaxed(header + 2, run.call->tag);
 		tp_store_relaxed(header + 3, 0);                                /* TP_SLOT_INLINE */
 	}
@@ -217,6 +235,7 @@ struct tp_steps_feed {
 			const uint32_t base = tp_group_base(sh.all, g.number, which);
 			taken = tp_steps_take(sh, run.steps[number], number, round, &sh.all.groups[g.number].work[which], sh.all.at + base, sh.value + base);
 			if (!taken) tp_block_set(&sh.all.stopped, 1);
+			if (run.lends) tp_steps_lend(sh, &sh.all.groups[g.number].work[which]);
 			const bool over = at + 1 == lane.nsteps;
 			if (over && round + 1 == run.part->nrounds) c->left--;
 			if (tp_warp_thread() == 0) {
@@ -236,6 +255,14 @@ struct tp_steps_feed {
 		tp_steps_publish(sh.run, sh.all.groups[g.number].work[which], sh.all.at + base, sh.value + base);
 	}
 };
+
+/* What the call may lend; one thread. Of buffers of several blocks the host has seen all of them; it is this entry that may have gone. */
+TP_FAR void tp_steps_find_loans(tp_steps_shared &sh)
+{
+	tp_steps_run &run = sh.run;
+	if (tp_lend_stands(sh.all.comm, run.call->lend_input, run.call->input, run.call->block_bytes)) run.lends |= 1u << TP_STEPS_INPUT;
+	if (tp_lend_stands(sh.all.comm, run.call->lend_output, run.call->output, run.call->block_bytes)) run.lends |= 1u << TP_STEPS_OUTPUT;
+}
 
 /* The program, and what else of the call all threads see, into shared memory. */
 TP_FAR void tp_steps_begin(tp_steps_shared &sh, const tp_dev_call *call)
@@ -268,10 +295,25 @@ TP_FAR void tp_steps_begin(tp_steps_shared &sh, const tp_dev_call *call)
 		run.part = &call->parts[more ? 0 : 1];
 		run.part_offset = begin < call->block_bytes ? begin : call->block_bytes;
 		run.part_bytes = (end < call->block_bytes ? end : call->block_bytes) - run.part_offset;
+		run.lent = run.lends = 0;
+		if (call->lend_input | call->lend_output) tp_steps_find_loans(sh);
 		sh.all.ngroups = program->ngroups;
 		sh.all.room = TP_DEV_ROOM / program->ngroups;
 	}
 	tp_block_sync();
+}
+
+/* What was lent must be through before the call ends, and the ends of links go back to where the next call finds them. All threads. */
+TP_FAR void tp_steps_end(tp_steps_shared &sh)
+{
+	for (uint32_t i = (uint32_t)tp_thread(); i < sh.run.program->nlinks; i += (uint32_t)tp_threads()) {
+		tp_dev_link *l = tp_steps_link(sh.run, i);
+		if (sh.run.lent && l->lends) tp_lend_await(sh.all, l);
+		if (!sh.run.links) continue;
+		tp_dev_link *home = (tp_dev_link *)sh.run.link_addresses[i];
+		home->next = l->next;
+		home->head_seen = l->head_seen;
+	}
 }
 
 template <class M> TP_DEVICE void tp_steps_call(tp_steps_shared &sh, const tp_dev_call *call)
@@ -279,11 +321,7 @@ template <class M> TP_DEVICE void tp_steps_call(tp_steps_shared &sh, const tp_de
 	tp_steps_begin(sh, call);
 	tp_groups_run<tp_steps_feed, M>(sh, &call->reduce);
 	tp_block_sync();
-	for (uint32_t i = (uint32_t)tp_thread(); sh.run.links && i < sh.run.program->nlinks; i += (uint32_t)tp_threads()) {
-		tp_dev_link *l = (tp_dev_link *)sh.run.link_addresses[i];
-		l->next = sh.links[i].next;
-		l->head_seen = sh.links[i].head_seen;
-	}
+	tp_steps_end(sh);
 }
 
 template <class M> TP_DEVICE void tp_steps_kernel(tp_steps_shared &sh, const tp_dev_steps &args)

@@ -24,6 +24,8 @@ struct cutting {
 	struct tp_dev_transfers_more *args;
 	uint32_t *last;                 /* [2 * rank + is_send]: number + 1 of the last transfer in args on these links; 0: none */
 	unsigned blocks;
+	struct tp_link_loan loan;       /* the last that was found: sends of one buffer are asked for once */
+	uint32_t loan_number;
 };
 
 uint32_t tp_cuda_transfer_distance(const struct tp_cuda_exec *exec, const struct tp_exec_transfer *t)
@@ -69,6 +71,13 @@ static ncclResult_t find_ends(struct tp_cuda_exec *exec, const struct tp_exec_tr
 	return ncclSuccess;
 }
 
+static uint32_t find_loan(struct cutting *c, const void *buf, size_t bytes)
+{
+	uintptr_t at = (uintptr_t)buf;
+	if (c->loan_number && at >= c->loan.begin && at <= c->loan.end && bytes <= c->loan.end - at) return c->loan_number;
+	return c->loan_number = tp_cuda_find_loan(c->exec, buf, bytes, &c->loan);
+}
+
 static ncclResult_t add_transfer(struct cutting *c, const struct tp_cuda_ordered *o)
 {
 	struct tp_cuda_exec *exec = c->exec;
@@ -90,7 +99,10 @@ static ncclResult_t add_transfer(struct cutting *c, const struct tp_cuda_ordered
 		out->is_first = 0;
 	}
 	*last = number;
-	return find_ends(exec, t, base, nparts, &out->links);
+	TP_TRY(find_ends(exec, t, base, nparts, &out->links));
+	/* Parts end in whatever is left. */
+	if (t->is_send && t->bytes >= TP_DEV_LEND_BYTES && tp_cuda_link_lends(exec, (int)base, TP_LINK_P2P, exec->boot->rank, t->peer)) out->lend = find_loan(c, t->buf, t->bytes);
+	return ncclSuccess;
 }
 
 static ncclResult_t launch_cut(struct cutting *c, CUstream stream, const struct tp_cuda_ordered *order, int count)

@@ -4,7 +4,7 @@
 #ifndef TP_EXEC_CUDA_TRANSFERS_H
 #define TP_EXEC_CUDA_TRANSFERS_H
 
-#include "exec/cuda/groups.h"
+#include "exec/cuda/lend.h"
 #include "plan/geometry.h"
 
 enum { TP_TRANSFER_LINE = 128, TP_TRANSFER_NONE = 0xffff };
@@ -14,6 +14,7 @@ struct tp_transfer_lane {
 	uint64_t home;                              /* and where it lies otherwise; 0: a copy */
 	uint64_t at, end;                           /* of the transfer at hand: the rest of this channel's part */
 	uint32_t transfer;                          /* or TP_TRANSFER_NONE: the lane is over */
+	uint16_t lends, lent;                       /* the transfer at hand is lent, in large chunks; something was */
 };
 struct alignas(16) tp_transfers_shared {
 	tp_groups all;
@@ -40,12 +41,14 @@ TP_DEVICE bool tp_transfer_part(const tp_dev_transfer &t, uint32_t nchannels, ui
 	return true;
 }
 /* From transfer number + 1 on, along the links: the next that has a part here. */
-TP_DEVICE void tp_transfer_find(const tp_dev_transfer *transfers, uint32_t next, uint32_t nchannels, tp_transfer_lane *lane)
+TP_DEVICE void tp_transfer_find(const tp_dev_comm *comm, const tp_dev_transfer *transfers, uint32_t next, uint32_t nchannels, tp_transfer_lane *lane)
 {
 	lane->transfer = TP_TRANSFER_NONE;
 	for (; next; next = transfers[next - 1].next) {
-		if (!tp_transfer_part(transfers[next - 1], nchannels, &lane->at, &lane->end)) continue;
+		const tp_dev_transfer &t = transfers[next - 1];
+		if (!tp_transfer_part(t, nchannels, &lane->at, &lane->end)) continue;
 		lane->transfer = next - 1;
+		lane->lends = t.lend && tp_lend_stands(comm, t.lend, t.buf, t.bytes);
 		return;
 	}
 }
@@ -90,9 +93,12 @@ struct tp_transfers_feed {
 				return false;
 			}
 		}
+		const bool lent = lane.lends && l.lends && bytes >= TP_DEV_LEND_BYTES;
+		lane.lent |= lent;
 		work.nsrc = work.to = work.ndst = 1;
-		work.bytes = work.chunk_bytes = bytes;
-		work.flags = TP_WORK_PLAIN | ((at[0] | at[1]) % 16 ? 0 : TP_WORK_ALIGNED);
+		work.chunk_bytes = bytes;
+		work.bytes = lent ? 0 : bytes;
+		work.flags = TP_WORK_PLAIN | ((at[0] | at[1]) % 16 ? 0 : TP_WORK_ALIGNED) | (lent ? TP_WORK_LENT : 0);
 		work.value = ++l.next;
 		work.tag = (uint32_t)t.bytes;
 		work.is_send = t.is_send;
@@ -113,7 +119,7 @@ struct tp_transfers_feed {
 				tp_work &work = sh.all.groups[g.number].work[which];
 				fine = take(sh, lane, t, work, sh.all.at + tp_group_base(sh.all, g.number, which));
 				work.step = number;
-				if (lane.at == lane.end) tp_transfer_find(sh.transfers, t.next, sh.nchannels, &lane);
+				if (lane.at == lane.end) tp_transfer_find(sh.all.comm, sh.transfers, t.next, sh.nchannels, &lane);
 				over = lane.transfer == TP_TRANSFER_NONE;
 			}
 			taken = tp_warp_all(fine);
@@ -132,12 +138,13 @@ struct tp_transfers_feed {
 		if (tp_warp_thread() == 0 && lane.home) {
 			uint32_t *flag = (uint32_t *)lane.link.head;
 			if (work.is_send) {
-				uint32_t *header = (uint32_t *)(sh.all.at[tp_group_base(sh.all, g.number, which) + 1] - 16);
+				const uint64_t *at = sh.all.at + tp_group_base(sh.all, g.number, which);
+				uint32_t *header = (uint32_t *)(at[1] - 16);
 				flag = tp_link_flag(lane.link, work.value - 1);
 				tp_store_relaxed(header + 1, work.chunk_bytes);
 				tp_store_relaxed(header + 2, work.tag);
 				tp_store_relaxed(header + 3, 0);            /* TP_SLOT_INLINE */
-				if (flag != header) tp_store_relaxed(flag + 1, work.chunk_bytes);
+				if (flag != header) tp_lend_flag(flag, work.chunk_bytes, work.tag, work.flags & TP_WORK_LENT ? at[0] : 0);
 			}
 			tp_fence();
 			tp_store_relaxed(flag, work.value);             /* release, by the fence: pairs with take at the other end, or with the proxy */
@@ -159,8 +166,9 @@ TP_DEVICE void tp_transfers_kernel(tp_transfers_shared &sh, const tp_dev_transfe
 	for (uint32_t i = (uint32_t)tp_thread(); i < head.ntransfers; i += (uint32_t)tp_threads()) {
 		if (!transfers[i].is_first) continue;
 		tp_transfer_lane lane;
-		tp_transfer_find(transfers, i + 1, head.nchannels, &lane);
+		tp_transfer_find(comm, transfers, i + 1, head.nchannels, &lane);
 		if (lane.transfer == TP_TRANSFER_NONE) continue;
+		lane.lent = 0;
 		lane.home = transfers[i].from ? 0 : transfers[i].links + (uint64_t)tp_block() * sizeof(tp_dev_link);
 		if (lane.home) lane.link = *(const tp_dev_link *)lane.home;
 		sh.lanes[tp_block_take(&sh.nlanes, 1)] = lane;
@@ -177,6 +185,7 @@ TP_DEVICE void tp_transfers_kernel(tp_transfers_shared &sh, const tp_dev_transfe
 	for (uint32_t i = (uint32_t)tp_thread(); i < sh.nlanes; i += (uint32_t)tp_threads()) {
 		tp_dev_link *home = (tp_dev_link *)sh.lanes[i].home;
 		if (!home) continue;
+		if (sh.lanes[i].lent) tp_lend_await(sh.all, &sh.lanes[i].link);
 		home->next = sh.lanes[i].link.next;
 		home->head_seen = sh.lanes[i].link.head_seen;
 	}

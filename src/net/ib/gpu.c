@@ -70,10 +70,10 @@ void tp_ib_drop_memory(void *handle)
 	free(held);
 }
 
-ncclResult_t tp_ib_hold_memory(int dev, void *data, size_t bytes, int fd, void **out)
+ncclResult_t tp_ib_hold_memory(int dev, const struct tp_net_gpu_memory *memory, void **out)
 {
 	const struct tp_ib_device *device = tp_ib_device(dev);
-	const struct tp_ib_source source = { .kind = fd >= 0 ? TP_NET_DMABUF : TP_NET_CUDA, .fd = fd };
+	const struct tp_ib_source source = { .kind = memory->kind, .fd = memory->fd, .offset = memory->offset, .id = memory->id };
 	struct held *held;
 	struct ibv_mr *mr;
 
@@ -83,7 +83,7 @@ ncclResult_t tp_ib_hold_memory(int dev, void *data, size_t bytes, int fd, void *
 	/* Ports of one card share it: the cache counts. */
 	for (int i = 0; i < device->nports; i++) {
 		struct tp_ib_context *context = device->ports[i]->context;
-		ncclResult_t result = tp_ib_reg_get_of(context, &source, data, bytes, &held->nodes[i], &mr);
+		ncclResult_t result = tp_ib_reg_get_of(context, &source, memory->data, memory->bytes, &held->nodes[i], &mr);
 		if (result != ncclSuccess) {
 			tp_ib_drop_memory(held);
 			return result;

@@ -125,6 +125,13 @@ static ncclResult_t ib_reg_dmabuf(void *handle, void *data, size_t bytes, uint64
 	return reg_source(comm, &(struct tp_ib_source){ .kind = TP_NET_DMABUF, .fd = fd, .offset = offset }, data, bytes, mhandle);
 }
 
+static ncclResult_t ib_reg_held(void *comm, const struct tp_net_gpu_memory *memory, void **mhandle)
+{
+	const struct tp_ib_source source = { .kind = memory->kind, .fd = memory->fd, .offset = memory->offset, .id = memory->id };
+
+	return reg_source(comm, &source, memory->data, memory->bytes, mhandle);
+}
+
 static void ib_leaving(void *handle)
 {
 	struct tp_ib_comm *comm = handle;
@@ -153,6 +160,7 @@ const struct tp_net_ops tp_net_ib = {
 	.irecv = tp_ib_irecv,
 	.hold_memory = tp_ib_hold_memory,
 	.drop_memory = tp_ib_drop_memory,
+	.reg_held = ib_reg_held,
 	.iflush = tp_ib_iflush,
 	.test = tp_ib_test,
 	.poll_fds = tp_ib_poll_fds,

@@ -162,8 +162,9 @@ int tp_ib_gid_common_bits(const uint8_t a[16], const uint8_t b[16]);
 /* ---- memory ---- */
 /* A registration that covers [data, data + bytes), from the cache or new. Each get is undone by one put. */
 ncclResult_t tp_ib_reg_get(struct tp_ib_context *context, void *data, size_t bytes, struct tp_ib_mr_node **node, struct ibv_mr **mr);
-/* What memory is, for a registration: the host's, the GPU's by its address, or a DMA-BUF (fd; offset: of the data in it) of the latter. */
-struct tp_ib_source { enum tp_net_memory kind; int fd; uint64_t offset; };
+/* What memory is, for a registration: the host's, the GPU's by its address, or a DMA-BUF (fd; offset: of the data in it) of the latter. id: as in struct
+ * tp_net_gpu_memory; registrations of others are never found for it. 0: the host's memory, or nobody says. */
+struct tp_ib_source { enum tp_net_memory kind; int fd; uint64_t offset, id; };
 ncclResult_t tp_ib_reg_get_of(struct tp_ib_context *context, const struct tp_ib_source *source, void *data, size_t bytes, struct tp_ib_mr_node **node, struct ibv_mr **mr);
 ncclResult_t tp_ib_reg_put(struct tp_ib_context *context, struct tp_ib_mr_node *node);
 size_t tp_ib_reg_count(struct tp_ib_context *context);
@@ -183,7 +184,7 @@ bool tp_ib_peermem_is_loaded(const char *root);             /* root: where /sys 
 /* A function of the card beside the GPU, past the root complex (mlx5's data direct): where it is in the machine. false: there is none. */
 bool tp_ib_data_direct(struct tp_ib_context *context, char *pci_path, size_t bytes);
 struct ibv_mr *tp_ib_data_direct_register(struct ibv_pd *pd, uint64_t offset, size_t bytes, uint64_t iova, int fd, int access);
-ncclResult_t tp_ib_hold_memory(int dev, void *data, size_t bytes, int fd, void **held);
+ncclResult_t tp_ib_hold_memory(int dev, const struct tp_net_gpu_memory *memory, void **held);
 void tp_ib_drop_memory(void *held);
 
 /* ---- control ---- */

@@ -1,5 +1,6 @@
-/* The registration cache, one a device: whole pages, counted, found in a treap ordered by address whose nodes know the highest
- * end below them, so that a range inside a registered one is found in logarithmic time. What nobody holds any more is
+/* The registration cache, one a device: whole pages, counted, found in a treap ordered by allocation and address whose nodes know the highest
+ * end below them, so that a range inside a registered one is found in logarithmic time. Memory of GPUs has its allocation's id, since a program frees it
+ * without a word: what lies at the same address later isn't what was registered. What nobody holds any more is
  * deregistered at once: nobody would tell us if its pages went away. For the same reason a registration of which one holder has gone and a
  * part is still held isn't found any more. */
 #include <errno.h>
@@ -10,6 +11,7 @@
 #include "net/ib/ib.h"
 
 struct tp_ib_mr_node {
+	uint64_t id;                            /* of the allocation; 0: the host's memory, or nobody says */
 	uintptr_t start, end, highest;          /* highest end in this subtree */
 	uint32_t priority;
 	int holders;
@@ -27,6 +29,7 @@ static void update(struct tp_ib_mr_node *n)
 
 static bool before(const struct tp_ib_mr_node *a, const struct tp_ib_mr_node *b)
 {
+	if (a->id != b->id) return a->id < b->id;
 	return a->start != b->start ? a->start < b->start : (uintptr_t)a < (uintptr_t)b;
 }
 
@@ -69,7 +72,7 @@ static struct tp_ib_mr_node *without(struct tp_ib_mr_node *tree, const struct tp
 	return tree;
 }
 
-/* A node that covers [start, end): it begins at start or before, so only left parts that reach far enough matter. */
+/* Of nodes of one allocation, one that covers [start, end): it begins at start or before, so only left parts that reach far enough matter. */
 static struct tp_ib_mr_node *covering(struct tp_ib_mr_node *n, uintptr_t start, uintptr_t end)
 {
 	while (n && n->highest >= end) {
@@ -86,6 +89,18 @@ static struct tp_ib_mr_node *covering(struct tp_ib_mr_node *n, uintptr_t start, 
 		n = n->right;
 	}
 	return NULL;
+}
+
+static struct tp_ib_mr_node *find(struct tp_ib_cache *cache, uint64_t id, uintptr_t start, uintptr_t end)
+{
+	const struct tp_ib_mr_node first = { .id = id }, last = { .id = id, .start = UINTPTR_MAX };
+	struct tp_ib_mr_node *low, *its, *high;
+
+	split(cache->root, &first, &low, &its);
+	split(its, &last, &its, &high);
+	struct tp_ib_mr_node *found = covering(its, start, end);
+	cache->root = join(join(low, its), high);
+	return found;
 }
 
 ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes, const char *what, int error)
@@ -131,8 +146,11 @@ static struct ibv_mr *register_pages(struct tp_ib_context *context, const struct
 static ncclResult_t add(struct tp_ib_context *context, const struct tp_ib_source *source, uintptr_t start, uintptr_t end, struct tp_ib_mr_node **out)
 {
 	struct tp_ib_cache *cache = &context->cache;
-	struct tp_ib_mr_node *node = tp_alloc(1, sizeof(*node), "a registration"), *low, *high;
+	struct tp_ib_mr_node *node, *low, *high;
 
+	if (source->kind == TP_NET_DMABUF && source->fd < 0)
+		return TP_FAIL(ncclInternalError, "NET/IB : %s : %zu bytes of GPU memory at %p aren't registered here, and their DMA-BUF is closed", context->name, end - start, (void *)start);
+	node = tp_alloc(1, sizeof(*node), "a registration");
 	if (!node) return ncclSystemError;
 	node->mr = register_pages(context, source, start, end - start);
 	if (!node->mr) {
@@ -141,6 +159,7 @@ static ncclResult_t add(struct tp_ib_context *context, const struct tp_ib_source
 		return source->kind == TP_NET_HOST ? tp_ib_reg_failed(context, end - start, "a buffer", error) : gpu_failed(context, source, end - start, error);
 	}
 	cache->seed = cache->seed * 1664525u + 1013904223u;
+	node->id = source->id;
 	node->start = start;
 	node->end = end;
 	node->priority = cache->seed;
@@ -172,7 +191,7 @@ ncclResult_t tp_ib_reg_get_of(struct tp_ib_context *context, const struct tp_ib_
 	if (whole.offset > source->offset)
 		return TP_FAIL(ncclInvalidArgument, "NET/IB : a DMA-BUF whose byte %llu is at %p: that page begins before it", (unsigned long long)source->offset, data);
 	pthread_mutex_lock(&cache->lock);
-	found = covering(cache->root, start, end);
+	found = find(cache, source->id, start, end);
 	if (!found) result = add(context, &whole, start, end, &found);
 	if (result == ncclSuccess) {
 		found->holders++;
@@ -190,8 +209,9 @@ ncclResult_t tp_ib_reg_put(struct tp_ib_context *context, struct tp_ib_mr_node *
 	int error = 0;
 
 	pthread_mutex_lock(&cache->lock);
-	/* Those who hold a part don't keep the rest of the memory where it is: whoever registers that from now on has it looked up anew. */
-	if (--node->holders == 0 || node->parts) {
+	/* Those who hold a part don't keep the rest of the memory where it is: whoever registers that from now on has it looked up anew. (Where the allocation is known, it
+	 * is the same memory as long as it is the same allocation.) */
+	if (--node->holders == 0 || (node->parts && !node->id)) {
 		if (!node->unlisted) cache->root = without(cache->root, node);
 		node->unlisted = true;
 	}
