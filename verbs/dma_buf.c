@@ -70,7 +70,7 @@ int tp_dma_buf_open(int fd, uint64_t offset, size_t length, uint64_t iova, bool 
 	int error = check_descriptor(fd, offset, length);
 	if (error)
 		return error;
-	int found = tp_gpu_find(iova, length, &gpu);
+	int found = tp_gpu_find_pages(iova, length, &gpu);
 	if (found < 0)
 		return errno;
 	if (found == 0)

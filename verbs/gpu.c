@@ -7,8 +7,10 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { P_GPU };
+enum { STEP = 256 };    /* CUDA's allocations begin at multiples of it */
 static struct tp_param params[] = {
 	[P_GPU] = { .name = "TELPHER_VERBS_GPU", .kind = TP_PARAM_BOOL, .fallback = "1",
 		.doc = "The software card registers memory of GPUs, by address or as DMA-BUF; 0: it refuses, as a card without GPUDirect does" },
@@ -110,24 +112,28 @@ static int add_piece(struct tp_gpu_range **range, uint64_t addr, const struct tp
 	return 0;
 }
 
-/* All allocations of the range, which must follow each other on one device. */
-static int find_pieces(struct tp_gpu_range **range, const struct tp_gpu_address *first)
+static uint64_t page_of(uint64_t addr) { return addr / (uint64_t)sysconf(_SC_PAGESIZE); }
+
+/* All allocations of the range, on one device. They must follow each other; but for pages: see tp_gpu_find_pages. */
+static int find_pieces(struct tp_gpu_range **range, const struct tp_gpu_address *first, bool pages)
 {
-	struct tp_gpu_address at = *first;
-	uint64_t addr = (*range)->addr, end = addr + (*range)->bytes;
+	uint64_t start = (*range)->addr, addr = start, end = addr + (*range)->bytes;
 	while (addr < end) {
-		if (!at.device || at.end <= addr)
-			return TP_CARD_FAIL(EFAULT, "%llu bytes at 0x%llx can't be registered: from 0x%llx on it is no memory of a GPU",
-				(unsigned long long)(*range)->bytes, (unsigned long long)(*range)->addr, (unsigned long long)addr);
+		struct tp_gpu_address at = tp_gpu_ask(addr);
+		if (!at.device || at.end <= addr) {
+			if (!pages || (page_of(addr) != page_of(start) && page_of(addr) != page_of(end - 1)))
+				return TP_CARD_FAIL(EFAULT, "%llu bytes at 0x%llx can't be registered: from 0x%llx on it is no memory of a GPU",
+					(unsigned long long)(*range)->bytes, (unsigned long long)start, (unsigned long long)addr);
+			addr = addr / STEP * STEP + STEP;
+			continue;
+		}
 		if (at.ordinal != first->ordinal || at.context != first->context)
 			return TP_CARD_FAIL(EFAULT, "%llu bytes at 0x%llx can't be registered: they belong to GPU %d, and from 0x%llx on to %s",
-				(unsigned long long)(*range)->bytes, (unsigned long long)(*range)->addr, first->ordinal, (unsigned long long)addr,
+				(unsigned long long)(*range)->bytes, (unsigned long long)start, first->ordinal, (unsigned long long)addr,
 				at.ordinal != first->ordinal ? "another" : "another context of it");
 		if (add_piece(range, addr, &at))
 			return TP_CARD_FAIL(ENOMEM, "no memory for the description of a region of GPU memory");
 		addr = at.end;
-		if (addr < end)
-			at = tp_gpu_ask(addr);
 	}
 	return 0;
 }
@@ -147,14 +153,14 @@ static void link_range(struct tp_gpu_range *range)
 	pthread_mutex_unlock(&lock);
 }
 
-static int make_range(const struct tp_gpu_address *first, uint64_t addr, uint64_t bytes, struct tp_gpu_range **out)
+static int make_range(const struct tp_gpu_address *first, uint64_t addr, uint64_t bytes, bool pages, struct tp_gpu_range **out)
 {
 	struct tp_gpu_range *range = tp_alloc(1, sizeof(*range), "a region of GPU memory");
 	if (!range)
 		return ENOMEM;
 	range->addr = addr;
 	range->bytes = bytes;
-	int error = find_pieces(&range, first);
+	int error = find_pieces(&range, first, pages);
 	if (!error)
 		error = tp_gpu_copier(first->context, first->ordinal, addr, bytes, &range->copier);
 	if (error) {
@@ -166,22 +172,27 @@ static int make_range(const struct tp_gpu_address *first, uint64_t addr, uint64_
 	return 0;
 }
 
-int tp_gpu_find(uint64_t addr, uint64_t bytes, struct tp_gpu_range **out)
+static int find(uint64_t addr, uint64_t bytes, bool pages, struct tp_gpu_range **out)
 {
 	int error;
 	if (!bytes || bytes > UINT64_MAX - addr || !have_driver())
 		return 0;
 	struct tp_gpu_address first = tp_gpu_ask(addr);
+	for (uint64_t at = addr / STEP * STEP + STEP; pages && !first.device && at < addr + bytes && page_of(at) == page_of(addr); at += STEP)
+		first = tp_gpu_ask(at);
 	if (!first.device)
 		return 0;
 	if (!tp_gpu_allowed())
 		error = TP_CARD_FAIL(EFAULT, "%llu bytes of GPU memory at 0x%llx can't be registered: TELPHER_VERBS_GPU=0", (unsigned long long)bytes,
 			(unsigned long long)addr);
 	else
-		error = make_range(&first, addr, bytes, out);
+		error = make_range(&first, addr, bytes, pages, out);
 	errno = error;
 	return error ? -1 : 1;
 }
+
+int tp_gpu_find(uint64_t addr, uint64_t bytes, struct tp_gpu_range **out) { return find(addr, bytes, false, out); }
+int tp_gpu_find_pages(uint64_t addr, uint64_t bytes, struct tp_gpu_range **out) { return find(addr, bytes, true, out); }
 
 void tp_gpu_drop(struct tp_gpu_range *range)
 {

@@ -16,11 +16,13 @@ struct tp_gpu_range {
 	struct tp_gpu_copier *copier;
 	uint64_t addr, bytes;
 	uint32_t count;
-	struct tp_gpu_piece pieces[];           /* in order, without gaps */
+	struct tp_gpu_piece pieces[];           /* in order; without gaps but in the first and the last page of a DMA-BUF */
 };
 
 /* Is all of it device memory? 0: none is. 1: *out holds what is needed to copy it (tp_gpu_drop). -1: it can't be had, said why; errno. */
 int tp_gpu_find(uint64_t addr, uint64_t bytes, struct tp_gpu_range **out);
+/* Of a DMA-BUF, which is of whole pages: the first and the last one may hold what isn't allocated, and can't be reached. */
+int tp_gpu_find_pages(uint64_t addr, uint64_t bytes, struct tp_gpu_range **out);
 void tp_gpu_drop(struct tp_gpu_range *range);
 /* May device memory be registered at all (TELPHER_VERBS_GPU)? */
 bool tp_gpu_allowed(void);

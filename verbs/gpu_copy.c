@@ -209,16 +209,19 @@ struct transfer {
 /* Is everything from addr on what was registered? Where it was freed the copy would hit whatever lies there now. */
 static int check_range(const struct tp_gpu_range *range, uint64_t addr, uint64_t bytes)
 {
+	uint64_t left = bytes;
 	for (uint32_t i = 0; i < range->count; i++) {
 		const struct tp_gpu_piece *piece = &range->pieces[i];
 		if (piece->end <= addr || piece->start >= addr + bytes)
 			continue;
+		left -= TP_MIN(piece->end, addr + bytes) - TP_MAX(piece->start, addr);
 		struct tp_gpu_address now = tp_gpu_ask(piece->start);
 		if (!now.device || now.id != piece->id)
 			return TP_CARD_FAIL(EFAULT, "%llu bytes of GPU memory at 0x%llx can't be reached: they were freed while they were registered (0x%llx, %llu bytes)",
 				(unsigned long long)bytes, (unsigned long long)addr, (unsigned long long)range->addr, (unsigned long long)range->bytes);
 	}
-	return 0;
+	return !left ? 0 : TP_CARD_FAIL(EFAULT, "%llu bytes at 0x%llx can't be reached: %llu of them are in a page of a DMA-BUF (0x%llx, %llu bytes), but weren't allocated",
+		(unsigned long long)bytes, (unsigned long long)addr, (unsigned long long)left, (unsigned long long)range->addr, (unsigned long long)range->bytes);
 }
 
 static bool begin(struct transfer *transfer, const struct tp_gpu_range *range)

@@ -292,6 +292,56 @@ static void a_dma_buf_of_a_gpu_is_reached_by_its_address(void **state)
 	pair_close(&p);
 }
 
+/* One that begins a page, as large ones do by themselves. */
+static CUdeviceptr alloc_at_page(size_t bytes, CUdeviceptr *pads, int *npads)
+{
+	CUdeviceptr got = 0;
+	for (*npads = 0; *npads < 16; ++*npads) {
+		assert_int_equal(gpu.MemAlloc(&got, bytes), CUDA_SUCCESS);
+		if (got % 4096 == 0)
+			break;
+		assert_int_equal(gpu.MemFree(got), CUDA_SUCCESS);
+		assert_int_equal(gpu.MemAlloc(&pads[*npads], 512), CUDA_SUCCESS);
+	}
+	assert_int_equal(got % 4096, 0);
+	return got;
+}
+
+/* Its last page is its in part; devices take it as a whole. */
+static void a_dma_buf_of_an_allocation_of_an_odd_size_is_registered(void **state)
+{
+	(void)state;
+	struct pair p;
+	int fd, npads;
+	CUdeviceptr pads[16];
+	pair_open(&p, &place_patient);
+	const size_t bytes = 2 * GPU_BLOCK + 1, whole = 2 * GPU_BLOCK + 4096;
+	CUdeviceptr odd = alloc_at_page(bytes, pads, &npads);
+	for (int i = 0; i < npads; i++)
+		assert_int_equal(gpu.MemFree(pads[i]), CUDA_SUCCESS);
+	CUresult error = gpu.MemGetHandleForAddressRange(&fd, odd, whole, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+	if (error != CUDA_SUCCESS) {
+		print_message("this driver gives out no DMA-BUF of %zu bytes: error %d\n", whole, (int)error);
+		assert_int_equal(gpu.MemFree(odd), CUDA_SUCCESS);
+		pair_close(&p);
+		skip();
+	}
+	struct ibv_mr *mr = ibv_reg_dmabuf_mr(p.b.pd, 0, whole, odd, fd, SIDE_ACCESS);
+	assert_non_null(mr);
+	close(fd);
+	struct place a = place_open(&p.a, -1), there = { (uint8_t *)(uintptr_t)odd + bytes - 1000512, mr, 0 };
+	place_prepare(&a, &there, 1000000, 60);
+	assert_int_equal(place_send(&p.a, IBV_WR_RDMA_WRITE, &a, 0, 1000000, &there, 400, 0), 0);
+	place_expect_ok(&p.a);
+	place_expect(&there, 400, 0, 1000000);
+	expect_write_to(&p, &a, odd + bytes - 2, 2, mr->rkey, IBV_WC_SUCCESS);
+	expect_write_to(&p, &a, odd + bytes - 1, 2, mr->rkey, IBV_WC_REM_ACCESS_ERR);
+	place_close(&a);
+	assert_int_equal(ibv_dereg_mr(mr), 0);
+	assert_int_equal(gpu.MemFree(odd), CUDA_SUCCESS);
+	pair_close(&p);
+}
+
 static void a_dma_buf_of_pages_is_mapped(void **state)
 {
 	(void)state;
@@ -336,6 +386,7 @@ int main(void)
 		cmocka_unit_test(memory_of_a_context_that_the_program_made),
 		cmocka_unit_test(a_descriptor_that_is_no_dma_buf_is_refused_as_a_card_does),
 		cmocka_unit_test(a_dma_buf_of_a_gpu_is_reached_by_its_address),
+		cmocka_unit_test(a_dma_buf_of_an_allocation_of_an_odd_size_is_registered),
 		cmocka_unit_test(a_dma_buf_of_pages_is_mapped),
 	};
 	gpu_start();
