@@ -223,13 +223,16 @@ static enum tp_run run_gpu(struct tp_runnable *runnable)
 	}
 	if (moved) return TP_RUN_MOVED;
 	if (outstanding || tp_links_need_progress(comm->links)) return TP_RUN_WAITING;
-	tp_links_settle(comm->links);
+	tp_gpu_watch_settle(comm);
 	return TP_RUN_IDLE;
 }
 
+/* Kernels that lend aren't all counted yet: a graph's are by a host node beside them, and launches just after they were made. What of these keeps it here makes
+ * the engine run again. */
 void tp_gpu_watch_settle(struct ncclComm *comm)
 {
-	if (!atomic_load_explicit(&comm->gpu->exec, memory_order_acquire) || !is_outstanding(comm)) tp_links_settle(comm->links);
+	struct tp_cuda_exec *exec = atomic_load_explicit(&comm->gpu->exec, memory_order_acquire);
+	if (!exec || (!is_outstanding(comm) && !tp_cuda_exec_lends(exec))) tp_links_settle(comm->links);
 }
 
 static int poll_fds(struct tp_runnable *runnable, int *fds, uint32_t *events, int max)

@@ -171,6 +171,42 @@ static void what_is_deregistered_while_a_kernel_lends_it_goes_on(void **state)
 	assert_true(gpu_run(&o, deregistered_under_way, NULL));
 }
 
+/* A kernel of a graph has looked, and waits for what it will lend; nobody has been told of it yet. */
+static void deregistered_before_it_is_known(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	lent_open_comm(g);
+	void *handle = lent_register_pool(g);
+	CUDA_OK(StreamBeginCapture(g->streams[1], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+	REQUIRE_OK(ncclBroadcast(GPU_PTR(g->pool), GPU_PTR(g->pool), PIECE, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
+	CUgraphExec exec = gpu_end_capture(g, 1);
+	for (int value = 1; value < 3; value++) {
+		gpu_fill(g, g->pool, r->rank ? 0 : value, PIECE);
+		ranks_barrier(r);
+		if (r->rank) CUDA_OK(GraphLaunch(exec, g->streams[1]));
+		usleep(100000);
+		if (value == 2) REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+		ranks_barrier(r);
+		if (!r->rank) CUDA_OK(GraphLaunch(exec, g->streams[1]));
+		gpu_sync(g, 1);
+		require_value(g, g->pool, value);
+	}
+	CUDA_OK(GraphExecDestroy(exec));
+	struct lent now = lent_close_comm(g);
+	REQUIRE(now.late == 0);
+	if (r->rank && now.chunks > 0) atomic_fetch_add(&r->shared->word[0], 1);
+	ranks_barrier(r);
+	REQUIRE(atomic_load(&r->shared->word[0]) > 0);          /* somebody passes on what comes */
+}
+
+static void what_a_kernel_has_found_stays_before_anybody_knows_that_it_runs(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(3, DMABUF, "FAKE_CUDA_HOST_NODE_MS=300");
+	o.nhosts = 3;
+	assert_true(gpu_run(&o, deregistered_before_it_is_known, NULL));
+}
+
 /* ---- aborts */
 
 /* Rank 0 has lent, and nobody takes it; then it has its memory back, and nothing reads that any more. */
@@ -309,6 +345,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(memory_that_was_freed_is_never_read_whoever_has_its_address),
 		cmocka_unit_test(what_an_ended_communicator_registered_is_never_found),
 		cmocka_unit_test(what_is_deregistered_while_a_kernel_lends_it_goes_on),
+		cmocka_unit_test(what_a_kernel_has_found_stays_before_anybody_knows_that_it_runs),
 		cmocka_unit_test(an_abort_takes_back_what_was_lent),
 		cmocka_unit_test(an_error_takes_back_what_was_lent),
 		cmocka_unit_test(random_operations_while_another_thread_registers_and_deregisters),

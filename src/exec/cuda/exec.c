@@ -173,6 +173,15 @@ void tp_cuda_exec_status(struct tp_cuda_exec *exec, struct tp_cuda_status *out)
 	}
 }
 
+bool tp_cuda_exec_lends(struct tp_cuda_exec *exec)
+{
+	bool any = false;
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	/* Pairs with tp_lend_begin. */
+	for (int b = 0; b < exec->nchannels && !any; b++) any = __atomic_load_n(&exec->status->lends[b], __ATOMIC_ACQUIRE);
+	return any;
+}
+
 void tp_cuda_exec_abort(struct tp_cuda_exec *exec)
 {
 	__atomic_store_n(&exec->status->abort, 1, __ATOMIC_RELEASE);        /* polled by tp_block_stopped */
