@@ -483,6 +483,51 @@ static void a_connection_with_nothing_on_loan_stays(void **state)
 	close_world(&w);
 }
 
+/* A trial of another communicator's, which calls CUDA, and so may wait for a kernel that waits for the engine. */
+static _Atomic bool tries, may_end;
+static ncclResult_t slow_hold(int dev, const struct tp_net_gpu_memory *memory, void **held)
+{
+	(void)dev, (void)memory;
+	atomic_store(&tries, true);
+	for (int ms = 0; ms < 10000 && !atomic_load(&may_end); ms++) usleep(1000);
+	if (!atomic_load(&may_end)) atomic_fetch_add(&wrong, 1);
+	*held = NULL;
+	return ncclSuccess;
+}
+
+static void *try_elsewhere(void *arg)
+{
+	static struct tp_net_ops slow;
+	const struct world *w = arg;
+	struct tp_links_gdr dev = { .send = true };
+	struct tp_net_links nets = { .boot = w->nets.boot, .gpu = w->nets.gpu, .ops = &slow, .ndevs = 1 };
+	slow = ops;
+	slow.hold_memory = slow_hold;
+	if (tp_net_gdr_set(&nets, &dev, 1) != ncclSuccess) atomic_fetch_add(&wrong, 1);
+	tp_net_gdr_close(&nets);
+	return NULL;
+}
+
+static void nobody_waits_for_trials_of_other_devices(void **state)
+{
+	static struct world w;
+	struct tp_net_buffer *buffer;
+	pthread_t thread;
+	(void)state;
+	open_world(&w);
+	assert_int_equal(pthread_create(&thread, NULL, try_elsewhere, &w), 0);
+	while (!atomic_load(&tries)) usleep(100);
+	register_buffer(&w, &buffer);
+	fill(&w, 0);
+	publish(&w, true);
+	pump(&w);
+	atomic_store(&may_end, true);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	assert_true(ndone == 1 && atomic_load(&wrong) == 0);
+	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
+	close_world(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -494,6 +539,7 @@ int main(void)
 		cmocka_unit_test(counters_wrap),
 		cmocka_unit_test(what_is_recalled_is_never_sent),
 		cmocka_unit_test(a_connection_with_nothing_on_loan_stays),
+		cmocka_unit_test(nobody_waits_for_trials_of_other_devices),
 	};
 	use_fake_driver(1);
 	return cmocka_run_group_tests(tests, NULL, NULL);
