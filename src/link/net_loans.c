@@ -352,12 +352,14 @@ bool tp_net_loans_find(struct tp_net_links *nets, const void *memory, size_t byt
 	return found && tp_gpu_buffer_id(memory, &now) == ncclSuccess && now == id;
 }
 
-static bool register_headers(struct tp_link_net *end)
+/* Where that fails the operation does, as where slots can't be registered. */
+static ncclResult_t register_headers(struct tp_link_net *end)
 {
-	if (end->headers_mhandle) return true;
-	if (end->nets->ops->reg_memory(end->comm, end->ring, end->ring_bytes, TP_NET_HOST, &end->headers_mhandle) == ncclSuccess) return true;
-	end->headers_mhandle = NULL;
-	return false;
+	void *mhandle;
+	if (end->headers_mhandle) return ncclSuccess;
+	TP_TRY(end->nets->ops->reg_memory(end->comm, end->ring, end->ring_bytes, TP_NET_HOST, &mhandle));
+	end->headers_mhandle = mhandle;
+	return ncclSuccess;
 }
 
 ncclResult_t tp_net_loan_open(struct tp_link_net *end, struct tp_slot *header, struct tp_slot *slot)
@@ -366,7 +368,8 @@ ncclResult_t tp_net_loan_open(struct tp_link_net *end, struct tp_slot *header, s
 	struct tp_slot_lent *lent = (struct tp_slot_lent *)header->data;
 	const void *memory = (const void *)(uintptr_t)lent->addr;
 	struct tp_net_grant *grant = tp_net_grant_for(end, memory, header->bytes);
-	if (grant && register_headers(end)) {
+	if (grant) {
+		TP_TRY(register_headers(end));
 		lent->grant = grant;
 		lent->first_bytes = 0;
 		return ncclSuccess;

@@ -23,7 +23,7 @@ static struct request requests[TP_NET_MAX_REQUESTS];
 static uint32_t nsent, ndone, nclosed;
 static _Atomic int wrong;
 static _Atomic long nhandles;
-static bool refuses;           /* memory of GPUs */
+static enum tp_net_memory refuses;      /* what can't be registered; 0: nothing */
 
 static ncclResult_t properties(int dev, struct tp_net_properties *out)
 {
@@ -35,7 +35,7 @@ static ncclResult_t properties(int dev, struct tp_net_properties *out)
 static ncclResult_t reg_memory(void *comm, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle)
 {
 	(void)comm;
-	if (refuses && kind == TP_NET_CUDA) return ncclSystemError;
+	if (kind == refuses) return ncclSystemError;
 	struct handle *h = malloc(sizeof(*h));
 	*h = (struct handle){ (uintptr_t)data, (uintptr_t)data + bytes };
 	atomic_fetch_add(&nhandles, 1);
@@ -382,7 +382,7 @@ static void what_a_connection_refuses_leaves_the_table(void **state)
 	register_buffer(&w, &buffer);
 	assert_true(finds(&w, 0, CHUNK));
 	w.end.state = TP_NET_READY;
-	refuses = true;
+	refuses = TP_NET_CUDA;
 	fill(&w, 0);
 	publish(&w, true);
 	pump(&w);
@@ -390,7 +390,28 @@ static void what_a_connection_refuses_leaves_the_table(void **state)
 	assert_true(ndone == 1 && loans.chunks == 0 && loans.copied == 1 && atomic_load(&wrong) == 0);
 	assert_false(finds(&w, 0, CHUNK));
 	assert_true(table[buffer->index].begin == 0 && table[buffer->index].end == 0);
-	refuses = false;
+	refuses = 0;
+	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
+	close_world(&w);
+}
+
+/* Flags that can't be registered end the operation, as slots do: they would be tried again with each chunk, and each be copied by the engine. */
+static void flags_that_cannot_be_registered_are_an_error(void **state)
+{
+	static struct world w;
+	struct tp_net_buffer *buffer;
+	bool moved;
+	(void)state;
+	open_world(&w);
+	register_buffer(&w, &buffer);
+	refuses = TP_NET_HOST;
+	fill(&w, 0);
+	publish(&w, true);
+	assert_int_equal(tp_net_links_progress(&w.nets, &moved), ncclSystemError);
+	assert_true(nsent == 0 && w.nets.loans);
+	refuses = 0;
+	tp_net_links_recall(&w.nets);
+	assert_int_equal(w.end.state, TP_NET_RECALLED);
 	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
 	close_world(&w);
 }
@@ -536,6 +557,7 @@ int main(void)
 		cmocka_unit_test(the_table_says_what_is_registered),
 		cmocka_unit_test(a_full_table_refuses_and_no_more),
 		cmocka_unit_test(what_a_connection_refuses_leaves_the_table),
+		cmocka_unit_test(flags_that_cannot_be_registered_are_an_error),
 		cmocka_unit_test(counters_wrap),
 		cmocka_unit_test(what_is_recalled_is_never_sent),
 		cmocka_unit_test(a_connection_with_nothing_on_loan_stays),
