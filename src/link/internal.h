@@ -58,8 +58,8 @@ void tp_net_links_recall(struct tp_net_links *nets);
 /* GPU ranks. links_lock is taken inside, for no call of CUDA's may be made with it that needn't be: the engine moves links with it. */
 ncclResult_t tp_net_loans_register(struct tp_net_links *nets, pthread_mutex_t *links_lock, void *memory, size_t bytes, struct tp_net_buffer **out);
 void tp_net_loans_deregister(struct tp_net_links *nets, pthread_mutex_t *links_lock, struct tp_net_buffer *buffer);
-/* No kernel runs that may have found what is gone: that is given back, unless some of it is on its way. retire: so is all, whatever is registered. */
-void tp_net_loans_settle(struct tp_net_links *nets, pthread_mutex_t *links_lock);
+/* No kernel lends that may have found what is gone: that is given back, unless some of it is on its way. retire: so is all, whatever is registered. */
+void tp_net_loans_settle(struct tp_net_links *nets, pthread_mutex_t *links_lock, bool (*lends)(void *arg), void *arg);
 void tp_net_loans_retire(struct tp_net_links *nets, pthread_mutex_t *links_lock);
 uint64_t tp_net_loans_table(const struct tp_net_links *nets);
 bool tp_net_loans_find(struct tp_net_links *nets, const void *memory, size_t bytes, struct tp_link_loan *range, uint32_t *index);

@@ -121,9 +121,9 @@ void tp_links_deregister(struct tp_links *links, struct tp_net_buffer *buffer)
 
 uint64_t tp_links_loan_table(const struct tp_links *links) { return links->nets ? tp_net_loans_table(links->nets) : 0; }
 
-void tp_links_settle(struct tp_links *links)
+void tp_links_settle(struct tp_links *links, bool (*lends)(void *arg), void *arg)
 {
-	if (links->gpu && links->nets) tp_net_loans_settle(links->nets, &links->lock);
+	if (links->gpu && links->nets) tp_net_loans_settle(links->nets, &links->lock, lends, arg);
 }
 
 void tp_links_retire(struct tp_links *links)

@@ -54,7 +54,7 @@ static inline bool tp_net_buffer_covers(const struct tp_net_buffer *buffer, cons
 	return !buffer->gone && !buffer->freed && at >= buffer->begin && at <= buffer->end && bytes <= buffer->end - at;
 }
 
-/* It did when a kernel that may still run looked. */
+/* It did when a kernel that may still lend it looked. */
 static inline bool tp_net_buffer_lingers_over(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
 {
 	uintptr_t at = (uintptr_t)memory;
@@ -213,6 +213,8 @@ void tp_net_gdr_close(struct tp_net_links *nets);
 void tp_net_link_see_published(struct tp_link_net *end);
 /* Sender: memory is read, or will be, that the program may want back. */
 bool tp_net_link_has_loan(struct tp_link_net *end);
+/* GPU ranks, sender: kernels have published chunks of [begin, finish) that aren't under way yet. */
+bool tp_net_link_owes(struct tp_link_net *end, uintptr_t begin, uintptr_t finish);
 
 /* create without the gathering: the handle is this rank's; the caller fills in nets->handles. */
 ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle,

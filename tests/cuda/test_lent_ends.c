@@ -207,6 +207,30 @@ static void what_a_kernel_has_found_stays_before_anybody_knows_that_it_runs(void
 	assert_true(gpu_run(&o, deregistered_before_it_is_known, NULL));
 }
 
+/* What is gone needn't wait until the communicator has nothing to do, which it may never have: another kernel waits all the time, and has lent nothing. */
+static void given_back_under_way(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	lent_open_comm(g);
+	send_and_check(g, g->pool, 1);
+	gpu_fill(g, g->pool, r->rank ? 0 : 2, PIECE);
+	if (r->rank) REQUIRE_OK(ncclRecv(GPU_PTR(g->pool), PIECE, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
+	for (int i = 0; i < 1100; i++) REQUIRE_OK(ncclCommDeregister(g->comm, lent_register_range(g, g->pool, PIECE)));
+	ranks_barrier(r);
+	if (!r->rank) REQUIRE_OK(ncclSend(GPU_PTR(g->pool), PIECE, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
+	gpu_sync(g, 1);
+	require_value(g, g->pool, 2);
+	lent_close_comm(g);
+	REQUIRE(!lent_log_has("buffers are registered already"));
+}
+
+static void what_is_deregistered_is_given_back_while_other_kernels_run(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(2, DMABUF, NULL);
+	assert_true(gpu_run(&o, given_back_under_way, NULL));
+}
+
 /* ---- aborts */
 
 /* Rank 0 has lent, and nobody takes it; then it has its memory back, and nothing reads that any more. */
@@ -346,6 +370,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(what_an_ended_communicator_registered_is_never_found),
 		cmocka_unit_test(what_is_deregistered_while_a_kernel_lends_it_goes_on),
 		cmocka_unit_test(what_a_kernel_has_found_stays_before_anybody_knows_that_it_runs),
+		cmocka_unit_test(what_is_deregistered_is_given_back_while_other_kernels_run),
 		cmocka_unit_test(an_abort_takes_back_what_was_lent),
 		cmocka_unit_test(an_error_takes_back_what_was_lent),
 		cmocka_unit_test(random_operations_while_another_thread_registers_and_deregisters),

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <errno.h>
 #include <pthread.h>
 #include <unistd.h>
 #include <stdatomic.h>
@@ -245,6 +246,22 @@ static void *run_engine(void *arg)
 	return NULL;
 }
 
+static bool nobody_lends(void *arg)
+{
+	(void)arg;
+	return false;
+}
+
+static void settle(struct world *w) { tp_net_loans_settle(&w->nets, &w->lock, nobody_lends, NULL); }
+
+/* Asked with the lock: what is deregistered after the answer isn't given back by it. */
+static bool somebody_lends(void *arg)
+{
+	struct world *w = arg;
+	if (pthread_mutex_trylock(&w->lock) != EBUSY) atomic_fetch_add(&wrong, 1);
+	return true;
+}
+
 static void *meddle(void *arg)
 {
 	struct world *w = arg;
@@ -258,7 +275,7 @@ static void *meddle(void *arg)
 		usleep(300);
 		tp_net_loans_deregister(&w->nets, &w->lock, buffer);
 		/* A kernel runs, so this is too early: what it has found is copied late then. */
-		if (++turns % 3 == 0) tp_net_loans_settle(&w->nets, &w->lock);
+		if (++turns % 3 == 0) settle(w);
 		usleep(50);
 	}
 	return NULL;
@@ -279,7 +296,7 @@ static void buffers_come_and_go_while_kernels_lend_them(void **state)
 	assert_true(w.lent > 0 && loans.chunks > 0);
 	assert_int_equal(loans.chunks + loans.copied, w.lent);
 	assert_int_equal(loans.bytes, loans.chunks * CHUNK);
-	tp_net_loans_settle(&w.nets, &w.lock);
+	settle(&w);
 	assert_null(w.nets.buffers);
 	close_world(&w);
 }
@@ -311,19 +328,21 @@ static void what_a_kernel_has_found_is_sent_until_it_is_over(void **state)
 		tp_net_loans_deregister(&w.nets, &w.lock, buffer);
 		assert_false(finds(&w, 0, 1));
 		/* It is on its way, so it stays. */
-		tp_net_loans_settle(&w.nets, &w.lock);
+		settle(&w);
 		assert_non_null(w.nets.buffers);
 		pump(&w);
 		tp_net_loans_count(&w.nets, &loans);
 		assert_true(ndone == 2 && loans.chunks == 2 && loans.copied == 0);
+		tp_net_loans_settle(&w.nets, &w.lock, somebody_lends, &w);
+		assert_true(w.nets.buffers && atomic_load(&wrong) == 0);
 		/* Somebody is mistaken, and the kernel goes on: the engine copies. */
-		if (early) tp_net_loans_settle(&w.nets, &w.lock);
+		if (early) settle(&w);
 		publish(&w, true);
 		publish(&w, true);
 		pump(&w);
 		tp_net_loans_count(&w.nets, &loans);
 		assert_true(ndone == 4 && loans.chunks == (early ? 2 : 4) && loans.copied == (early ? 2 : 0) && atomic_load(&wrong) == 0);
-		tp_net_loans_settle(&w.nets, &w.lock);
+		settle(&w);
 		assert_null(w.nets.buffers);
 		close_world(&w);
 	}
@@ -363,7 +382,7 @@ static void a_full_table_refuses_and_no_more(void **state)
 	assert_int_equal(tp_net_loans_register(&w.nets, &w.lock, w.buffer.ptr, CHUNK, &more), ncclSuccess);
 	assert_null(more);
 	tp_net_loans_deregister(&w.nets, &w.lock, buffers[77]);
-	tp_net_loans_settle(&w.nets, &w.lock);
+	settle(&w);
 	register_buffer(&w, &more);
 	assert_int_equal(more->index, 77);
 	close_world(&w);

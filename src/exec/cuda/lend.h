@@ -5,7 +5,7 @@
  * flag, which the host reads, is a whole header that says where the data are.
  *
  * The arguments of a captured kernel outlive the registration: the entry of the table decides, which is empty once the buffer is deregistered. If that happens
- * just after the look, the buffer stays registered with the network until no kernel runs. Memory that is freed while it is registered nobody sees here: a launch of a graph
+ * just after the look, the buffer stays registered with the network until no block lends. Memory that is freed while it is registered nobody sees here: a launch of a graph
  * is no call to us, and the program must deregister first (docs/rdma.md). */
 #ifndef TP_EXEC_CUDA_LEND_H
 #define TP_EXEC_CUDA_LEND_H
