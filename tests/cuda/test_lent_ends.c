@@ -86,6 +86,52 @@ static void memory_that_was_freed_is_never_read_whoever_has_its_address(void **s
 	assert_true(gpu_run(&o, memory_is_used_again, NULL));
 }
 
+static void map_piece(struct gpu_rank *g, CUdeviceptr at)
+{
+	CUmemAllocationProp properties = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, g->device } };
+	CUmemAccessDesc access = { { CU_MEM_LOCATION_TYPE_DEVICE, g->device }, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemGenericAllocationHandle handle;
+	CUDA_OK(MemCreate(&handle, PIECE, &properties, 0));
+	CUDA_OK(MemMap(at, PIECE, 0, handle, 0));
+	CUDA_OK(MemRelease(handle));
+	CUDA_OK(MemSetAccess(at, PIECE, &access, 1));
+}
+
+/* The address stays, and what is mapped there changes. */
+static void memory_is_mapped_again(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	CUdeviceptr at;
+	CUDA_OK(MemAddressReserve(&at, 2 * PIECE, 0, 0, 0));
+	map_piece(g, at);
+	map_piece(g, at + PIECE);
+	lent_open_comm(g);
+	void *handle = lent_register_range(g, at, PIECE);
+	send_and_check(g, at, 1);               /* lent */
+	CUDA_OK(MemUnmap(at, PIECE));
+	map_piece(g, at);
+	send_and_check(g, at, 2);
+	void *other = lent_register_range(g, at, PIECE);
+	send_and_check(g, at, 3);               /* lent */
+	REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+	send_and_check(g, at, 4);               /* lent */
+	REQUIRE_OK(ncclCommDeregister(g->comm, other));
+	struct lent now = lent_close_comm(g);
+	REQUIRE(lent_is(now, r->rank ? 0 : 3ull * PIECE));
+	REQUIRE(!lent_warns());
+	for (int i = 0; i < 2; i++) CUDA_OK(MemUnmap(at + (size_t)i * PIECE, PIECE));
+	CUDA_OK(MemAddressFree(at, 2 * PIECE));
+}
+
+static void what_is_mapped_again_is_other_memory(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(2, DMABUF, NULL);
+	assert_true(gpu_run(&o, memory_is_mapped_again, NULL));
+	o.env[2] = "NCCL_DMABUF_ENABLE=0";
+	assert_true(gpu_run(&o, memory_is_mapped_again, NULL));
+}
+
 static CUgraphExec capture_send(struct gpu_rank *g, CUdeviceptr buffer)
 {
 	struct ranks *r = g->r;
@@ -367,6 +413,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(memory_that_was_freed_is_never_read_whoever_has_its_address),
+		cmocka_unit_test(what_is_mapped_again_is_other_memory),
 		cmocka_unit_test(what_an_ended_communicator_registered_is_never_found),
 		cmocka_unit_test(what_is_deregistered_while_a_kernel_lends_it_goes_on),
 		cmocka_unit_test(what_a_kernel_has_found_stays_before_anybody_knows_that_it_runs),
