@@ -1,6 +1,7 @@
 /* What becomes of lent buffers whose registration, memory or operation ends: deregistered under way, freed and used again, aborts and errors, and all at once.
  *   test_cuda_lent_ends [pattern of tests' names] */
 #include <pthread.h>
+#include <signal.h>
 
 #include "cuda/helper_lent.h"
 
@@ -317,6 +318,41 @@ static void an_abort_takes_back_what_was_lent(void **state)
 	}
 }
 
+/* Rank 0 has lent, and who would take it dies. Its kernel ends, and what it had registered can be deregistered and freed like any other. */
+static void bereaved(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	ncclResult_t error = ncclSuccess;
+	CUdeviceptr memory, buffer = take_piece(&memory);
+	lent_open_comm(g);
+	void *handle = lent_register_range(g, buffer, PIECE);
+	send_and_check(g, buffer, 1);
+	ranks_barrier(r);
+	if (r->rank == 1) {
+		while (!atomic_load(&r->shared->word[0])) usleep(1000);
+		kill(getpid(), SIGKILL);
+	}
+	REQUIRE_OK(ncclSend(GPU_PTR(buffer), PIECE, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
+	usleep(50000);
+	atomic_store(&r->shared->word[0], 1);
+	for (uint64_t end = ranks_now_ms() + (uint64_t)ranks_patience_ms(30000); error == ncclSuccess && ranks_now_ms() < end; usleep(1000))
+		REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
+	REQUIRE_IS(error, ncclRemoteError);
+	gpu_sync(g, 1);
+	REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+	REQUIRE_OK(ncclCommAbort(g->comm));
+	CUDA_OK(MemFree(memory));
+	g->comm = NULL;
+}
+
+static void a_peers_death_takes_back_what_was_lent(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(2, DMABUF, "TELPHER_NET_DEPTH=2");
+	o.may_die = 2;
+	assert_true(gpu_run(&o, bereaved, NULL));
+}
+
 /* A kernel finds that the calls differ, and ends with chunks on loan. */
 static void fails(struct gpu_rank *g)
 {
@@ -420,6 +456,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(what_is_deregistered_is_given_back_while_other_kernels_run),
 		cmocka_unit_test(an_abort_takes_back_what_was_lent),
 		cmocka_unit_test(an_error_takes_back_what_was_lent),
+		cmocka_unit_test(a_peers_death_takes_back_what_was_lent),
 		cmocka_unit_test(random_operations_while_another_thread_registers_and_deregisters),
 	};
 	return lent_main("cuda_lent_ends", tests, sizeof(tests) / sizeof(tests[0]), argc > 1 ? argv[1] : NULL);
