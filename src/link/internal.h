@@ -27,8 +27,9 @@ struct tp_net_links_options {
 ncclResult_t tp_net_links_create(struct tp_boot *boot, const struct tp_net_links_options *options, struct tp_net_links **out);
 /* Fills a zeroed link: slots, stride, capacity, mask, head, kind TP_LINK_NET, by_ref 0, same_process 0, peer, peer_pid, peer_bell NULL,
  * net. `from` or `to` is this rank. Starts connecting (or expecting); returns at once. Logs NCCL's line
- * "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0" (INFO, NET) when it opens. */
-ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_class, int from, int to, struct tp_link *link);
+ * "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0" (INFO, NET) when it opens. links_lock: GPU ranks: what the engine moves links with; taken inside, after
+ * CUDA has given memory. NULL: host ranks. */
+ncclResult_t tp_net_links_open(struct tp_net_links *nets, pthread_mutex_t *links_lock, int channel, int lane_class, int from, int to, struct tp_link *link);
 /* GPU ranks: where kernels find slots, flags and head. */
 void tp_net_ring_places(const struct tp_link *link, struct tp_device_link *out);
 /* tp_links_set_gdr */

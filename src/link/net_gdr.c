@@ -287,7 +287,7 @@ free_piece:
 void tp_net_gdr_take(struct tp_link_net *end, size_t bytes)
 {
 	struct tp_net_links *nets = end->nets;
-	struct tp_links_gdr *dev = nets->gdr && end->dev < nets->ndevs ? &nets->gdr[end->dev] : NULL;
+	const struct tp_links_gdr *dev = nets->gdr && end->dev < nets->ndevs ? &nets->gdr[end->dev] : NULL;
 
 	if (!dev || !(end->sending ? dev->send : dev->receive)) return;
 	const struct trial *t = tried(nets->ops, end->dev, nets->gpu);
@@ -297,7 +297,7 @@ void tp_net_gdr_take(struct tp_link_net *end, size_t bytes)
 	if (!piece && grow(nets, end->dev, t, bytes) != ncclSuccess) {
 		TP_WARN("rank %d: %zu bytes of device memory for network links can't be had or registered with device %d (see above): from here on its links' slots are in host memory, which is "
 			"slower", nets->boot->rank, TP_MAX(bytes, PIECE_BYTES), end->dev);
-		refuse(dev, "device memory couldn't be had or registered");
+		end->far_refused = true;
 		return;
 	}
 	if (!piece) piece = nets->far;
@@ -307,6 +307,8 @@ void tp_net_gdr_take(struct tp_link_net *end, size_t bytes)
 	end->flushes = !end->sending && dev->flush;
 	piece->used += bytes;
 }
+
+void tp_net_gdr_give_up(struct tp_link_net *end) { refuse(&end->nets->gdr[end->dev], "device memory couldn't be had or registered"); }
 
 ncclResult_t tp_net_gdr_register_memory(const struct tp_link_net *end, struct tp_net_shown *shown, void *memory, size_t bytes, void **mhandle)
 {
