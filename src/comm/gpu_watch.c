@@ -221,16 +221,21 @@ static enum tp_run run_gpu(struct tp_runnable *runnable)
 		tp_comm_explain(comm, result, tp_comm_seq(comm), MISMATCH_MS);
 		return TP_RUN_IDLE;
 	}
+	tp_gpu_watch_settle(comm);
 	if (moved) return TP_RUN_MOVED;
-	if (outstanding || tp_links_need_progress(comm->links)) return TP_RUN_WAITING;
-	tp_links_settle(comm->links);
-	return TP_RUN_IDLE;
+	return outstanding || tp_links_need_progress(comm->links) ? TP_RUN_WAITING : TP_RUN_IDLE;
 }
 
-void tp_gpu_watch_settle(struct ncclComm *comm)
+/* Not by what is outstanding: a communicator may always have something, and a kernel may have looked before it counts, for those of graphs are counted by a host node
+ * beside them. Whoever keeps it here has the engine run again. */
+static bool lends(void *arg)
 {
-	if (!atomic_load_explicit(&comm->gpu->exec, memory_order_acquire) || !is_outstanding(comm)) tp_links_settle(comm->links);
+	struct ncclComm *comm = arg;
+	struct tp_cuda_exec *exec = atomic_load_explicit(&comm->gpu->exec, memory_order_acquire);
+	return exec && tp_cuda_exec_lends(exec);
 }
+
+void tp_gpu_watch_settle(struct ncclComm *comm) { tp_links_settle(comm->links, lends, comm); }
 
 static int poll_fds(struct tp_runnable *runnable, int *fds, uint32_t *events, int max)
 {

@@ -102,6 +102,8 @@ struct tp_cuda_status {
 	uint32_t straight;              /* parts of messages (of a peer and block) that came straight into registered buffers; about */
 };
 void tp_cuda_exec_status(struct tp_cuda_exec *exec, struct tp_cuda_status *out);
+/* Some kernel may have found a registered buffer that was there before this call, and lend it yet. No CUDA call. */
+bool tp_cuda_exec_lends(struct tp_cuda_exec *exec);
 /* Kernels that run or are still to start end at once, without their result. From any thread, no CUDA call. For good. */
 void tp_cuda_exec_abort(struct tp_cuda_exec *exec);
 

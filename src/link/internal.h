@@ -27,8 +27,9 @@ struct tp_net_links_options {
 ncclResult_t tp_net_links_create(struct tp_boot *boot, const struct tp_net_links_options *options, struct tp_net_links **out);
 /* Fills a zeroed link: slots, stride, capacity, mask, head, kind TP_LINK_NET, by_ref 0, same_process 0, peer, peer_pid, peer_bell NULL,
  * net. `from` or `to` is this rank. Starts connecting (or expecting); returns at once. Logs NCCL's line
- * "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0" (INFO, NET) when it opens. */
-ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_class, int from, int to, struct tp_link *link);
+ * "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0" (INFO, NET) when it opens. links_lock: GPU ranks: what the engine moves links with; taken inside, after
+ * CUDA has given memory. NULL: host ranks. */
+ncclResult_t tp_net_links_open(struct tp_net_links *nets, pthread_mutex_t *links_lock, int channel, int lane_class, int from, int to, struct tp_link *link);
 /* GPU ranks: where kernels find slots, flags and head. */
 void tp_net_ring_places(const struct tp_link *link, struct tp_device_link *out);
 /* tp_links_set_gdr */
@@ -58,8 +59,8 @@ void tp_net_links_recall(struct tp_net_links *nets);
 /* GPU ranks. links_lock is taken inside, for no call of CUDA's may be made with it that needn't be: the engine moves links with it. */
 ncclResult_t tp_net_loans_register(struct tp_net_links *nets, pthread_mutex_t *links_lock, void *memory, size_t bytes, struct tp_net_buffer **out);
 void tp_net_loans_deregister(struct tp_net_links *nets, pthread_mutex_t *links_lock, struct tp_net_buffer *buffer);
-/* No kernel runs that may have found what is gone: that is given back, unless some of it is on its way. retire: so is all, whatever is registered. */
-void tp_net_loans_settle(struct tp_net_links *nets, pthread_mutex_t *links_lock);
+/* No kernel lends that may have found what is gone: that is given back, unless some of it is on its way. retire: so is all, whatever is registered. */
+void tp_net_loans_settle(struct tp_net_links *nets, pthread_mutex_t *links_lock, bool (*lends)(void *arg), void *arg);
 void tp_net_loans_retire(struct tp_net_links *nets, pthread_mutex_t *links_lock);
 uint64_t tp_net_loans_table(const struct tp_net_links *nets);
 bool tp_net_loans_find(struct tp_net_links *nets, const void *memory, size_t bytes, struct tp_link_loan *range, uint32_t *index);

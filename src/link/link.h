@@ -156,8 +156,9 @@ struct tp_net_buffer;
 ncclResult_t tp_links_register(struct tp_links *links, void *memory, size_t bytes, struct tp_net_buffer **out);
 /* No operation that uses it may be running. (GPU ranks: one that is, is served; it stays registered with the network until tp_links_settle.) */
 void tp_links_deregister(struct tp_links *links, struct tp_net_buffer *buffer);
-/* GPU ranks: no kernel runs that began before, so what was deregistered until then is given back. After each deregister, if none runs; whenever the last one is over. */
-void tp_links_settle(struct tp_links *links);
+/* GPU ranks: what was deregistered is given back, unless some kernel may lend what it has found before (asked with a lock of the links': it calls nothing). After each
+ * deregister, and from then on whenever the links are moved. */
+void tp_links_settle(struct tp_links *links, bool (*lends)(void *arg), void *arg);
 /* An operation ends before its chunks are through: connections that have something on loan are closed, so that nobody reads that memory any more.
  * For good: the links are of no use afterwards. */
 void tp_links_recall(struct tp_links *links);

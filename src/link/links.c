@@ -121,9 +121,9 @@ void tp_links_deregister(struct tp_links *links, struct tp_net_buffer *buffer)
 
 uint64_t tp_links_loan_table(const struct tp_links *links) { return links->nets ? tp_net_loans_table(links->nets) : 0; }
 
-void tp_links_settle(struct tp_links *links)
+void tp_links_settle(struct tp_links *links, bool (*lends)(void *arg), void *arg)
 {
-	if (links->gpu && links->nets) tp_net_loans_settle(links->nets, &links->lock);
+	if (links->gpu && links->nets) tp_net_loans_settle(links->nets, &links->lock, lends, arg);
 }
 
 void tp_links_retire(struct tp_links *links)
@@ -161,7 +161,7 @@ static ncclResult_t open_end(struct tp_links *links, int channel, int lane_class
 	int peer_rank = from == boot->rank ? to : from;
 	const struct tp_boot_peer *peer = &boot->peers[peer_rank];
 	/* Of GPU ranks only network links have ends on the host (see tp_links_get_device). */
-	if (links->gpu || !is_local(links, peer_rank)) return tp_net_links_open(links->nets, channel, lane_class, from, to, link);
+	if (links->gpu || !is_local(links, peer_rank)) return tp_net_links_open(links->nets, links->gpu ? &links->lock : NULL, channel, lane_class, from, to, link);
 	tp_shm_link_fill(&links->shape, links->segment,
 		tp_shm_shape_place(&links->shape, channel, lane_class, boot->peers[from].local, boot->peers[to].local), link);
 	link->same_process = peer->process_hash == self->process_hash;
@@ -175,7 +175,7 @@ static ncclResult_t open_end(struct tp_links *links, int channel, int lane_class
 	return ncclSuccess;
 }
 
-static ncclResult_t get_end(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_link **out)
+ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_link **out)
 {
 	const struct tp_boot *boot = links->boot;
 	bool receiving = to == boot->rank;
@@ -211,14 +211,6 @@ static void lock(struct tp_links *links)
 static void unlock(struct tp_links *links)
 {
 	if (links->gpu) pthread_mutex_unlock(&links->lock);
-}
-
-ncclResult_t tp_links_get(struct tp_links *links, int channel, int lane_class, int from, int to, struct tp_link **out)
-{
-	lock(links);
-	ncclResult_t result = get_end(links, channel, lane_class, from, to, out);
-	unlock(links);
-	return result;
 }
 
 void tp_links_recall(struct tp_links *links)

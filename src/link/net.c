@@ -291,35 +291,55 @@ static ncclResult_t take_early(struct tp_link_net *end)
 	return ncclSuccess;
 }
 
-ncclResult_t tp_net_links_open(struct tp_net_links *nets, int channel, int lane_class, int from, int to, struct tp_link *link)
+static void discard(struct tp_link_net *end)
+{
+	memset(end->link, 0, sizeof(*end->link));
+	free(end);
+}
+
+/* Among those that are moved. An end that isn't there afterwards is gone. */
+static ncclResult_t open_locked(struct tp_link_net *end)
+{
+	struct tp_net_links *nets = end->nets;
+	const struct tp_boot_peer *peers = nets->boot->peers;
+	bool moved = false;
+	ncclResult_t result = add_end(nets, end);
+
+	if (result != ncclSuccess) {
+		tp_net_ring_free(end);
+		discard(end);
+		return result;
+	}
+	end->link->net = end;
+	if (!end->sending) nets->nexpected++;
+	if (end->far_refused) tp_net_gdr_give_up(end);
+	TP_INFO(TP_INIT | TP_NET, "Channel %02d/0 : %d[%d] -> %d[%d] [%s] via NET/%s/%d%s", end->channel, end->from, (int)peers[end->from].device, end->to,
+		(int)peers[end->to].device, end->sending ? "send" : "receive", nets->ops->name, end->dev, end->far_slots ? "/GDRDMA" : "");
+	result = end->sending ? connect_end(end, &moved) : take_early(end);
+	if (result != ncclSuccess) tp_net_links_close(nets, end->link);
+	return result;
+}
+
+ncclResult_t tp_net_links_open(struct tp_net_links *nets, pthread_mutex_t *links_lock, int channel, int lane_class, int from, int to, struct tp_link *link)
 {
 	const struct tp_boot *boot = nets->boot;
 	struct tp_link_net *end = tp_alloc(1, sizeof(*end), "a network link");
-	ncclResult_t result;
-	bool moved = false;
 
 	if (!end) return ncclSystemError;
 	*end = (struct tp_link_net){ .nets = nets, .link = link, .sending = from == boot->rank, .from = from, .to = to, .channel = channel,
 		.lane_class = lane_class, .dev = tp_net_links_device(nets, channel, from, to) };
-	result = tp_net_ring_make(end, link);
-	if (result != ncclSuccess) goto free_end;
+	/* Without the lock: of GPU ranks this calls CUDA. */
+	ncclResult_t result = tp_net_ring_make(end, link);
+	if (result != ncclSuccess) {
+		discard(end);
+		return result;
+	}
 	link->kind = TP_LINK_NET;
 	link->peer = end->sending ? to : from;
 	link->peer_pid = boot->peers[link->peer].pid;
-	result = add_end(nets, end);
-	if (result != ncclSuccess) goto unmap;
-	link->net = end;
-	if (!end->sending) nets->nexpected++;
-	TP_INFO(TP_INIT | TP_NET, "Channel %02d/0 : %d[%d] -> %d[%d] [%s] via NET/%s/%d%s", channel, from, (int)boot->peers[from].device, to,
-		(int)boot->peers[to].device, end->sending ? "send" : "receive", nets->ops->name, end->dev, end->far_slots ? "/GDRDMA" : "");
-	result = end->sending ? connect_end(end, &moved) : take_early(end);
-	if (result != ncclSuccess) tp_net_links_close(nets, link);
-	return result;
-unmap:
-	tp_net_ring_free(end);
-free_end:
-	free(end);
-	memset(link, 0, sizeof(*link));
+	if (links_lock) pthread_mutex_lock(links_lock);
+	result = open_locked(end);
+	if (links_lock) pthread_mutex_unlock(links_lock);
 	return result;
 }
 

@@ -30,9 +30,9 @@ struct trial {
 	enum tp_net_memory way;     /* 0: none works */
 	char why[200];
 };
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;        /* one trial at a time; CUDA is called with it, so nobody waits for it who only looks one up: the engine does */
 TP_FORK_RENEW(lock)
-static struct trial *trials;
+static struct trial *_Atomic trials;                            /* none is ever taken out */
 
 static const char *way_name(enum tp_net_memory way) { return way == TP_NET_DMABUF ? "DMABUF" : "nvidia-peermem"; }
 
@@ -132,15 +132,25 @@ static void try_ways(struct trial *t)
 			"that", t->ops->name, p.name, p.pci_path[0] ? p.pci_path : "no PCI device", t->gpu->ordinal, t->gpu->bus_id);
 }
 
+static struct trial *find_trial(const struct tp_net_ops *ops, int dev, const struct tp_gpu *gpu)
+{
+	struct trial *t = atomic_load_explicit(&trials, memory_order_acquire);          /* pairs with tried */
+
+	while (t && (t->ops != ops || t->dev != dev || t->gpu != gpu)) t = t->next;
+	return t;
+}
+
 static const struct trial *tried(const struct tp_net_ops *ops, int dev, const struct tp_gpu *gpu)
 {
+	struct trial *t = find_trial(ops, dev, gpu);
+
+	if (t) return t;
 	pthread_mutex_lock(&lock);
-	struct trial *t = trials;
-	while (t && (t->ops != ops || t->dev != dev || t->gpu != gpu)) t = t->next;
+	t = find_trial(ops, dev, gpu);
 	if (!t && (t = tp_alloc(1, sizeof(*t), "a trial of GPUDirect RDMA"))) {
-		*t = (struct trial){ .next = trials, .ops = ops, .gpu = gpu, .dev = dev };
+		*t = (struct trial){ .next = atomic_load_explicit(&trials, memory_order_relaxed), .ops = ops, .gpu = gpu, .dev = dev };
 		try_ways(t);
-		trials = t;
+		atomic_store_explicit(&trials, t, memory_order_release);        /* pairs with find_trial */
 	}
 	pthread_mutex_unlock(&lock);
 	return t;
@@ -277,7 +287,7 @@ free_piece:
 void tp_net_gdr_take(struct tp_link_net *end, size_t bytes)
 {
 	struct tp_net_links *nets = end->nets;
-	struct tp_links_gdr *dev = nets->gdr && end->dev < nets->ndevs ? &nets->gdr[end->dev] : NULL;
+	const struct tp_links_gdr *dev = nets->gdr && end->dev < nets->ndevs ? &nets->gdr[end->dev] : NULL;
 
 	if (!dev || !(end->sending ? dev->send : dev->receive)) return;
 	const struct trial *t = tried(nets->ops, end->dev, nets->gpu);
@@ -287,7 +297,7 @@ void tp_net_gdr_take(struct tp_link_net *end, size_t bytes)
 	if (!piece && grow(nets, end->dev, t, bytes) != ncclSuccess) {
 		TP_WARN("rank %d: %zu bytes of device memory for network links can't be had or registered with device %d (see above): from here on its links' slots are in host memory, which is "
 			"slower", nets->boot->rank, TP_MAX(bytes, PIECE_BYTES), end->dev);
-		refuse(dev, "device memory couldn't be had or registered");
+		end->far_refused = true;
 		return;
 	}
 	if (!piece) piece = nets->far;
@@ -297,6 +307,8 @@ void tp_net_gdr_take(struct tp_link_net *end, size_t bytes)
 	end->flushes = !end->sending && dev->flush;
 	piece->used += bytes;
 }
+
+void tp_net_gdr_give_up(struct tp_link_net *end) { refuse(&end->nets->gdr[end->dev], "device memory couldn't be had or registered"); }
 
 ncclResult_t tp_net_gdr_register_memory(const struct tp_link_net *end, struct tp_net_shown *shown, void *memory, size_t bytes, void **mhandle)
 {

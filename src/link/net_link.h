@@ -54,7 +54,7 @@ static inline bool tp_net_buffer_covers(const struct tp_net_buffer *buffer, cons
 	return !buffer->gone && !buffer->freed && at >= buffer->begin && at <= buffer->end && bytes <= buffer->end - at;
 }
 
-/* It did when a kernel that may still run looked. */
+/* It did when a kernel that may still lend it looked. */
 static inline bool tp_net_buffer_lingers_over(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
 {
 	uintptr_t at = (uintptr_t)memory;
@@ -78,6 +78,7 @@ struct tp_link_net {
 	unsigned char *far_slots;   /* GPU ranks: in device memory, never touched by the host; NULL: they are in the ring */
 	size_t far_bytes;
 	struct tp_net_shown *far;   /* what they lie in */
+	bool far_refused;           /* there was no device memory for them */
 	unsigned char *flags;       /* a slot's {seq, bytes} every flag_stride bytes: in the slots, or alone */
 	size_t flag_stride;
 	unsigned char *window;      /* GPU ranks with GDRCopy: what kernels poll, in device memory as the host stores to it: flags, or the head */
@@ -192,6 +193,7 @@ void tp_net_ring_free(struct tp_link_net *end);
 void tp_net_rings_destroy(struct tp_net_links *nets);
 /* net_gdr.c: slots in device memory, where the card reaches it: far_slots, else nothing. */
 void tp_net_gdr_take(struct tp_link_net *end, size_t bytes);
+void tp_net_gdr_give_up(struct tp_link_net *end);          /* far_refused: nor will there be any */
 ncclResult_t tp_net_gdr_register(struct tp_link_net *end);
 /* Device memory for connections: CUDA is asked for DMA-BUFs when it is held, or first registered, and never again. */
 void tp_net_gdr_show(void *memory, size_t bytes, uint64_t id, struct tp_net_shown *out);
@@ -213,6 +215,8 @@ void tp_net_gdr_close(struct tp_net_links *nets);
 void tp_net_link_see_published(struct tp_link_net *end);
 /* Sender: memory is read, or will be, that the program may want back. */
 bool tp_net_link_has_loan(struct tp_link_net *end);
+/* GPU ranks, sender: kernels have published chunks of [begin, finish) that aren't under way yet. */
+bool tp_net_link_owes(struct tp_link_net *end, uintptr_t begin, uintptr_t finish);
 
 /* create without the gathering: the handle is this rank's; the caller fills in nets->handles. */
 ncclResult_t tp_net_links_listen(struct tp_boot *boot, const struct tp_net_links_options *options, unsigned char *handle,

@@ -2,7 +2,7 @@
  *
  * A kernel goes by the table in device memory, which has an entry for each buffer while it is registered: so a graph that was captured with a buffer copies once
  * that is deregistered. The engine, which sends what kernels have published, goes by the list of buffers. What is deregistered stays in the list, for the engine
- * alone, as long as a kernel may run that has looked into the table before (tp_net_loans_settle).
+ * alone, as long as a kernel may lend that has looked into the table before (tp_net_loans_settle).
  *
  * The engine calls nothing of CUDA's here: DMA-BUFs are made, and memory is registered with the devices, when the program registers it, and what connections get is a
  * share of that. The last resort is a chunk whose memory isn't registered, or that a connection can't register: the engine copies it late, into the slot that it didn't
@@ -276,24 +276,25 @@ void tp_net_loans_deregister(struct tp_net_links *nets, pthread_mutex_t *links_l
 	pthread_mutex_unlock(links_lock);
 }
 
-static bool has_loans(const struct tp_net_links *nets)
+static bool is_owed(const struct tp_net_links *nets, const struct tp_net_buffer *buffer)
 {
 	for (int i = 0; i < nets->nends; i++)
-		if (nets->ends[i]->sending && nets->ends[i]->state <= TP_NET_READY && tp_net_link_has_loan(nets->ends[i])) return true;
+		if (nets->ends[i]->sending && nets->ends[i]->state <= TP_NET_READY && tp_net_link_owes(nets->ends[i], buffer->begin, buffer->end)) return true;
 	return false;
 }
 
-/* Out of the list, what is gone and has nothing on its way: chained by next. */
-static struct tp_net_buffer *take_gone(struct tp_net_links *nets)
+/* Out of the list, what is gone and has nothing on its way: chained by next. over: nothing is sent any more. */
+static struct tp_net_buffer *take_gone(struct tp_net_links *nets, bool over)
 {
 	struct tp_net_buffer *taken = NULL;
 	bool stays = false;
 	for (struct tp_net_buffer *b = nets->buffers, *next; b; b = next) {
 		next = b->next;
 		if (!b->gone) continue;
-		tp_net_buffer_drop_idle(b);
-		stays |= b->grants != NULL;
-		if (b->grants) continue;
+		bool owed = !over && is_owed(nets, b);
+		if (!owed) tp_net_buffer_drop_idle(b);
+		stays |= owed || b->grants;
+		if (owed || b->grants) continue;
 		tp_net_buffer_unlist(nets, b);
 		b->next = taken;
 		taken = b;
@@ -302,21 +303,23 @@ static struct tp_net_buffer *take_gone(struct tp_net_links *nets)
 	return taken;
 }
 
-/* over: nothing is sent any more. */
-static void settle(struct tp_net_links *nets, pthread_mutex_t *links_lock, bool over)
+static void give_back(struct tp_net_links *nets, struct tp_net_buffer *taken)
 {
-	pthread_mutex_lock(links_lock);
-	struct tp_net_buffer *taken = !over && has_loans(nets) ? NULL : take_gone(nets);
-	pthread_mutex_unlock(links_lock);
 	for (struct tp_net_buffer *next; taken; taken = next) {
 		next = taken->next;
 		tp_net_buffer_free(nets, taken);
 	}
 }
 
-void tp_net_loans_settle(struct tp_net_links *nets, pthread_mutex_t *links_lock)
+void tp_net_loans_settle(struct tp_net_links *nets, pthread_mutex_t *links_lock, bool (*lends)(void *arg), void *arg)
 {
-	if (nets->loans && atomic_load_explicit(&nets->loans->any_gone, memory_order_seq_cst)) settle(nets, links_lock, false);
+	struct tp_net_buffer *taken = NULL;
+	if (!nets->loans || !atomic_load_explicit(&nets->loans->any_gone, memory_order_seq_cst)) return;
+	pthread_mutex_lock(links_lock);
+	/* With the lock: of what is gone by now, and not of what will be. */
+	if (!lends(arg)) taken = take_gone(nets, false);
+	pthread_mutex_unlock(links_lock);
+	give_back(nets, taken);
 }
 
 void tp_net_loans_retire(struct tp_net_links *nets, pthread_mutex_t *links_lock)
@@ -326,8 +329,9 @@ void tp_net_loans_retire(struct tp_net_links *nets, pthread_mutex_t *links_lock)
 	tp_net_loans_lock(nets);
 	for (struct tp_net_buffer *b = nets->buffers; b; b = b->next) b->gone = true;
 	tp_net_loans_unlock(nets);
+	struct tp_net_buffer *taken = take_gone(nets, true);
 	pthread_mutex_unlock(links_lock);
-	settle(nets, links_lock, true);
+	give_back(nets, taken);
 }
 
 /* ---- lending */
@@ -352,12 +356,14 @@ bool tp_net_loans_find(struct tp_net_links *nets, const void *memory, size_t byt
 	return found && tp_gpu_buffer_id(memory, &now) == ncclSuccess && now == id;
 }
 
-static bool register_headers(struct tp_link_net *end)
+/* Where that fails the operation does, as where slots can't be registered. */
+static ncclResult_t register_headers(struct tp_link_net *end)
 {
-	if (end->headers_mhandle) return true;
-	if (end->nets->ops->reg_memory(end->comm, end->ring, end->ring_bytes, TP_NET_HOST, &end->headers_mhandle) == ncclSuccess) return true;
-	end->headers_mhandle = NULL;
-	return false;
+	void *mhandle;
+	if (end->headers_mhandle) return ncclSuccess;
+	TP_TRY(end->nets->ops->reg_memory(end->comm, end->ring, end->ring_bytes, TP_NET_HOST, &mhandle));
+	end->headers_mhandle = mhandle;
+	return ncclSuccess;
 }
 
 ncclResult_t tp_net_loan_open(struct tp_link_net *end, struct tp_slot *header, struct tp_slot *slot)
@@ -366,7 +372,8 @@ ncclResult_t tp_net_loan_open(struct tp_link_net *end, struct tp_slot *header, s
 	struct tp_slot_lent *lent = (struct tp_slot_lent *)header->data;
 	const void *memory = (const void *)(uintptr_t)lent->addr;
 	struct tp_net_grant *grant = tp_net_grant_for(end, memory, header->bytes);
-	if (grant && register_headers(end)) {
+	if (grant) {
+		TP_TRY(register_headers(end));
 		lent->grant = grant;
 		lent->first_bytes = 0;
 		return ncclSuccess;

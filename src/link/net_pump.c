@@ -76,6 +76,19 @@ bool tp_net_link_has_loan(struct tp_link_net *end)
 	return has;
 }
 
+bool tp_net_link_owes(struct tp_link_net *end, uintptr_t begin, uintptr_t finish)
+{
+	bool owes = false;
+
+	tp_net_link_see_published(end);
+	for (uint32_t i = end->posted; i != end->link->next && !owes; i++) {
+		const struct tp_slot *header = header_at(end, i);
+		uint64_t at = ((const struct tp_slot_lent *)header->data)->addr;
+		owes = header->kind == TP_SLOT_LENT && at >= begin && at < finish;
+	}
+	return owes;
+}
+
 static ncclResult_t pump_send(struct tp_link_net *end, bool *moved)
 {
 	struct tp_link *link = end->link;

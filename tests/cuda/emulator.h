@@ -83,6 +83,7 @@ TP_DEVICE void tp_emulated_hear() { }
 TP_DEVICE void tp_fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 TP_DEVICE void tp_store_relaxed(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 #endif
+TP_DEVICE void tp_fence_whole() { tp_fence(); }         /* is a whole one here */
 TP_DEVICE uint32_t tp_load_relaxed(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 TP_DEVICE uint32_t tp_load_acquire(const uint32_t *p)
 {

@@ -74,6 +74,7 @@ CUresult initialise()
 	set.memory_bytes = (size_t)number("FAKE_CUDA_MEMORY_MB", 2048) << 20;
 	set.peer_group = (int)number("FAKE_CUDA_PEER_GROUP", 0);
 	set.kinds = (int)number("FAKE_CUDA_KINDS", 1);
+	set.host_node_ms = (int)number("FAKE_CUDA_HOST_NODE_MS", 0);
 	set.vmm = number("FAKE_CUDA_VMM", 1) != 0;
 	set.ipc = number("FAKE_CUDA_IPC", 1) != 0;
 	set.dma_buf = number("FAKE_CUDA_DMABUF", 0) != 0;

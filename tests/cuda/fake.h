@@ -18,6 +18,7 @@
  *   FAKE_CUDA_PEER_GROUP=n       devices reach each other in groups of n (all); 1: none reaches another
  *   FAKE_CUDA_VMM=0              no virtual memory management;  FAKE_CUDA_IPC=0: no IPC handles
  *   FAKE_CUDA_UNMAP_WAITS=1      cuMemUnmap waits for the context's kernels, too, which it isn't known to do (and so must not be relied on)
+ *   FAKE_CUDA_HOST_NODE_MS=n     host nodes of graphs run so late, as where the thread that runs them is busy with another
  *   FAKE_CUDA_DMABUF=1           DMA-BUFs, as far as their descriptors (which can be mapped, but hold zeros)
  *   FAKE_CUDA_APART=1            device memory lies elsewhere: whoever touches its addresses is killed, kernels too; copies do as ever
  *   FAKE_CUDA_BROKEN=e           cuInit returns error e
@@ -56,7 +57,7 @@ extern "C" FAKE_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph 
 namespace fake {
 
 struct settings {
-	int devices = 1, sms = 16, blocks_per_sm = 2, peer_group = 0, kinds = 1, capability = 90, broken = 0, version = 13000;
+	int devices = 1, sms = 16, blocks_per_sm = 2, peer_group = 0, kinds = 1, host_node_ms = 0, capability = 90, broken = 0, version = 13000;
 	size_t memory_bytes = (size_t)2048 << 20;
 	bool vmm = true, unmap_waits = false, ipc = true, dma_buf = false, apart = false, trace = false, eager = false, launch_blocking = false;
 	std::vector<int> visible;               /* ordinal to device of the machine */

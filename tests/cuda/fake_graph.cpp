@@ -3,7 +3,9 @@
 #include "fake.h"
 
 #include <algorithm>
+#include <chrono>
 #include <string.h>
+#include <thread>
 
 namespace fake {
 
@@ -262,7 +264,10 @@ CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *
 	op what;
 	what.type = CU_GRAPH_NODE_TYPE_HOST;
 	CUDA_HOST_NODE_PARAMS host = what.host = *parameters;
-	what.work = [host] { host.fn(host.userData); };
+	what.work = [host] {
+		if (set.host_node_ms) std::this_thread::sleep_for(std::chrono::milliseconds(set.host_node_ms));
+		host.fn(host.userData);
+	};
 	return add(out, graph, before, count, std::move(what));
 }
 

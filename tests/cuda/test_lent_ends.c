@@ -1,6 +1,7 @@
 /* What becomes of lent buffers whose registration, memory or operation ends: deregistered under way, freed and used again, aborts and errors, and all at once.
  *   test_cuda_lent_ends [pattern of tests' names] */
 #include <pthread.h>
+#include <signal.h>
 
 #include "cuda/helper_lent.h"
 
@@ -84,6 +85,52 @@ static void memory_that_was_freed_is_never_read_whoever_has_its_address(void **s
 	assert_true(gpu_run(&o, memory_is_used_again, NULL));
 	o.env[2] = "NCCL_DMABUF_ENABLE=0";
 	assert_true(gpu_run(&o, memory_is_used_again, NULL));
+}
+
+static void map_piece(struct gpu_rank *g, CUdeviceptr at)
+{
+	CUmemAllocationProp properties = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, g->device } };
+	CUmemAccessDesc access = { { CU_MEM_LOCATION_TYPE_DEVICE, g->device }, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemGenericAllocationHandle handle;
+	CUDA_OK(MemCreate(&handle, PIECE, &properties, 0));
+	CUDA_OK(MemMap(at, PIECE, 0, handle, 0));
+	CUDA_OK(MemRelease(handle));
+	CUDA_OK(MemSetAccess(at, PIECE, &access, 1));
+}
+
+/* The address stays, and what is mapped there changes. */
+static void memory_is_mapped_again(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	CUdeviceptr at;
+	CUDA_OK(MemAddressReserve(&at, 2 * PIECE, 0, 0, 0));
+	map_piece(g, at);
+	map_piece(g, at + PIECE);
+	lent_open_comm(g);
+	void *handle = lent_register_range(g, at, PIECE);
+	send_and_check(g, at, 1);               /* lent */
+	CUDA_OK(MemUnmap(at, PIECE));
+	map_piece(g, at);
+	send_and_check(g, at, 2);
+	void *other = lent_register_range(g, at, PIECE);
+	send_and_check(g, at, 3);               /* lent */
+	REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+	send_and_check(g, at, 4);               /* lent */
+	REQUIRE_OK(ncclCommDeregister(g->comm, other));
+	struct lent now = lent_close_comm(g);
+	REQUIRE(lent_is(now, r->rank ? 0 : 3ull * PIECE));
+	REQUIRE(!lent_warns());
+	for (int i = 0; i < 2; i++) CUDA_OK(MemUnmap(at + (size_t)i * PIECE, PIECE));
+	CUDA_OK(MemAddressFree(at, 2 * PIECE));
+}
+
+static void what_is_mapped_again_is_other_memory(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(2, DMABUF, NULL);
+	assert_true(gpu_run(&o, memory_is_mapped_again, NULL));
+	o.env[2] = "NCCL_DMABUF_ENABLE=0";
+	assert_true(gpu_run(&o, memory_is_mapped_again, NULL));
 }
 
 static CUgraphExec capture_send(struct gpu_rank *g, CUdeviceptr buffer)
@@ -171,6 +218,66 @@ static void what_is_deregistered_while_a_kernel_lends_it_goes_on(void **state)
 	assert_true(gpu_run(&o, deregistered_under_way, NULL));
 }
 
+/* A kernel of a graph has looked, and waits for what it will lend; nobody has been told of it yet. */
+static void deregistered_before_it_is_known(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	lent_open_comm(g);
+	void *handle = lent_register_pool(g);
+	CUDA_OK(StreamBeginCapture(g->streams[1], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+	REQUIRE_OK(ncclBroadcast(GPU_PTR(g->pool), GPU_PTR(g->pool), PIECE, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
+	CUgraphExec exec = gpu_end_capture(g, 1);
+	for (int value = 1; value < 3; value++) {
+		gpu_fill(g, g->pool, r->rank ? 0 : value, PIECE);
+		ranks_barrier(r);
+		if (r->rank) CUDA_OK(GraphLaunch(exec, g->streams[1]));
+		usleep(100000);
+		if (value == 2) REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+		ranks_barrier(r);
+		if (!r->rank) CUDA_OK(GraphLaunch(exec, g->streams[1]));
+		gpu_sync(g, 1);
+		require_value(g, g->pool, value);
+	}
+	CUDA_OK(GraphExecDestroy(exec));
+	struct lent now = lent_close_comm(g);
+	REQUIRE(now.late == 0);
+	if (r->rank && now.chunks > 0) atomic_fetch_add(&r->shared->word[0], 1);
+	ranks_barrier(r);
+	REQUIRE(atomic_load(&r->shared->word[0]) > 0);          /* somebody passes on what comes */
+}
+
+static void what_a_kernel_has_found_stays_before_anybody_knows_that_it_runs(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(3, DMABUF, "FAKE_CUDA_HOST_NODE_MS=300");
+	o.nhosts = 3;
+	assert_true(gpu_run(&o, deregistered_before_it_is_known, NULL));
+}
+
+/* What is gone needn't wait until the communicator has nothing to do, which it may never have: another kernel waits all the time, and has lent nothing. */
+static void given_back_under_way(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	lent_open_comm(g);
+	send_and_check(g, g->pool, 1);
+	gpu_fill(g, g->pool, r->rank ? 0 : 2, PIECE);
+	if (r->rank) REQUIRE_OK(ncclRecv(GPU_PTR(g->pool), PIECE, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
+	for (int i = 0; i < 1100; i++) REQUIRE_OK(ncclCommDeregister(g->comm, lent_register_range(g, g->pool, PIECE)));
+	ranks_barrier(r);
+	if (!r->rank) REQUIRE_OK(ncclSend(GPU_PTR(g->pool), PIECE, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
+	gpu_sync(g, 1);
+	require_value(g, g->pool, 2);
+	lent_close_comm(g);
+	REQUIRE(!lent_log_has("buffers are registered already"));
+}
+
+static void what_is_deregistered_is_given_back_while_other_kernels_run(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(2, DMABUF, NULL);
+	assert_true(gpu_run(&o, given_back_under_way, NULL));
+}
+
 /* ---- aborts */
 
 /* Rank 0 has lent, and nobody takes it; then it has its memory back, and nothing reads that any more. */
@@ -209,6 +316,41 @@ static void an_abort_takes_back_what_was_lent(void **state)
 		struct gpu_options o = lent_on_two_hosts(2, DMABUF, NULL);
 		assert_true(gpu_run(&o, aborted, &arg));
 	}
+}
+
+/* Rank 0 has lent, and who would take it dies. Its kernel ends, and what it had registered can be deregistered and freed like any other. */
+static void bereaved(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	ncclResult_t error = ncclSuccess;
+	CUdeviceptr memory, buffer = take_piece(&memory);
+	lent_open_comm(g);
+	void *handle = lent_register_range(g, buffer, PIECE);
+	send_and_check(g, buffer, 1);
+	ranks_barrier(r);
+	if (r->rank == 1) {
+		while (!atomic_load(&r->shared->word[0])) usleep(1000);
+		kill(getpid(), SIGKILL);
+	}
+	REQUIRE_OK(ncclSend(GPU_PTR(buffer), PIECE, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
+	usleep(50000);
+	atomic_store(&r->shared->word[0], 1);
+	for (uint64_t end = ranks_now_ms() + (uint64_t)ranks_patience_ms(30000); error == ncclSuccess && ranks_now_ms() < end; usleep(1000))
+		REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
+	REQUIRE_IS(error, ncclRemoteError);
+	gpu_sync(g, 1);
+	REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+	REQUIRE_OK(ncclCommAbort(g->comm));
+	CUDA_OK(MemFree(memory));
+	g->comm = NULL;
+}
+
+static void a_peers_death_takes_back_what_was_lent(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(2, DMABUF, "TELPHER_NET_DEPTH=2");
+	o.may_die = 2;
+	assert_true(gpu_run(&o, bereaved, NULL));
 }
 
 /* A kernel finds that the calls differ, and ends with chunks on loan. */
@@ -307,10 +449,14 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(memory_that_was_freed_is_never_read_whoever_has_its_address),
+		cmocka_unit_test(what_is_mapped_again_is_other_memory),
 		cmocka_unit_test(what_an_ended_communicator_registered_is_never_found),
 		cmocka_unit_test(what_is_deregistered_while_a_kernel_lends_it_goes_on),
+		cmocka_unit_test(what_a_kernel_has_found_stays_before_anybody_knows_that_it_runs),
+		cmocka_unit_test(what_is_deregistered_is_given_back_while_other_kernels_run),
 		cmocka_unit_test(an_abort_takes_back_what_was_lent),
 		cmocka_unit_test(an_error_takes_back_what_was_lent),
+		cmocka_unit_test(a_peers_death_takes_back_what_was_lent),
 		cmocka_unit_test(random_operations_while_another_thread_registers_and_deregisters),
 	};
 	return lent_main("cuda_lent_ends", tests, sizeof(tests) / sizeof(tests[0]), argc > 1 ? argv[1] : NULL);

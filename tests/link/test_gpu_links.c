@@ -190,6 +190,48 @@ static void process(struct helper_job *job)
 	tp_boot_close(boot);
 }
 
+/* CUDA may wait for a kernel that waits for the engine, which needs the links' lock. */
+static const struct tp_cuda *cuda;
+static struct tp_links *opening;
+static int asked;
+static CUresult alloc_host(void **out, size_t bytes, unsigned int flags)
+{
+	must(pthread_mutex_trylock(&opening->lock) == 0);
+	pthread_mutex_unlock(&opening->lock);
+	asked++;
+	return cuda->MemHostAlloc(out, bytes, flags);
+}
+
+static void open_watched(struct helper_job *job)
+{
+	static struct tp_cuda watched;
+	struct tp_boot *boot;
+	struct tp_gpu *gpu;
+	struct tp_device_link end;
+	bool has;
+	use_fake_driver(1);
+	helper_open(job, &boot);
+	must(tp_gpu_open(&has) == ncclSuccess && has && tp_gpu_of_ordinal(0, &gpu) == ncclSuccess);
+	struct tp_links_options options = { .nchannels = CHANNELS, .gpu = gpu };
+	must(tp_links_create(boot, &options, &opening) == ncclSuccess);
+	cuda = tp_cuda;
+	watched = *cuda;
+	watched.MemHostAlloc = alloc_host;
+	tp_cuda = &watched;
+	for (int way = 0; way < 2; way++) must(tp_links_get_device(opening, 0, 0, way, !way, &end) == ncclSuccess && end.kind == TP_LINK_NET);
+	must(asked > 0);
+	tp_cuda = cuda;
+	must(tp_boot_barrier(boot) == ncclSuccess);
+	tp_links_destroy(opening);
+	tp_boot_close(boot);
+}
+
+static void memory_for_links_is_had_without_the_lock_that_the_engine_needs(void **state)
+{
+	(void)state;
+	assert_int_equal(helper_run(2, 2, open_watched, NULL), 0);
+}
+
 static void in_threads(void)
 {
 	int status;
@@ -355,6 +397,7 @@ int main(void)
 		cmocka_unit_test(processes_that_can_share_nothing_meet_in_pinned_memory),
 		cmocka_unit_test(a_level_keeps_devices_apart),
 		cmocka_unit_test(with_nothing_left_ranks_meet_over_the_network),
+		cmocka_unit_test(memory_for_links_is_had_without_the_lock_that_the_engine_needs),
 		cmocka_unit_test(hosts_are_joined_by_the_network),
 		cmocka_unit_test(different_sizes_are_an_error_on_all_ranks),
 	};

@@ -39,7 +39,7 @@ static void make_world(int places)
 	}
 	for (int r = 0; r < 2; r++) {
 		memcpy(world.nets[r]->handles, world.handles, sizeof(world.handles));
-		assert_int_equal(tp_net_links_open(world.nets[r], 0, 0, 0, 1, r ? &world.receiver : &world.sender), ncclSuccess);
+		assert_int_equal(tp_net_links_open(world.nets[r], NULL, 0, 0, 0, 1, r ? &world.receiver : &world.sender), ncclSuccess);
 	}
 }
 

@@ -28,7 +28,7 @@ static int rank_runs(int rank, const ncclUniqueId *id, const char *chunk, ncclRe
 	if (tp_net_links_create(boot, &options, &nets) != expected) return 2;
 	if (words && !strstr(tp_log_last_error(), words)) return 3;
 	if (nets) {
-		if (tp_net_links_open(nets, 0, 0, 0, 1, &link) != ncclSuccess) return 4;
+		if (tp_net_links_open(nets, NULL, 0, 0, 0, 1, &link) != ncclSuccess) return 4;
 		if (rank == 0) {
 			struct tp_slot *slot = tp_link_claim(&link);
 			slot->bytes = 5;

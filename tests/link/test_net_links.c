@@ -73,8 +73,8 @@ static void open_link(int channel, int lane_class, int from, int to, struct tp_l
 {
 	memset(sender, 0, sizeof(*sender));
 	memset(receiver, 0, sizeof(*receiver));
-	assert_int_equal(tp_net_links_open(world.nets[from], channel, lane_class, from, to, sender), ncclSuccess);
-	assert_int_equal(tp_net_links_open(world.nets[to], channel, lane_class, from, to, receiver), ncclSuccess);
+	assert_int_equal(tp_net_links_open(world.nets[from], NULL, channel, lane_class, from, to, sender), ncclSuccess);
+	assert_int_equal(tp_net_links_open(world.nets[to], NULL, channel, lane_class, from, to, receiver), ncclSuccess);
 }
 
 static bool try_send(struct tp_link *l, const void *data, uint32_t bytes, uint32_t tag)
@@ -239,14 +239,14 @@ static void a_sender_may_come_before_its_receiver_asks(void **state)
 	memset(&s1, 0, sizeof(s1));
 	memset(&r0, 0, sizeof(r0));
 	memset(&r1, 0, sizeof(r1));
-	assert_int_equal(tp_net_links_open(world.nets[0], 3, 1, 0, 2, &s0), ncclSuccess);
-	assert_int_equal(tp_net_links_open(world.nets[1], 3, 1, 1, 2, &s1), ncclSuccess);
+	assert_int_equal(tp_net_links_open(world.nets[0], NULL, 3, 1, 0, 2, &s0), ncclSuccess);
+	assert_int_equal(tp_net_links_open(world.nets[1], NULL, 3, 1, 1, 2, &s1), ncclSuccess);
 	assert_true(try_send(&s0, "zero", 5, 1));
 	assert_true(try_send(&s1, "one", 4, 2));
 	/* Rank 2 asks for one: the other is kept. */
-	assert_int_equal(tp_net_links_open(world.nets[2], 3, 1, 1, 2, &r1), ncclSuccess);
+	assert_int_equal(tp_net_links_open(world.nets[2], NULL, 3, 1, 1, 2, &r1), ncclSuccess);
 	assert_string_equal((char *)wait_chunk(&r1)->data, "one");
-	assert_int_equal(tp_net_links_open(world.nets[2], 3, 1, 0, 2, &r0), ncclSuccess);
+	assert_int_equal(tp_net_links_open(world.nets[2], NULL, 3, 1, 0, 2, &r0), ncclSuccess);
 	assert_string_equal((char *)wait_chunk(&r0)->data, "zero");
 }
 
@@ -365,7 +365,7 @@ static void what_came_before_a_sudden_end_can_be_used(void **state)
 	if (child == 0) {
 		static struct tp_link s;
 		bool moved;
-		if (tp_net_links_open(world.nets[0], 0, 0, 0, 1, &s) != ncclSuccess) _exit(1);
+		if (tp_net_links_open(world.nets[0], NULL, 0, 0, 0, 1, &s) != ncclSuccess) _exit(1);
 		for (uint32_t i = 0; i < 5; i++)
 			if (!try_send(&s, &i, sizeof(i), i)) _exit(2);
 		while (!tp_link_drained(&s))
@@ -373,7 +373,7 @@ static void what_came_before_a_sudden_end_can_be_used(void **state)
 		_exit(0);
 	}
 	memset(&r, 0, sizeof(r));
-	assert_int_equal(tp_net_links_open(world.nets[1], 0, 0, 0, 1, &r), ncclSuccess);
+	assert_int_equal(tp_net_links_open(world.nets[1], NULL, 0, 0, 0, 1, &r), ncclSuccess);
 	while (r.net->state != TP_NET_LOST) progress_all();
 	assert_int_equal(waitpid(child, NULL, 0), child);
 	for (uint32_t i = 0; i < 5; i++) {
@@ -399,7 +399,7 @@ static void a_killed_receiver_or_sender_is_a_remote_error(void **state)
 		pid_t child = fork();
 		if (child == 0) {
 			struct tp_link theirs = { 0 };
-			if (tp_net_links_open(world.nets[other], 0, 0, 0, 1, &theirs) != ncclSuccess) _exit(1);
+			if (tp_net_links_open(world.nets[other], NULL, 0, 0, 0, 1, &theirs) != ncclSuccess) _exit(1);
 			for (uint32_t n = 0;; n++) {
 				bool moved;
 				if (tp_net_links_progress(world.nets[other], &moved) != ncclSuccess) _exit(2);
@@ -408,7 +408,7 @@ static void a_killed_receiver_or_sender_is_a_remote_error(void **state)
 				if (theirs.next > 100) raise(SIGKILL);
 			}
 		}
-		assert_int_equal(tp_net_links_open(world.nets[me], 0, 0, 0, 1, &mine), ncclSuccess);
+		assert_int_equal(tp_net_links_open(world.nets[me], NULL, 0, 0, 0, 1, &mine), ncclSuccess);
 		for (uint32_t n = 0; result == ncclSuccess; n++) {
 			bool moved;
 			if (!child_sends) try_send(&mine, &n, sizeof(n), n);

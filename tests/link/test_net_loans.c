@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <errno.h>
 #include <pthread.h>
 #include <unistd.h>
 #include <stdatomic.h>
@@ -23,7 +24,7 @@ static struct request requests[TP_NET_MAX_REQUESTS];
 static uint32_t nsent, ndone, nclosed;
 static _Atomic int wrong;
 static _Atomic long nhandles;
-static bool refuses;           /* memory of GPUs */
+static enum tp_net_memory refuses;      /* what can't be registered; 0: nothing */
 
 static ncclResult_t properties(int dev, struct tp_net_properties *out)
 {
@@ -35,7 +36,7 @@ static ncclResult_t properties(int dev, struct tp_net_properties *out)
 static ncclResult_t reg_memory(void *comm, void *data, size_t bytes, enum tp_net_memory kind, void **mhandle)
 {
 	(void)comm;
-	if (refuses && kind == TP_NET_CUDA) return ncclSystemError;
+	if (kind == refuses) return ncclSystemError;
 	struct handle *h = malloc(sizeof(*h));
 	*h = (struct handle){ (uintptr_t)data, (uintptr_t)data + bytes };
 	atomic_fetch_add(&nhandles, 1);
@@ -245,6 +246,22 @@ static void *run_engine(void *arg)
 	return NULL;
 }
 
+static bool nobody_lends(void *arg)
+{
+	(void)arg;
+	return false;
+}
+
+static void settle(struct world *w) { tp_net_loans_settle(&w->nets, &w->lock, nobody_lends, NULL); }
+
+/* Asked with the lock: what is deregistered after the answer isn't given back by it. */
+static bool somebody_lends(void *arg)
+{
+	struct world *w = arg;
+	if (pthread_mutex_trylock(&w->lock) != EBUSY) atomic_fetch_add(&wrong, 1);
+	return true;
+}
+
 static void *meddle(void *arg)
 {
 	struct world *w = arg;
@@ -258,7 +275,7 @@ static void *meddle(void *arg)
 		usleep(300);
 		tp_net_loans_deregister(&w->nets, &w->lock, buffer);
 		/* A kernel runs, so this is too early: what it has found is copied late then. */
-		if (++turns % 3 == 0) tp_net_loans_settle(&w->nets, &w->lock);
+		if (++turns % 3 == 0) settle(w);
 		usleep(50);
 	}
 	return NULL;
@@ -279,7 +296,7 @@ static void buffers_come_and_go_while_kernels_lend_them(void **state)
 	assert_true(w.lent > 0 && loans.chunks > 0);
 	assert_int_equal(loans.chunks + loans.copied, w.lent);
 	assert_int_equal(loans.bytes, loans.chunks * CHUNK);
-	tp_net_loans_settle(&w.nets, &w.lock);
+	settle(&w);
 	assert_null(w.nets.buffers);
 	close_world(&w);
 }
@@ -311,19 +328,21 @@ static void what_a_kernel_has_found_is_sent_until_it_is_over(void **state)
 		tp_net_loans_deregister(&w.nets, &w.lock, buffer);
 		assert_false(finds(&w, 0, 1));
 		/* It is on its way, so it stays. */
-		tp_net_loans_settle(&w.nets, &w.lock);
+		settle(&w);
 		assert_non_null(w.nets.buffers);
 		pump(&w);
 		tp_net_loans_count(&w.nets, &loans);
 		assert_true(ndone == 2 && loans.chunks == 2 && loans.copied == 0);
+		tp_net_loans_settle(&w.nets, &w.lock, somebody_lends, &w);
+		assert_true(w.nets.buffers && atomic_load(&wrong) == 0);
 		/* Somebody is mistaken, and the kernel goes on: the engine copies. */
-		if (early) tp_net_loans_settle(&w.nets, &w.lock);
+		if (early) settle(&w);
 		publish(&w, true);
 		publish(&w, true);
 		pump(&w);
 		tp_net_loans_count(&w.nets, &loans);
 		assert_true(ndone == 4 && loans.chunks == (early ? 2 : 4) && loans.copied == (early ? 2 : 0) && atomic_load(&wrong) == 0);
-		tp_net_loans_settle(&w.nets, &w.lock);
+		settle(&w);
 		assert_null(w.nets.buffers);
 		close_world(&w);
 	}
@@ -363,7 +382,7 @@ static void a_full_table_refuses_and_no_more(void **state)
 	assert_int_equal(tp_net_loans_register(&w.nets, &w.lock, w.buffer.ptr, CHUNK, &more), ncclSuccess);
 	assert_null(more);
 	tp_net_loans_deregister(&w.nets, &w.lock, buffers[77]);
-	tp_net_loans_settle(&w.nets, &w.lock);
+	settle(&w);
 	register_buffer(&w, &more);
 	assert_int_equal(more->index, 77);
 	close_world(&w);
@@ -382,7 +401,7 @@ static void what_a_connection_refuses_leaves_the_table(void **state)
 	register_buffer(&w, &buffer);
 	assert_true(finds(&w, 0, CHUNK));
 	w.end.state = TP_NET_READY;
-	refuses = true;
+	refuses = TP_NET_CUDA;
 	fill(&w, 0);
 	publish(&w, true);
 	pump(&w);
@@ -390,7 +409,28 @@ static void what_a_connection_refuses_leaves_the_table(void **state)
 	assert_true(ndone == 1 && loans.chunks == 0 && loans.copied == 1 && atomic_load(&wrong) == 0);
 	assert_false(finds(&w, 0, CHUNK));
 	assert_true(table[buffer->index].begin == 0 && table[buffer->index].end == 0);
-	refuses = false;
+	refuses = 0;
+	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
+	close_world(&w);
+}
+
+/* Flags that can't be registered end the operation, as slots do: they would be tried again with each chunk, and each be copied by the engine. */
+static void flags_that_cannot_be_registered_are_an_error(void **state)
+{
+	static struct world w;
+	struct tp_net_buffer *buffer;
+	bool moved;
+	(void)state;
+	open_world(&w);
+	register_buffer(&w, &buffer);
+	refuses = TP_NET_HOST;
+	fill(&w, 0);
+	publish(&w, true);
+	assert_int_equal(tp_net_links_progress(&w.nets, &moved), ncclSystemError);
+	assert_true(nsent == 0 && w.nets.loans);
+	refuses = 0;
+	tp_net_links_recall(&w.nets);
+	assert_int_equal(w.end.state, TP_NET_RECALLED);
 	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
 	close_world(&w);
 }
@@ -483,6 +523,51 @@ static void a_connection_with_nothing_on_loan_stays(void **state)
 	close_world(&w);
 }
 
+/* A trial of another communicator's, which calls CUDA, and so may wait for a kernel that waits for the engine. */
+static _Atomic bool tries, may_end;
+static ncclResult_t slow_hold(int dev, const struct tp_net_gpu_memory *memory, void **held)
+{
+	(void)dev, (void)memory;
+	atomic_store(&tries, true);
+	for (int ms = 0; ms < 10000 && !atomic_load(&may_end); ms++) usleep(1000);
+	if (!atomic_load(&may_end)) atomic_fetch_add(&wrong, 1);
+	*held = NULL;
+	return ncclSuccess;
+}
+
+static void *try_elsewhere(void *arg)
+{
+	static struct tp_net_ops slow;
+	const struct world *w = arg;
+	struct tp_links_gdr dev = { .send = true };
+	struct tp_net_links nets = { .boot = w->nets.boot, .gpu = w->nets.gpu, .ops = &slow, .ndevs = 1 };
+	slow = ops;
+	slow.hold_memory = slow_hold;
+	if (tp_net_gdr_set(&nets, &dev, 1) != ncclSuccess) atomic_fetch_add(&wrong, 1);
+	tp_net_gdr_close(&nets);
+	return NULL;
+}
+
+static void nobody_waits_for_trials_of_other_devices(void **state)
+{
+	static struct world w;
+	struct tp_net_buffer *buffer;
+	pthread_t thread;
+	(void)state;
+	open_world(&w);
+	assert_int_equal(pthread_create(&thread, NULL, try_elsewhere, &w), 0);
+	while (!atomic_load(&tries)) usleep(100);
+	register_buffer(&w, &buffer);
+	fill(&w, 0);
+	publish(&w, true);
+	pump(&w);
+	atomic_store(&may_end, true);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	assert_true(ndone == 1 && atomic_load(&wrong) == 0);
+	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
+	close_world(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -491,9 +576,11 @@ int main(void)
 		cmocka_unit_test(the_table_says_what_is_registered),
 		cmocka_unit_test(a_full_table_refuses_and_no_more),
 		cmocka_unit_test(what_a_connection_refuses_leaves_the_table),
+		cmocka_unit_test(flags_that_cannot_be_registered_are_an_error),
 		cmocka_unit_test(counters_wrap),
 		cmocka_unit_test(what_is_recalled_is_never_sent),
 		cmocka_unit_test(a_connection_with_nothing_on_loan_stays),
+		cmocka_unit_test(nobody_waits_for_trials_of_other_devices),
 	};
 	use_fake_driver(1);
 	return cmocka_run_group_tests(tests, NULL, NULL);

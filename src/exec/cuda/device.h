@@ -26,6 +26,7 @@ struct tp_dev_status {
 	uint32_t found, expected;
 	uint64_t completed;
 	uint32_t straight, pad;                     /* parts of messages that came straight into registered buffers, about */
+	uint32_t lends[TP_DEV_MAX_CHANNELS];        /* the block has looked, or will in a moment, into the table of loans, and hasn't ended (lend.h) */
 };
 
 /* A block's time in fused kernels (lines.h): read and written at once, 16 bytes. */
@@ -141,7 +142,7 @@ struct tp_dev_transfer {
 };
 /* Two sizes of arguments: what fits into 4 KB, as is usual, and what fits into 32 KB. */
 enum { TP_DEV_TRANSFERS = 80, TP_DEV_TRANSFERS_MORE = 640, TP_DEV_TRANSFER_LANES = 128 };
-struct tp_dev_transfers_head { uint64_t comm; uint32_t ntransfers, nchannels; };
+struct tp_dev_transfers_head { uint64_t comm; uint32_t ntransfers; uint16_t nchannels, lends; };      /* lends: some transfer has lend */
 struct tp_dev_transfers { struct tp_dev_transfers_head head; struct tp_dev_transfer transfers[TP_DEV_TRANSFERS]; };
 struct tp_dev_transfers_more { struct tp_dev_transfers_head head; struct tp_dev_transfer transfers[TP_DEV_TRANSFERS_MORE]; };
 

@@ -173,6 +173,14 @@ void tp_cuda_exec_status(struct tp_cuda_exec *exec, struct tp_cuda_status *out)
 	}
 }
 
+bool tp_cuda_exec_lends(struct tp_cuda_exec *exec)
+{
+	bool any = false;
+	/* Pairs with tp_lend_begin: who has emptied an entry has called CUDA, and stored any_gone (seq_cst), before this. */
+	for (int b = 0; b < exec->nchannels && !any; b++) any = __atomic_load_n(&exec->status->lends[b], __ATOMIC_SEQ_CST);
+	return any;
+}
+
 void tp_cuda_exec_abort(struct tp_cuda_exec *exec)
 {
 	__atomic_store_n(&exec->status->abort, 1, __ATOMIC_RELEASE);        /* polled by tp_block_stopped */

@@ -5,7 +5,7 @@
  * flag, which the host reads, is a whole header that says where the data are.
  *
  * The arguments of a captured kernel outlive the registration: the entry of the table decides, which is empty once the buffer is deregistered. If that happens
- * just after the look, the buffer stays registered with the network until no kernel runs. Memory that is freed while it is registered nobody sees here: a launch of a graph
+ * just after the look, the buffer stays registered with the network until no block lends. Memory that is freed while it is registered nobody sees here: a launch of a graph
  * is no call to us, and the program must deregister first (docs/rdma.md). */
 #ifndef TP_EXEC_CUDA_LEND_H
 #define TP_EXEC_CUDA_LEND_H
@@ -14,6 +14,19 @@
 
 /* Of a slot's header in words: its tag and kind, and where the address of what is lent begins (links.c checks that it is so). */
 enum { TP_LEND_TAG_AT = 2, TP_LEND_KIND_AT = 3, TP_LEND_ADDRESS_AT = 6, TP_LEND_SLOT_LENT = 2 };
+
+/* Before the block looks into the table, (one thread), and after its last loan is through. The host empties an entry and then looks here, so either we see it empty or the
+ * host sees us (tp_cuda_exec_lends). It can't go by what was launched: that of graphs it hears of late. */
+TP_FAR void tp_lend_begin(const tp_dev_comm *comm)
+{
+	tp_store_relaxed(&((tp_dev_status *)comm->status)->lends[tp_block()], 1);
+	tp_fence_whole();
+}
+TP_FAR void tp_lend_end(const tp_dev_comm *comm)        /* all threads */
+{
+	tp_block_sync();
+	if (tp_thread() == 0) tp_store_relaxed(&((tp_dev_status *)comm->status)->lends[tp_block()], 0);
+}
 
 /* Is what was found at the launch still registered? number: the entry's, counted from 1; 0: nothing was found. */
 TP_FAR bool tp_lend_stands(const tp_dev_comm *comm, uint32_t number, uint64_t address, uint64_t bytes)

@@ -92,6 +92,7 @@ TP_DEVICE uint64_t tp_load_acquire64(const uint64_t *p)
 TP_DEVICE void tp_store_release64(uint64_t *p, uint64_t v)
 { asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
 TP_DEVICE void tp_fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+TP_DEVICE void tp_fence_whole() { asm volatile("fence.sc.sys;" ::: "memory"); }             /* also what is loaded after it behind what was stored before */
 TP_DEVICE uint32_t tp_add_device(uint32_t *p, uint32_t v) { return atomicAdd(p, v); }   /* the rank's own device memory */
 
 /* 16 bytes at once, whole; for lines with flags in them. Volatile: not cached, not torn. */

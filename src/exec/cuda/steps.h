@@ -41,6 +41,7 @@ struct alignas(16) tp_steps_shared {
 	tp_dev_link links[TP_STEPS_LINKS];
 	tp_lane_state lanes[TP_DEV_LANES];
 	tp_steps_run run;
+	uint32_t looked;                            /* into the table of loans */
 };
 
 TP_DEVICE tp_dev_link *tp_steps_link(const tp_steps_run &run, uint32_t number)
@@ -260,6 +261,8 @@ struct tp_steps_feed {
 TP_FAR void tp_steps_find_loans(tp_steps_shared &sh)
 {
 	tp_steps_run &run = sh.run;
+	if (!sh.looked) tp_lend_begin(sh.all.comm);
+	sh.looked = 1;
 	if (tp_lend_stands(sh.all.comm, run.call->lend_input, run.call->input, run.call->block_bytes)) run.lends |= 1u << TP_STEPS_INPUT;
 	if (tp_lend_stands(sh.all.comm, run.call->lend_output, run.call->output, run.call->block_bytes)) run.lends |= 1u << TP_STEPS_OUTPUT;
 }
@@ -328,12 +331,14 @@ template <class M> TP_DEVICE void tp_steps_kernel(tp_steps_shared &sh, const tp_
 {
 	tp_dev_comm *comm = (tp_dev_comm *)args.comm;
 	tp_groups_begin(sh.all, comm);
+	if (tp_thread() == 0) sh.looked = 0;
 	for (uint32_t i = 0; i < args.ncalls; i++) {
 		const tp_dev_call *call = &args.calls[i];
 		tp_block_sync();
 		if (sh.all.stopped) break;
 		if ((uint32_t)tp_block() < call->nchannels) tp_steps_call<M>(sh, call);
 	}
+	if (sh.looked) tp_lend_end(comm);
 	tp_kernel_end(comm);
 }
 

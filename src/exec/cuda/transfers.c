@@ -102,6 +102,7 @@ static ncclResult_t add_transfer(struct cutting *c, const struct tp_cuda_ordered
 	TP_TRY(find_ends(exec, t, base, nparts, &out->links));
 	/* Parts end in whatever is left. */
 	if (t->is_send && t->bytes >= TP_DEV_LEND_BYTES && tp_cuda_link_lends(exec, (int)base, TP_LINK_P2P, exec->boot->rank, t->peer)) out->lend = find_loan(c, t->buf, t->bytes);
+	c->args->head.lends |= out->lend != 0;
 	return ncclSuccess;
 }
 
@@ -111,7 +112,7 @@ static ncclResult_t launch_cut(struct cutting *c, CUstream stream, const struct 
 	const struct tp_cuda_kernels *k = exec->kernels;
 	bool usual = count <= TP_DEV_TRANSFERS;
 	ncclResult_t result = ncclSuccess;
-	c->args->head = (struct tp_dev_transfers_head){ .comm = exec->comm, .nchannels = (uint32_t)exec->nchannels };
+	c->args->head = (struct tp_dev_transfers_head){ .comm = exec->comm, .nchannels = (uint16_t)exec->nchannels };
 	c->blocks = 1;
 	for (int i = 0; i < count && result == ncclSuccess; i++) result = add_transfer(c, &order[i]);
 	for (int i = 0; i < count; i++) {

@@ -161,6 +161,7 @@ TP_DEVICE void tp_transfers_kernel(tp_transfers_shared &sh, const tp_dev_transfe
 		sh.nlanes = 0;
 		sh.nchannels = head.nchannels;
 		sh.transfers = transfers;
+		if (head.lends) tp_lend_begin(comm);
 	}
 	tp_block_sync();
 	for (uint32_t i = (uint32_t)tp_thread(); i < head.ntransfers; i += (uint32_t)tp_threads()) {
@@ -189,6 +190,7 @@ TP_DEVICE void tp_transfers_kernel(tp_transfers_shared &sh, const tp_dev_transfe
 		home->next = sh.lanes[i].link.next;
 		home->head_seen = sh.lanes[i].link.head_seen;
 	}
+	if (head.lends) tp_lend_end(comm);
 	tp_kernel_end(comm);
 }
 
