@@ -340,6 +340,41 @@ static void a_captured_graph_lends_while_its_buffer_is_registered(void **state)
 	}
 }
 
+/* What is registered anew has the entry that the graph knows, but ends within the graph's buffer. */
+static void the_rest_is_deregistered(struct gpu_rank *g)
+{
+	struct step s = { .op = { .kind = ALL_TO_ALL, .rank = g->r->rank, .nranks = g->r->nranks, .count = LARGE / 2, .type = ncclFloat32 } };
+	struct ranks *r = g->r;
+	gpu_reset(g);
+	lent_open_comm(g);
+	void *handle = lent_register_pool(g);
+	op_prepare(g, &s.op);
+	ranks_barrier(r);
+	CUDA_OK(StreamBeginCapture(g->streams[1], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+	REQUIRE_OK(op_issue(&s.op, g->comm, g->streams[1]));
+	s.exec = gpu_end_capture(g, 1);
+	REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+	lent_register_range(g, s.op.send, s.op.count * sizeof(float));
+	ranks_barrier(r);
+	for (uint64_t seed = 1; seed < 3; seed++) {
+		op_fill(g, &s.op, seed);
+		CUDA_OK(GraphLaunch(s.exec, g->streams[1]));
+		gpu_sync(g, 1);
+		op_check(g, &s.op);
+	}
+	ranks_barrier(r);
+	CUDA_OK(GraphExecDestroy(s.exec));
+	struct lent now = lent_close_comm(g);
+	REQUIRE(now.chunks == 0 && now.late == 0);
+}
+
+static void a_captured_graph_lends_nothing_of_a_buffer_of_which_a_part_is_registered(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(2, DMABUF, NULL);
+	assert_true(gpu_run(&o, the_rest_is_deregistered, NULL));
+}
+
 static void sends_of_a_graph(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
@@ -390,6 +425,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(odd_sizes_give_no_warning),
 		cmocka_unit_test(ranges_repeat_and_handles_are_checked),
 		cmocka_unit_test(a_captured_graph_lends_while_its_buffer_is_registered),
+		cmocka_unit_test(a_captured_graph_lends_nothing_of_a_buffer_of_which_a_part_is_registered),
 		cmocka_unit_test(captured_sends_are_lent_while_their_buffer_is_registered),
 	};
 	return lent_main("cuda_lent", tests, sizeof(tests) / sizeof(tests[0]), argc > 1 ? argv[1] : NULL);
