@@ -97,6 +97,78 @@ static void results_are_right_by_whatever_way_the_card_reads(void **state)
 	}
 }
 
+/* What is multiplied before it is reduced isn't in the buffer as it is sent. */
+static void multiplied(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	const size_t count = LARGE;
+	float factor = 3, *values = malloc(count * sizeof(*values));
+	ncclRedOp_t op;
+	lent_open_comm(g);
+	lent_register_pool(g);
+	REQUIRE_OK(ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat32, ncclScalarHostImmediate, g->comm));
+	for (size_t apart = 0; apart < 2; apart++) {
+		CUdeviceptr to = g->pool + apart * count * sizeof(*values);
+		for (size_t i = 0; i < count; i++) values[i] = (float)(r->rank + 1) * (float)(i % 7);
+		gpu_put(g, g->pool, values, count * sizeof(*values));
+		REQUIRE_OK(ncclAllReduce(GPU_PTR(g->pool), GPU_PTR(to), count, ncclFloat32, op, g->comm, GPU_STREAM(g, 1)));
+		gpu_sync(g, 1);
+		gpu_get(g, values, to, count * sizeof(*values));
+		for (size_t i = 0; i < count; i++) REQUIRE(values[i] == factor * (float)(r->nranks * (r->nranks + 1) / 2) * (float)(i % 7));
+		ranks_barrier(r);
+	}
+	REQUIRE_OK(ncclRedOpDestroy(op, g->comm));
+	free(values);
+	REQUIRE(lent_close_comm(g).late == 0);
+}
+
+static void what_is_multiplied_first_is_never_lent_as_it_was(void **state)
+{
+	(void)state;
+	for (int nranks = 2; nranks <= 4; nranks += 2) {
+		struct gpu_options o = lent_on_two_hosts(nranks, DMABUF, NULL);
+		assert_true(gpu_run(&o, multiplied, NULL));
+	}
+}
+
+/* Several collectives in one kernel, and behind it in the stream what writes over all that they have lent: while the peers haven't begun. */
+static void grouped(struct gpu_rank *g)
+{
+	enum { CALLS = 5 };
+	struct ranks *r = g->r;
+	struct gpu_op ops[CALLS];
+	lent_open_comm(g);
+	lent_register_pool(g);
+	for (int round = 0; round < 3; round++) {
+		gpu_reset(g);
+		for (int c = 0; c < CALLS; c++) {
+			ops[c] = (struct gpu_op){ .kind = few_kinds[c % STEPS], .rank = r->rank, .nranks = r->nranks, .count = 30000 + 7001 * (size_t)c, .type = ncclFloat32, .skew_send = c,
+				.in_place = c == 3, .seed = (uint64_t)(10 * round + c) };
+			op_prepare(g, &ops[c]);
+		}
+		ranks_barrier(r);
+		if (r->rank % 2 != round % 2) usleep(20000);
+		ncclGroupStart();
+		for (int c = 0; c < CALLS; c++) REQUIRE_OK(op_issue(&ops[c], g->comm, g->streams[1]));
+		REQUIRE_OK(ncclGroupEnd());
+		for (int c = 0; c < CALLS; c++)
+			if (!ops[c].in_place) CUDA_OK(MemsetD8Async(ops[c].send, 0xa5, ops[c].send_bytes / 2, g->streams[1]));
+		gpu_sync(g, 1);
+		for (int c = 0; c < CALLS; c++) op_check(g, &ops[c]);
+	}
+	struct lent now = lent_close_comm(g);
+	REQUIRE(now.chunks > 0 && now.late == 0);
+}
+
+static void a_kernel_ends_when_all_that_its_calls_have_lent_is_through(void **state)
+{
+	(void)state;
+	for (int nranks = 2; nranks <= 4; nranks += 2) {
+		struct gpu_options o = lent_on_two_hosts(nranks, DMABUF, "TELPHER_NET_DEPTH=2");
+		assert_true(gpu_run(&o, grouped, NULL));
+	}
+}
+
 /* ---- what isn't */
 
 struct refusal { const char *env, *more, *said; bool registers; };
@@ -125,7 +197,7 @@ static void elsewhere_all_is_copied_and_the_reason_said(void **state)
 		{ DMABUF, "NCCL_NET_GDR_READ=0", "is copied into slots first: the network doesn't read GPU memory", true },
 		{ "NCCL_NET=Socket", NULL, "is copied into slots first: the network doesn't read GPU memory", true },
 		{ DMABUF, "NCCL_LOCAL_REGISTER=0", "NCCL_LOCAL_REGISTER=0", true },
-		/* Of the trial, of the links' memory; then of the buffer. */
+		/* The first is of the trial, the second of the buffer. */
 		{ DMABUF, "FAKE_CUDA_FAIL=cuMemGetHandleForAddressRange:2:801", "can't register it", true },
 	};
 	for (size_t i = 0; i < sizeof(refusals) / sizeof(refusals[0]); i++) {
@@ -419,6 +491,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(of_every_collective_something_is_lent),
 		cmocka_unit_test(a_send_is_lent_whole),
 		cmocka_unit_test(results_are_right_by_whatever_way_the_card_reads),
+		cmocka_unit_test(what_is_multiplied_first_is_never_lent_as_it_was),
+		cmocka_unit_test(a_kernel_ends_when_all_that_its_calls_have_lent_is_through),
 		cmocka_unit_test(elsewhere_all_is_copied_and_the_reason_said),
 		cmocka_unit_test(only_what_lies_in_a_registered_range_as_a_whole_is_lent),
 		cmocka_unit_test(mapped_memory_is_lent_a_piece_at_a_time),
