@@ -1,6 +1,7 @@
 /* What becomes of lent buffers whose registration, memory or operation ends: deregistered under way, freed and used again, aborts and errors, and all at once.
  *   test_cuda_lent_ends [pattern of tests' names] */
 #include <pthread.h>
+#include <signal.h>
 
 #include "cuda/helper_lent.h"
 
@@ -213,6 +214,48 @@ static void an_abort_takes_back_what_was_lent(void **state)
 	}
 }
 
+static void await_error(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	ncclResult_t error = ncclSuccess;
+	for (uint64_t end = ranks_now_ms() + (uint64_t)ranks_patience_ms(30000); error == ncclSuccess && ranks_now_ms() < end; usleep(1000))
+		REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
+	REQUIRE(error != ncclSuccess);
+}
+
+/* The peer is gone before it has taken anything; the kernel ends though nothing that it has lent was sent. */
+static void dies(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	const struct sending *arg = g->arg;
+	CUdeviceptr memory, buffer = take_piece(&memory);
+	lent_open_comm(g);
+	lent_register_range(g, buffer, PIECE);
+	if (arg->connected) send_and_check(g, buffer, 1);
+	ranks_barrier(r);
+	if (r->rank) {
+		usleep(100000);
+		kill(getpid(), SIGKILL);
+	}
+	REQUIRE_OK(ncclSend(GPU_PTR(buffer), arg->few ? FEW : PIECE, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
+	gpu_sync(g, 1);
+	await_error(g);
+	REQUIRE_OK(ncclCommAbort(g->comm));
+	CUDA_OK(MemFree(memory));
+	g->comm = NULL;
+}
+
+static void a_kernel_that_waits_for_its_loans_ends_when_the_peer_dies(void **state)
+{
+	static const struct sending turns[] = { { .connected = true }, { .few = true } };
+	(void)state;
+	for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
+		struct gpu_options o = lent_on_two_hosts(2, DMABUF, NULL);
+		o.may_die = 2;
+		assert_true(gpu_run(&o, dies, (void *)(uintptr_t)&turns[i]));
+	}
+}
+
 static void await_log(const struct ranks *r, const char *what)
 {
 	uint64_t end = ranks_now_ms() + (uint64_t)ranks_patience_ms(30000);
@@ -224,7 +267,6 @@ static void await_log(const struct ranks *r, const char *what)
 static void fails(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
-	ncclResult_t error = ncclSuccess;
 	lent_open_comm(g);
 	lent_register_pool(g);
 	send_and_check(g, g->pool, 1);
@@ -232,9 +274,7 @@ static void fails(struct gpu_rank *g)
 	ncclSend(GPU_PTR(g->pool), PIECE, ncclUint8, !r->rank, g->comm, GPU_STREAM(g, 1));
 	ncclRecv(GPU_PTR(g->pool + PIECE), r->rank ? PIECE : PIECE / 2, ncclUint8, !r->rank, g->comm, GPU_STREAM(g, 1));
 	REQUIRE_OK(ncclGroupEnd());
-	for (uint64_t end = ranks_now_ms() + (uint64_t)ranks_patience_ms(30000); error == ncclSuccess && ranks_now_ms() < end; usleep(1000))
-		REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
-	REQUIRE(error != ncclSuccess);
+	await_error(g);
 	/* More than the network holds, and rank 0 takes no more of it. Nobody has asked for an end yet. */
 	if (r->rank && gpu_is_fake()) await_log(r, "is closed: an operation ended before what it had lent was through");
 	REQUIRE_OK(ncclCommAbort(g->comm));
@@ -319,6 +359,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(what_an_ended_communicator_registered_is_never_found),
 		cmocka_unit_test(what_is_deregistered_while_a_kernel_lends_it_goes_on),
 		cmocka_unit_test(an_abort_takes_back_what_was_lent),
+		cmocka_unit_test(a_kernel_that_waits_for_its_loans_ends_when_the_peer_dies),
 		cmocka_unit_test(an_error_takes_back_what_was_lent),
 		cmocka_unit_test(random_operations_while_another_thread_registers_and_deregisters),
 	};
