@@ -206,31 +206,42 @@ static void elsewhere_all_is_copied_and_the_reason_said(void **state)
 	}
 }
 
-/* Only what lies in the range as a whole. */
+static void send_bytes(struct gpu_rank *g, CUdeviceptr buffer, size_t bytes, int value)
+{
+	struct ranks *r = g->r;
+	unsigned char *got = malloc(bytes);
+	gpu_fill(g, buffer, r->rank ? 0 : value, bytes);
+	ranks_barrier(r);
+	if (r->rank == 0) REQUIRE_OK(ncclSend(GPU_PTR(buffer), bytes, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
+	else REQUIRE_OK(ncclRecv(GPU_PTR(buffer), bytes, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
+	gpu_sync(g, 1);
+	gpu_get(g, got, buffer, bytes);
+	for (size_t i = 0; i < bytes; i++) REQUIRE(got[i] == value);
+	free(got);
+}
+
+/* The send lies in the middle of what is registered, at odd places; then it reaches a byte farther on either side; over the edge of two ranges; and last, its receiver
+ * has registered nothing. */
 static void parts_of_ranges(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
-	struct lent now;
-	size_t margin = 1003, bytes = LARGE * 4;
+	const size_t margin = 1003, bytes = LARGE * 4;
+	const CUdeviceptr buffer = g->pool + 3 * 4096 + 7, end = buffer + bytes, middle = buffer + bytes / 2 + 5;
+	const struct { CUdeviceptr begins[2], ends[2]; } turns[] = {
+		{ { buffer - margin }, { end + margin } }, { { buffer + 1 }, { end + margin } }, { { buffer - margin }, { end - 1 } },
+		{ { buffer - margin, middle }, { middle, end + margin } }, { { buffer }, { end } },
+	};
+	const int last = (int)(sizeof(turns) / sizeof(turns[0])) - 1;
 	lent_open_comm(g);
-	/* The send lies in the middle of what is registered, at odd places; then it reaches a byte farther on either side. */
-	for (int turn = 0; turn < 3; turn++) {
-		CUdeviceptr buffer = g->pool + 3 * 4096 + 7;
-		CUdeviceptr begin = turn == 1 ? buffer + 1 : buffer - margin, end = turn == 2 ? buffer + bytes - 1 : buffer + bytes + margin;
-		unsigned char *got = malloc(bytes);
-		void *handle = lent_register_range(g, begin, end - begin);
-		gpu_fill(g, buffer, r->rank + 1 + turn, bytes);
-		ranks_barrier(r);
-		if (r->rank == 0) REQUIRE_OK(ncclSend(GPU_PTR(buffer), bytes, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
-		else REQUIRE_OK(ncclRecv(GPU_PTR(buffer), bytes, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
-		gpu_sync(g, 1);
-		gpu_get(g, got, buffer, bytes);
-		for (size_t i = 0; i < bytes; i++) REQUIRE(got[i] == 1 + turn);
-		REQUIRE_OK(ncclCommDeregister(g->comm, handle));
-		free(got);
+	for (int turn = 0; turn <= last; turn++) {
+		void *handles[2] = { NULL };
+		for (int i = 0; i < 2 && (turn < last || !r->rank); i++)
+			if (turns[turn].begins[i]) handles[i] = lent_register_range(g, turns[turn].begins[i], turns[turn].ends[i] - turns[turn].begins[i]);
+		send_bytes(g, buffer, bytes, 1 + turn);
+		for (int i = 0; i < 2; i++) REQUIRE_OK(ncclCommDeregister(g->comm, handles[i]));
 	}
-	now = lent_close_comm(g);
-	REQUIRE(lent_is(now, r->rank ? 0 : bytes));
+	struct lent now = lent_close_comm(g);
+	REQUIRE(lent_is(now, r->rank ? 0 : 2 * bytes));
 }
 
 static void only_what_lies_in_a_registered_range_as_a_whole_is_lent(void **state)
@@ -257,20 +268,6 @@ static CUdeviceptr map_segments(struct gpu_rank *g, int count)
 	}
 	CUDA_OK(MemSetAccess(at, (size_t)count * SEGMENT, &access, 1));
 	return at;
-}
-
-static void send_bytes(struct gpu_rank *g, CUdeviceptr buffer, size_t bytes, int value)
-{
-	struct ranks *r = g->r;
-	unsigned char *got = malloc(bytes);
-	gpu_fill(g, buffer, r->rank ? 0 : value, bytes);
-	ranks_barrier(r);
-	if (r->rank == 0) REQUIRE_OK(ncclSend(GPU_PTR(buffer), bytes, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
-	else REQUIRE_OK(ncclRecv(GPU_PTR(buffer), bytes, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
-	gpu_sync(g, 1);
-	gpu_get(g, got, buffer, bytes);
-	for (size_t i = 0; i < bytes; i++) REQUIRE(got[i] == value);
-	free(got);
 }
 
 /* Mapped in pieces: each is lent, what reaches over the edge of two isn't. */
