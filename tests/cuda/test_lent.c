@@ -142,7 +142,7 @@ static void grouped(struct gpu_rank *g)
 	for (int round = 0; round < 3; round++) {
 		gpu_reset(g);
 		for (int c = 0; c < CALLS; c++) {
-			ops[c] = (struct gpu_op){ .kind = few_kinds[c % STEPS], .rank = r->rank, .nranks = r->nranks, .count = 30000 + 7001 * (size_t)c, .type = ncclFloat32, .skew_send = c,
+			ops[c] = (struct gpu_op){ .kind = few_kinds[c % STEPS], .rank = r->rank, .nranks = r->nranks, .count = LARGE / 4 + 7001 * (size_t)c, .type = ncclFloat32, .skew_send = c,
 				.in_place = c == 3, .seed = (uint64_t)(10 * round + c) };
 			op_prepare(g, &ops[c]);
 		}
