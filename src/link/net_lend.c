@@ -43,17 +43,6 @@ static ncclResult_t register_buffer(const struct tp_link_net *end, struct tp_net
 	return end->nets->ops->reg_memory(end->comm, memory, bytes, TP_NET_HOST, mhandle);
 }
 
-void tp_net_buffer_refuse(struct tp_net_links *nets, struct tp_net_buffer *buffer)
-{
-	if (buffer->refused) return;
-	tp_net_loans_lock(nets);
-	buffer->refused = true;
-	tp_net_loans_unlock(nets);
-	tp_net_loans_refuse(nets);
-	TP_WARN("rank %d: the buffer of %zu bytes at %p can't be sent over the network from where it lies (see above): it is copied into slots instead, as others are", nets->boot->rank,
-		(size_t)(buffer->end - buffer->begin), (void *)buffer->begin);
-}
-
 /* Nothing where it can't be had: then it is copied. */
 static struct tp_net_grant *make_grant(struct tp_link_net *end, struct tp_net_buffer *buffer)
 {
@@ -61,7 +50,12 @@ static struct tp_net_grant *make_grant(struct tp_link_net *end, struct tp_net_bu
 	if (!grant) return NULL;
 	*grant = (struct tp_net_grant){ .next = buffer->grants, .buffer = buffer, .end = end };
 	if (register_buffer(end, buffer, &grant->mhandle) != ncclSuccess) {
-		tp_net_buffer_refuse(end->nets, buffer);
+		tp_net_loans_lock(end->nets);
+		buffer->refused = true;
+		tp_net_loans_unlock(end->nets);
+		tp_net_loans_refuse(end->nets);
+		TP_WARN("rank %d: the buffer of %zu bytes at %p can't be registered with the network (see above): it is copied into slots instead, as others are", end->nets->boot->rank,
+			(size_t)(buffer->end - buffer->begin), (void *)buffer->begin);
 		free(grant);
 		return NULL;
 	}

@@ -95,7 +95,6 @@ struct tp_link_net {
 	struct tp_net_grant *lent[TP_NET_MAX_REQUESTS];     /* of the chunks in requests; NULL: not lent, or nothing to give back */
 	void *flush[TP_NET_MAX_REQUESTS];   /* of chunks that have landed; NULL: it is over */
 	void *headers_mhandle;      /* sender that kernels have lent to: of the headers, which aren't in the slots */
-	bool no_headers;            /* they can't be registered: that was tried */
 	uint32_t lent_to;           /* all chunks that are lent come before this one */
 };
 
@@ -163,8 +162,6 @@ void tp_net_grants_drop(struct tp_link_net *end);           /* its connection is
 struct tp_net_grant *tp_net_grant_for(struct tp_link_net *end, const void *memory, size_t bytes);
 /* To the list, with a grant of each connection that there is. */
 void tp_net_buffer_add(struct tp_net_links *nets, struct tp_net_buffer *buffer);
-/* A connection can't send it from where it lies: nor will others be asked, and kernels find it no more. */
-void tp_net_buffer_refuse(struct tp_net_links *nets, struct tp_net_buffer *buffer);
 /* Gives back the grants that nothing is sent by. */
 void tp_net_buffer_drop_idle(struct tp_net_buffer *buffer);
 /* Out of the list, without grants; then, without a lock that the engine needs, its memory. */

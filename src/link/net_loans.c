@@ -354,10 +354,10 @@ bool tp_net_loans_find(struct tp_net_links *nets, const void *memory, size_t byt
 
 static bool register_headers(struct tp_link_net *end)
 {
-	if (end->headers_mhandle || end->no_headers) return !end->no_headers;
-	end->no_headers = end->nets->ops->reg_memory(end->comm, end->ring, end->ring_bytes, TP_NET_HOST, &end->headers_mhandle) != ncclSuccess;
-	if (end->no_headers) end->headers_mhandle = NULL;
-	return !end->no_headers;
+	if (end->headers_mhandle) return true;
+	if (end->nets->ops->reg_memory(end->comm, end->ring, end->ring_bytes, TP_NET_HOST, &end->headers_mhandle) == ncclSuccess) return true;
+	end->headers_mhandle = NULL;
+	return false;
 }
 
 ncclResult_t tp_net_loan_open(struct tp_link_net *end, struct tp_slot *header, struct tp_slot *slot)
@@ -371,7 +371,6 @@ ncclResult_t tp_net_loan_open(struct tp_link_net *end, struct tp_slot *header, s
 		lent->first_bytes = 0;
 		return ncclSuccess;
 	}
-	if (grant) tp_net_buffer_refuse(nets, grant->buffer);
 	if (tp_gpu_copy(nets->gpu, slot->data, memory, header->bytes) != ncclSuccess)
 		return TP_FAIL(ncclInvalidUsage, "rank %d: %u bytes for rank %d at %p can't be read (see above): the registered buffer there was freed while an operation used it", nets->boot->rank,
 			header->bytes, end->to, memory);

@@ -181,7 +181,7 @@ static void what_cannot_be_registered_is_copied_with_a_warning(void **state)
 	options.env[6] = "TELPHER_VERBS_FAULT=memlock=128M";
 	assert_true(ranks_run(&options, registers_too_much, NULL));
 	assert_int_equal(count_said("NCCL WARN rank"), 2);
-	assert_int_equal(count_said("can't be sent over the network from where it lies (see above): it is copied into slots instead"), 2);
+	assert_int_equal(count_said("can't be registered with the network (see above): it is copied into slots instead"), 2);
 }
 
 struct shaker { struct ranks *r; float *buffers[2]; _Atomic bool stop; };
