@@ -10,7 +10,7 @@
  * where the kernel ended early (an abort, a fault) nothing is sent any more (tp_links_recall).
  *
  * The list changes with two locks, so whoever has either may read it: the engine has the links', launches take the small one alone. CUDA is called with
- * neither, for whoever waits inside CUDA may wait for a kernel that waits for the engine. Nor are registrations given up with the links' lock, where that can be
+ * neither, but for the last resort's copy, for whoever waits inside CUDA may wait for a kernel that waits for the engine. Nor are registrations given up with the links' lock, where that can be
  * avoided. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -34,10 +34,13 @@ static ncclResult_t send_lent(struct tp_link_net *end, struct tp_slot *header, v
 	struct iovec parts[TP_NET_LENT_PARTS] = { { &header->bytes, sizeof(struct tp_net_chunk) + lent->first_bytes }, { (void *)(uintptr_t)lent->addr, header->bytes - lent->first_bytes } };
 	void *mhandles[TP_NET_LENT_PARTS] = { end->headers_mhandle ? end->headers_mhandle : end->mhandle, grant ? grant->mhandle : NULL };
 	header->kind = TP_SLOT_INLINE;
-	TP_TRY(end->nets->ops->isendv(end->comm, parts, TP_NET_LENT_PARTS, TP_NET_LINK_TAG, mhandles, request));
-	if (*request) end->lent[end->posted % TP_NET_MAX_REQUESTS] = grant;
-	else header->kind = TP_SLOT_LENT;
-	if (*request && end->nets->gpu) tp_net_loan_out(end, grant, header->bytes);
+	ncclResult_t result = end->nets->ops->isendv(end->comm, parts, TP_NET_LENT_PARTS, TP_NET_LINK_TAG, mhandles, request);
+	if (result != ncclSuccess || !*request) {
+		header->kind = TP_SLOT_LENT;
+		return result;
+	}
+	end->lent[end->posted % TP_NET_MAX_REQUESTS] = grant;
+	if (end->nets->gpu) tp_net_loan_out(end, grant, header->bytes);
 	return ncclSuccess;
 }
 

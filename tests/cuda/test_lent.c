@@ -97,6 +97,78 @@ static void results_are_right_by_whatever_way_the_card_reads(void **state)
 	}
 }
 
+/* What is multiplied before it is reduced isn't in the buffer as it is sent. */
+static void multiplied(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	const size_t count = LARGE;
+	float factor = 3, *values = malloc(count * sizeof(*values));
+	ncclRedOp_t op;
+	lent_open_comm(g);
+	lent_register_pool(g);
+	REQUIRE_OK(ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat32, ncclScalarHostImmediate, g->comm));
+	for (size_t apart = 0; apart < 2; apart++) {
+		CUdeviceptr to = g->pool + apart * count * sizeof(*values);
+		for (size_t i = 0; i < count; i++) values[i] = (float)(r->rank + 1) * (float)(i % 7);
+		gpu_put(g, g->pool, values, count * sizeof(*values));
+		REQUIRE_OK(ncclAllReduce(GPU_PTR(g->pool), GPU_PTR(to), count, ncclFloat32, op, g->comm, GPU_STREAM(g, 1)));
+		gpu_sync(g, 1);
+		gpu_get(g, values, to, count * sizeof(*values));
+		for (size_t i = 0; i < count; i++) REQUIRE(values[i] == factor * (float)(r->nranks * (r->nranks + 1) / 2) * (float)(i % 7));
+		ranks_barrier(r);
+	}
+	REQUIRE_OK(ncclRedOpDestroy(op, g->comm));
+	free(values);
+	REQUIRE(lent_close_comm(g).late == 0);
+}
+
+static void what_is_multiplied_first_is_never_lent_as_it_was(void **state)
+{
+	(void)state;
+	for (int nranks = 2; nranks <= 4; nranks += 2) {
+		struct gpu_options o = lent_on_two_hosts(nranks, DMABUF, NULL);
+		assert_true(gpu_run(&o, multiplied, NULL));
+	}
+}
+
+/* Several collectives in one kernel, and behind it in the stream what writes over all that they have lent: while the peers haven't begun. */
+static void grouped(struct gpu_rank *g)
+{
+	enum { CALLS = 5 };
+	struct ranks *r = g->r;
+	struct gpu_op ops[CALLS];
+	lent_open_comm(g);
+	lent_register_pool(g);
+	for (int round = 0; round < 3; round++) {
+		gpu_reset(g);
+		for (int c = 0; c < CALLS; c++) {
+			ops[c] = (struct gpu_op){ .kind = few_kinds[c % STEPS], .rank = r->rank, .nranks = r->nranks, .count = LARGE / 4 + 7001 * (size_t)c, .type = ncclFloat32, .skew_send = c,
+				.in_place = c == 3, .seed = (uint64_t)(10 * round + c) };
+			op_prepare(g, &ops[c]);
+		}
+		ranks_barrier(r);
+		if (r->rank % 2 != round % 2) usleep(20000);
+		ncclGroupStart();
+		for (int c = 0; c < CALLS; c++) REQUIRE_OK(op_issue(&ops[c], g->comm, g->streams[1]));
+		REQUIRE_OK(ncclGroupEnd());
+		for (int c = 0; c < CALLS; c++)
+			if (!ops[c].in_place) CUDA_OK(MemsetD8Async(ops[c].send, 0xa5, ops[c].send_bytes / 2, g->streams[1]));
+		gpu_sync(g, 1);
+		for (int c = 0; c < CALLS; c++) op_check(g, &ops[c]);
+	}
+	struct lent now = lent_close_comm(g);
+	REQUIRE(now.chunks > 0 && now.late == 0);
+}
+
+static void a_kernel_ends_when_all_that_its_calls_have_lent_is_through(void **state)
+{
+	(void)state;
+	for (int nranks = 2; nranks <= 4; nranks += 2) {
+		struct gpu_options o = lent_on_two_hosts(nranks, DMABUF, "TELPHER_NET_DEPTH=2");
+		assert_true(gpu_run(&o, grouped, NULL));
+	}
+}
+
 /* ---- what isn't */
 
 struct refusal { const char *env, *more, *said; bool registers; };
@@ -125,7 +197,7 @@ static void elsewhere_all_is_copied_and_the_reason_said(void **state)
 		{ DMABUF, "NCCL_NET_GDR_READ=0", "is copied into slots first: the network doesn't read GPU memory", true },
 		{ "NCCL_NET=Socket", NULL, "is copied into slots first: the network doesn't read GPU memory", true },
 		{ DMABUF, "NCCL_LOCAL_REGISTER=0", "NCCL_LOCAL_REGISTER=0", true },
-		/* Of the trial, of the links' memory; then of the buffer. */
+		/* The first is of the trial, the second of the buffer. */
 		{ DMABUF, "FAKE_CUDA_FAIL=cuMemGetHandleForAddressRange:2:801", "can't register it", true },
 	};
 	for (size_t i = 0; i < sizeof(refusals) / sizeof(refusals[0]); i++) {
@@ -134,31 +206,42 @@ static void elsewhere_all_is_copied_and_the_reason_said(void **state)
 	}
 }
 
-/* Only what lies in the range as a whole. */
+static void send_bytes(struct gpu_rank *g, CUdeviceptr buffer, size_t bytes, int value)
+{
+	struct ranks *r = g->r;
+	unsigned char *got = malloc(bytes);
+	gpu_fill(g, buffer, r->rank ? 0 : value, bytes);
+	ranks_barrier(r);
+	if (r->rank == 0) REQUIRE_OK(ncclSend(GPU_PTR(buffer), bytes, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
+	else REQUIRE_OK(ncclRecv(GPU_PTR(buffer), bytes, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
+	gpu_sync(g, 1);
+	gpu_get(g, got, buffer, bytes);
+	for (size_t i = 0; i < bytes; i++) REQUIRE(got[i] == value);
+	free(got);
+}
+
+/* The send lies in the middle of what is registered, at odd places; then it reaches a byte farther on either side; over the edge of two ranges; and last, its receiver
+ * has registered nothing. */
 static void parts_of_ranges(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
-	struct lent now;
-	size_t margin = 1003, bytes = LARGE * 4;
+	const size_t margin = 1003, bytes = LARGE * 4;
+	const CUdeviceptr buffer = g->pool + 3 * 4096 + 7, end = buffer + bytes, middle = buffer + bytes / 2 + 5;
+	const struct { CUdeviceptr begins[2], ends[2]; } turns[] = {
+		{ { buffer - margin }, { end + margin } }, { { buffer + 1 }, { end + margin } }, { { buffer - margin }, { end - 1 } },
+		{ { buffer - margin, middle }, { middle, end + margin } }, { { buffer }, { end } },
+	};
+	const int last = (int)(sizeof(turns) / sizeof(turns[0])) - 1;
 	lent_open_comm(g);
-	/* The send lies in the middle of what is registered, at odd places; then it reaches a byte farther on either side. */
-	for (int turn = 0; turn < 3; turn++) {
-		CUdeviceptr buffer = g->pool + 3 * 4096 + 7;
-		CUdeviceptr begin = turn == 1 ? buffer + 1 : buffer - margin, end = turn == 2 ? buffer + bytes - 1 : buffer + bytes + margin;
-		unsigned char *got = malloc(bytes);
-		void *handle = lent_register_range(g, begin, end - begin);
-		gpu_fill(g, buffer, r->rank + 1 + turn, bytes);
-		ranks_barrier(r);
-		if (r->rank == 0) REQUIRE_OK(ncclSend(GPU_PTR(buffer), bytes, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
-		else REQUIRE_OK(ncclRecv(GPU_PTR(buffer), bytes, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
-		gpu_sync(g, 1);
-		gpu_get(g, got, buffer, bytes);
-		for (size_t i = 0; i < bytes; i++) REQUIRE(got[i] == 1 + turn);
-		REQUIRE_OK(ncclCommDeregister(g->comm, handle));
-		free(got);
+	for (int turn = 0; turn <= last; turn++) {
+		void *handles[2] = { NULL };
+		for (int i = 0; i < 2 && (turn < last || !r->rank); i++)
+			if (turns[turn].begins[i]) handles[i] = lent_register_range(g, turns[turn].begins[i], turns[turn].ends[i] - turns[turn].begins[i]);
+		send_bytes(g, buffer, bytes, 1 + turn);
+		for (int i = 0; i < 2; i++) REQUIRE_OK(ncclCommDeregister(g->comm, handles[i]));
 	}
-	now = lent_close_comm(g);
-	REQUIRE(lent_is(now, r->rank ? 0 : bytes));
+	struct lent now = lent_close_comm(g);
+	REQUIRE(lent_is(now, r->rank ? 0 : 2 * bytes));
 }
 
 static void only_what_lies_in_a_registered_range_as_a_whole_is_lent(void **state)
@@ -185,20 +268,6 @@ static CUdeviceptr map_segments(struct gpu_rank *g, int count)
 	}
 	CUDA_OK(MemSetAccess(at, (size_t)count * SEGMENT, &access, 1));
 	return at;
-}
-
-static void send_bytes(struct gpu_rank *g, CUdeviceptr buffer, size_t bytes, int value)
-{
-	struct ranks *r = g->r;
-	unsigned char *got = malloc(bytes);
-	gpu_fill(g, buffer, r->rank ? 0 : value, bytes);
-	ranks_barrier(r);
-	if (r->rank == 0) REQUIRE_OK(ncclSend(GPU_PTR(buffer), bytes, ncclUint8, 1, g->comm, GPU_STREAM(g, 1)));
-	else REQUIRE_OK(ncclRecv(GPU_PTR(buffer), bytes, ncclUint8, 0, g->comm, GPU_STREAM(g, 1)));
-	gpu_sync(g, 1);
-	gpu_get(g, got, buffer, bytes);
-	for (size_t i = 0; i < bytes; i++) REQUIRE(got[i] == value);
-	free(got);
 }
 
 /* Mapped in pieces: each is lent, what reaches over the edge of two isn't. */
@@ -340,6 +409,41 @@ static void a_captured_graph_lends_while_its_buffer_is_registered(void **state)
 	}
 }
 
+/* What is registered anew has the entry that the graph knows, but ends within the graph's buffer. */
+static void the_rest_is_deregistered(struct gpu_rank *g)
+{
+	struct step s = { .op = { .kind = ALL_TO_ALL, .rank = g->r->rank, .nranks = g->r->nranks, .count = LARGE / 2, .type = ncclFloat32 } };
+	struct ranks *r = g->r;
+	gpu_reset(g);
+	lent_open_comm(g);
+	void *handle = lent_register_pool(g);
+	op_prepare(g, &s.op);
+	ranks_barrier(r);
+	CUDA_OK(StreamBeginCapture(g->streams[1], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+	REQUIRE_OK(op_issue(&s.op, g->comm, g->streams[1]));
+	s.exec = gpu_end_capture(g, 1);
+	REQUIRE_OK(ncclCommDeregister(g->comm, handle));
+	lent_register_range(g, s.op.send, s.op.count * sizeof(float));
+	ranks_barrier(r);
+	for (uint64_t seed = 1; seed < 3; seed++) {
+		op_fill(g, &s.op, seed);
+		CUDA_OK(GraphLaunch(s.exec, g->streams[1]));
+		gpu_sync(g, 1);
+		op_check(g, &s.op);
+	}
+	ranks_barrier(r);
+	CUDA_OK(GraphExecDestroy(s.exec));
+	struct lent now = lent_close_comm(g);
+	REQUIRE(now.chunks == 0 && now.late == 0);
+}
+
+static void a_captured_graph_lends_nothing_of_a_buffer_of_which_a_part_is_registered(void **state)
+{
+	(void)state;
+	struct gpu_options o = lent_on_two_hosts(2, DMABUF, NULL);
+	assert_true(gpu_run(&o, the_rest_is_deregistered, NULL));
+}
+
 static void sends_of_a_graph(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
@@ -384,12 +488,15 @@ int main(int argc, char **argv)
 		cmocka_unit_test(of_every_collective_something_is_lent),
 		cmocka_unit_test(a_send_is_lent_whole),
 		cmocka_unit_test(results_are_right_by_whatever_way_the_card_reads),
+		cmocka_unit_test(what_is_multiplied_first_is_never_lent_as_it_was),
+		cmocka_unit_test(a_kernel_ends_when_all_that_its_calls_have_lent_is_through),
 		cmocka_unit_test(elsewhere_all_is_copied_and_the_reason_said),
 		cmocka_unit_test(only_what_lies_in_a_registered_range_as_a_whole_is_lent),
 		cmocka_unit_test(mapped_memory_is_lent_a_piece_at_a_time),
 		cmocka_unit_test(odd_sizes_give_no_warning),
 		cmocka_unit_test(ranges_repeat_and_handles_are_checked),
 		cmocka_unit_test(a_captured_graph_lends_while_its_buffer_is_registered),
+		cmocka_unit_test(a_captured_graph_lends_nothing_of_a_buffer_of_which_a_part_is_registered),
 		cmocka_unit_test(captured_sends_are_lent_while_their_buffer_is_registered),
 	};
 	return lent_main("cuda_lent", tests, sizeof(tests) / sizeof(tests[0]), argc > 1 ? argv[1] : NULL);

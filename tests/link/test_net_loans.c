@@ -25,6 +25,7 @@ static uint32_t nsent, ndone, nclosed;
 static _Atomic int wrong;
 static _Atomic long nhandles;
 static enum tp_net_memory refuses;      /* what can't be registered; 0: nothing */
+static bool breaks;            /* nothing is sent any more */
 
 static ncclResult_t properties(int dev, struct tp_net_properties *out)
 {
@@ -57,6 +58,7 @@ static ncclResult_t isendv(void *comm, const struct iovec *parts, int n, int tag
 	struct request *r = &requests[nsent % TP_NET_MAX_REQUESTS];
 	(void)comm, (void)tag;
 	*out = NULL;
+	if (breaks) return ncclRemoteError;
 	if (nsent % 5 == 4 && !r->used) {       /* no room, now and then */
 		r->used = true;
 		return ncclSuccess;
@@ -435,6 +437,27 @@ static void flags_that_cannot_be_registered_are_an_error(void **state)
 	close_world(&w);
 }
 
+/* It isn't in its slot, from which it must not be sent either. */
+static void what_could_not_be_sent_is_still_lent(void **state)
+{
+	static struct world w;
+	struct tp_net_buffer *buffer;
+	bool moved;
+	(void)state;
+	open_world(&w);
+	register_buffer(&w, &buffer);
+	fill(&w, 0);
+	publish(&w, true);
+	breaks = true;
+	assert_int_equal(tp_net_links_progress(&w.nets, &moved), ncclRemoteError);
+	breaks = false;
+	assert_true(tp_net_link_has_loan(&w.end));
+	pump(&w);
+	assert_true(ndone == 1 && atomic_load(&wrong) == 0);
+	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
+	close_world(&w);
+}
+
 /* So much has been sent, and all that was lent came before a number. */
 static void begin_at(struct world *w, uint32_t number, uint32_t lent_to)
 {
@@ -577,6 +600,7 @@ int main(void)
 		cmocka_unit_test(a_full_table_refuses_and_no_more),
 		cmocka_unit_test(what_a_connection_refuses_leaves_the_table),
 		cmocka_unit_test(flags_that_cannot_be_registered_are_an_error),
+		cmocka_unit_test(what_could_not_be_sent_is_still_lent),
 		cmocka_unit_test(counters_wrap),
 		cmocka_unit_test(what_is_recalled_is_never_sent),
 		cmocka_unit_test(a_connection_with_nothing_on_loan_stays),

@@ -104,7 +104,7 @@ struct tp_dev_program {
 	uint32_t pieces, flags;                     /* TP_DEV_PROGRAM_* */
 	uint32_t lanes_at, steps_at, operands_at, links_at;     /* from the beginning of this */
 	uint64_t scratch;                           /* this channel's: scratch_chunks sizes (uint32_t), then, 128-byte aligned, the chunks */
-	uint32_t scratch_at, pad;
+	uint32_t scratch_at, input_blocks, output_blocks, pad;
 };
 enum { TP_DEV_PROGRAM_REDUCES = 1 };
 /* What a block can hold: groups; operands of the steps at hand, of which each group has its share; lanes. */

@@ -162,6 +162,8 @@ static ncclResult_t make_program(struct tp_cuda_exec *exec, struct tp_cuda_plan 
 {
 	struct making m = { .exec = exec, .plan = p->plan, .from = from };
 	m.head.pieces = p->plan->pieces;
+	m.head.input_blocks = p->plan->input_blocks;
+	m.head.output_blocks = p->plan->output_blocks;
 	m.head.flags = p->reduces ? TP_DEV_PROGRAM_REDUCES : 0;
 	m.lanes = tp_alloc(from->nlanes + 1, sizeof(*m.lanes), "lanes");
 	m.steps = tp_alloc(from->nsteps + 1, sizeof(*m.steps), "steps");

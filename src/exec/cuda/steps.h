@@ -257,14 +257,15 @@ struct tp_steps_feed {
 	}
 };
 
-/* What the call may lend; one thread. Of buffers of several blocks the host has seen all of them; it is this entry that may have gone. */
+/* What the call may lend; one thread. Buffers as a whole: the entry may have gone since the launch, and be another one's by now. */
 TP_FAR void tp_steps_find_loans(tp_steps_shared &sh)
 {
 	tp_steps_run &run = sh.run;
+	const tp_dev_call &call = *run.call;
 	if (!sh.looked) tp_lend_begin(sh.all.comm);
 	sh.looked = 1;
-	if (tp_lend_stands(sh.all.comm, run.call->lend_input, run.call->input, run.call->block_bytes)) run.lends |= 1u << TP_STEPS_INPUT;
-	if (tp_lend_stands(sh.all.comm, run.call->lend_output, run.call->output, run.call->block_bytes)) run.lends |= 1u << TP_STEPS_OUTPUT;
+	if (tp_lend_stands(sh.all.comm, call.lend_input, call.input, call.block_bytes * run.program->input_blocks)) run.lends |= 1u << TP_STEPS_INPUT;
+	if (tp_lend_stands(sh.all.comm, call.lend_output, call.output, call.block_bytes * run.program->output_blocks)) run.lends |= 1u << TP_STEPS_OUTPUT;
 }
 
 /* The program, and what else of the call all threads see, into shared memory. */

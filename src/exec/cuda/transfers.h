@@ -41,7 +41,7 @@ TP_DEVICE bool tp_transfer_part(const tp_dev_transfer &t, uint32_t nchannels, ui
 	return true;
 }
 /* From transfer number + 1 on, along the links: the next that has a part here. */
-TP_DEVICE void tp_transfer_find(const tp_dev_comm *comm, const tp_dev_transfer *transfers, uint32_t next, uint32_t nchannels, tp_transfer_lane *lane)
+TP_FAR void tp_transfer_find(const tp_dev_comm *comm, const tp_dev_transfer *transfers, uint32_t next, uint32_t nchannels, tp_transfer_lane *lane)
 {
 	lane->transfer = TP_TRANSFER_NONE;
 	for (; next; next = transfers[next - 1].next) {
