@@ -7,6 +7,9 @@
  * (to nothing) when packets were found waiting at its end, as with programs that poll memory and no completion queue. Those
  * get none for a while: for so many packets' wakings, twice as many after each vain lease.
  *
+ * A poller that is always here, and yet stays away at times, was put aside by whoever else wants its processor. It is back in a moment, and the thread in its
+ * place would put the next one aside: where processors are scarce that costs a third of what is moved. Its lease grows to LEASE_PROMPT_NS.
+ *
  * Where the application sleeps while packets come in quick succession the thread lingers before it sleeps (linger.c). */
 #include <errno.h>
 #include <poll.h>
@@ -20,7 +23,10 @@
 #include "verbs/internal.h"
 #include "verbs/path.h"
 
-enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 200000, READY_MAX = 32, WATCHES_MAX = 640 /* two for each process that shares the port, and more */ };
+enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 200000, LEASE_PROMPT_NS = 2000000 /* about the kernel's slice */ };
+/* Polls that found packets within LEASE_MAX_NS of the one before; one that came later takes PROMPT_LATE of them away. */
+enum { PROMPT_MOST = 64, PROMPT_ENOUGH = 32, PROMPT_LATE = 8 };
+enum { READY_MAX = 32, WATCHES_MAX = 640 /* two for each process that shares the port, and more */ };
 /* Lingering: at a stretch; a pause that means that we were put aside. */
 enum { LINGER_MOST_NS = 1000000, ASIDE_NS = 50000 };
 enum { LOOK_EVERY_NS = 20000000 };
@@ -38,6 +44,7 @@ static struct {
 
 static _Atomic uint64_t polled_ns;      /* when a poller was here last */
 static _Atomic uint64_t lease_ns;
+static _Atomic int prompt;              /* how much so pollers are, 0 to PROMPT_MOST */
 static _Atomic bool any_watch;
 static _Thread_local bool is_thread;
 static _Atomic uint64_t expected_ns;    /* tp_progress_expect */
@@ -59,9 +66,14 @@ static void clear_kick(void)
 		;
 }
 
+static uint64_t longest_lease(void) { return atomic_load_explicit(&prompt, memory_order_relaxed) >= PROMPT_ENOUGH ? LEASE_PROMPT_NS : LEASE_MAX_NS; }
+
+/* Of a poller that isn't prompt any more it is shorter at once. */
+static uint64_t lease_length(void) { return TP_MIN(atomic_load_explicit(&lease_ns, memory_order_relaxed), longest_lease()); }
+
 bool tp_progress_leased(void)
 {
-	uint64_t lease = atomic_load_explicit(&lease_ns, memory_order_relaxed);
+	uint64_t lease = lease_length();
 	return lease && tp_clock_ns() - atomic_load_explicit(&polled_ns, memory_order_relaxed) < lease;
 }
 
@@ -126,22 +138,22 @@ static bool leave_to_poller(void)
 
 static void wait_for_lease(uint64_t next, struct epoll_event *events)
 {
-	uint64_t lease = atomic_load_explicit(&lease_ns, memory_order_relaxed);
+	uint64_t lease = lease_length();
 	uint64_t end = atomic_load_explicit(&polled_ns, memory_order_relaxed) + lease;
 	wait_until(next ? TP_MIN(next, end) : end, true, events);
 	clear_kick();
 	leases.waited = true;
 	if (tp_progress_leased()) {
-		set_lease(TP_MIN(2 * lease, (uint64_t)LEASE_MAX_NS));
+		set_lease(TP_MIN(2 * lease, longest_lease()));
 		leases.vain = 0;
 	}
 }
 
 static void learn(int done)
 {
-	uint64_t lease = atomic_load_explicit(&lease_ns, memory_order_relaxed);
+	uint64_t lease = lease_length();
 	if (done == 0) {        /* a poller was faster */
-		set_lease(lease ? TP_MIN(2 * lease, (uint64_t)LEASE_MAX_NS) : (uint64_t)LEASE_MIN_NS);
+		set_lease(lease ? TP_MIN(2 * lease, longest_lease()) : (uint64_t)LEASE_MIN_NS);
 		leases.refuse = leases.vain = 0;
 	} else if (leases.waited) {
 		lease = lease / 4 < LEASE_MIN_NS ? 0 : lease / 4;
@@ -360,6 +372,19 @@ void tp_progress_forget(void)
 
 /* ---- pollers ---- */
 
+static void note_poll(bool found_packets)
+{
+	uint64_t now = tp_clock_ns();
+	if (found_packets) {
+		int before = atomic_load_explicit(&prompt, memory_order_relaxed);
+		bool late = now - atomic_load_explicit(&polled_ns, memory_order_relaxed) > LEASE_MAX_NS;
+		int score = late ? TP_MAX(before - PROMPT_LATE, 0) : TP_MIN(before + 1, (int)PROMPT_MOST);
+		if (score != before)
+			atomic_store_explicit(&prompt, score, memory_order_relaxed);
+	}
+	atomic_store_explicit(&polled_ns, now, memory_order_relaxed);
+}
+
 void tp_progress_poll(void)
 {
 	uint64_t due = tp_timers_next();
@@ -368,8 +393,7 @@ void tp_progress_poll(void)
 	tp_path_poll();
 	if (!atomic_load_explicit(&any_watch, memory_order_relaxed))
 		return;
-	tp_wire.progress();
-	atomic_store_explicit(&polled_ns, tp_clock_ns(), memory_order_relaxed);
+	note_poll(tp_wire.progress() > 0);
 }
 
 void tp_progress_expect(uint64_t when_ns)
