@@ -88,7 +88,6 @@ struct tp_net_grant *tp_net_grant_for(struct tp_link_net *end, const void *memor
 	for (struct tp_net_buffer *b = nets->buffers; b; b = b->next) {
 		if (!tp_net_buffer_covers(b, memory, bytes)) continue;
 		refused |= b->refused;
-		if (b->refused) continue;
 		struct tp_net_grant *grant = have_grant(end, b);
 		if (grant) return end->grant = grant;
 	}
