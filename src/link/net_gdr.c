@@ -46,7 +46,7 @@ static void widen(void **memory, size_t *bytes)
 
 void tp_net_gdr_show(void *memory, size_t bytes, uint64_t id, struct tp_net_shown *out) { *out = (struct tp_net_shown){ .memory = memory, .bytes = bytes, .id = id, .fds = { -1, -1 } }; }
 
-void tp_net_gdr_close_bufs(struct tp_net_shown *shown)
+static void close_bufs(struct tp_net_shown *shown)
 {
 	for (int i = 0; i < 2; i++) {
 		if (shown->fds[i] >= 0) close(shown->fds[i]);
@@ -101,7 +101,7 @@ static bool works(const struct trial *t, enum tp_net_memory way)
 	ncclResult_t result = show_own(&memory, &shown);
 	if (result == ncclSuccess) {
 		result = hold(t, way, &shown, &held);
-		tp_net_gdr_close_bufs(&shown);
+		close_bufs(&shown);
 	}
 	if (held) t->ops->drop_memory(held);
 	tp_gpu_free(&memory);
@@ -244,12 +244,23 @@ int tp_net_gdr_send_devices(const struct tp_net_links *nets, int *devs, int most
 	return n;
 }
 
-ncclResult_t tp_net_gdr_hold(const struct tp_net_links *nets, int dev, struct tp_net_shown *shown, void **held)
+ncclResult_t tp_net_gdr_hold(const struct tp_net_links *nets, const int *devs, int ndevs, struct tp_net_shown *shown)
 {
-	const struct trial *t = tried(nets->ops, dev, nets->gpu);
+	for (int d = 0; d < ndevs; d++) {
+		const struct trial *t = tried(nets->ops, devs[d], nets->gpu);
+		if (!t || !t->way) continue;
+		TP_TRY(hold(t, t->way, shown, &shown->held[shown->nheld]));
+		shown->nheld += shown->held[shown->nheld] != NULL;
+	}
+	/* Descriptors are few. */
+	if (ndevs == shown->nheld && ndevs < TP_LINK_SEATS_MAX) close_bufs(shown);
+	return ncclSuccess;
+}
 
-	*held = NULL;
-	return t && t->way ? hold(t, t->way, shown, held) : ncclSuccess;
+void tp_net_gdr_let_go(const struct tp_net_links *nets, struct tp_net_shown *shown)
+{
+	while (shown->nheld) nets->ops->drop_memory(shown->held[--shown->nheld]);
+	close_bufs(shown);
 }
 
 bool tp_net_gdr_fits(const struct tp_net_shown *shown, const struct tp_gpu_pointer *p)
@@ -263,21 +274,31 @@ bool tp_net_gdr_fits(const struct tp_net_shown *shown, const struct tp_gpu_point
 
 /* ---- device memory for slots */
 
-static ncclResult_t grow(struct tp_net_links *nets, int dev, const struct trial *t, size_t bytes)
+/* Devices that a connection over dev may move to, and dev. */
+static int stand_ins(const struct tp_net_links *nets, int dev, int *devs)
 {
+	int n = 0;
+	for (int d = 0; d < nets->ndevs && n < TP_LINK_SEATS_MAX; d++)
+		if (d == dev || nets->ops->spreads) devs[n++] = d;
+	return n;
+}
+
+static ncclResult_t grow(struct tp_net_links *nets, int dev, size_t bytes)
+{
+	int devs[TP_LINK_SEATS_MAX];
 	struct tp_net_far *piece = tp_alloc(1, sizeof(*piece), "device memory of network links");
 	if (!piece) return ncclSystemError;
 	ncclResult_t result = tp_gpu_alloc(nets->gpu, TP_MAX(bytes, PIECE_BYTES), false, "network links", &piece->memory);
 	if (result != ncclSuccess) goto free_piece;
 	result = show_own(&piece->memory, &piece->shown);
-	if (result == ncclSuccess) result = hold(t, t->way, &piece->shown, &piece->held);
+	if (result == ncclSuccess) result = tp_net_gdr_hold(nets, devs, stand_ins(nets, dev, devs), &piece->shown);
 	if (result != ncclSuccess) goto free_memory;
 	piece->dev = dev;
 	piece->next = nets->far;
 	nets->far = piece;
 	return ncclSuccess;
 free_memory:
-	tp_net_gdr_close_bufs(&piece->shown);
+	tp_net_gdr_let_go(nets, &piece->shown);
 	tp_gpu_free(&piece->memory);
 free_piece:
 	free(piece);
@@ -294,7 +315,7 @@ void tp_net_gdr_take(struct tp_link_net *end, size_t bytes)
 	if (!t || !t->way) return;
 	struct tp_net_far *piece = nets->far;
 	while (piece && (piece->dev != end->dev || piece->memory.bytes - piece->used < bytes)) piece = piece->next;
-	if (!piece && grow(nets, end->dev, t, bytes) != ncclSuccess) {
+	if (!piece && grow(nets, end->dev, bytes) != ncclSuccess) {
 		TP_WARN("rank %d: %zu bytes of device memory for network links can't be had or registered with device %d (see above): from here on its links' slots are in host memory, which is "
 			"slower", nets->boot->rank, TP_MAX(bytes, PIECE_BYTES), end->dev);
 		end->far_refused = true;
@@ -337,8 +358,7 @@ void tp_net_gdr_close(struct tp_net_links *nets)
 	while (nets->far) {
 		struct tp_net_far *piece = nets->far;
 		nets->far = piece->next;
-		if (piece->held) nets->ops->drop_memory(piece->held);
-		tp_net_gdr_close_bufs(&piece->shown);
+		tp_net_gdr_let_go(nets, &piece->shown);
 		tp_gpu_free(&piece->memory);
 		free(piece);
 	}

@@ -151,8 +151,7 @@ void tp_net_buffer_unlist(struct tp_net_links *nets, struct tp_net_buffer *buffe
 
 void tp_net_buffer_free(const struct tp_net_links *nets, struct tp_net_buffer *buffer)
 {
-	while (buffer->nheld) nets->ops->drop_memory(buffer->held[--buffer->nheld]);
-	if (nets->gpu) tp_net_gdr_close_bufs(&buffer->shown);
+	if (nets->gpu) tp_net_gdr_let_go(nets, &buffer->shown);
 	free(buffer);
 }
 

@@ -21,7 +21,15 @@ enum tp_net_state {
 
 /* Device memory and the DMA-BUFs of it, by whether they are for PCIe (data direct), -1: there is none (yet). closed: nor will there be one. beyond: pages
  * of it are shared with what is no part of its allocation, so CUDA may refuse one. */
-struct tp_net_shown { void *memory; size_t bytes; uint64_t id; int fds[2]; bool closed, beyond; };
+struct tp_net_shown {
+	void *memory;
+	size_t bytes;
+	uint64_t id;
+	int fds[2];
+	bool closed, beyond;
+	int nheld;
+	void *held[TP_LINK_SEATS_MAX];      /* by devices of the transport */
+};
 
 /* Memory that the user registered, and what each sending end's transport gave for it. What is deregistered while some of it is on its way (an
  * operation has failed) goes when that has ended. */
@@ -44,8 +52,6 @@ struct tp_net_buffer {
 	uint64_t id;                /* CUDA's, of the allocation */
 	uint32_t index;
 	struct tp_net_shown shown;
-	int nheld;
-	void *held[TP_LINK_SEATS_MAX];      /* by devices of the transport */
 };
 
 static inline bool tp_net_buffer_covers(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
@@ -105,7 +111,7 @@ struct tp_net_guest { struct tp_net_hello hello; void *comm; };
 struct tp_net_pool { struct tp_gpu_memory memory; size_t used; struct tp_net_pool *next; };
 
 /* The same of device memory, registered with a device of the transport. */
-struct tp_net_far { struct tp_gpu_memory memory; size_t used; int dev; void *held; struct tp_net_shown shown; struct tp_net_far *next; };
+struct tp_net_far { struct tp_gpu_memory memory; size_t used; int dev; struct tp_net_shown shown; struct tp_net_far *next; };
 
 /* And of words that kernels poll. */
 struct tp_net_near { struct tp_gpu_mapped window; size_t used; struct tp_net_near *next; };
@@ -197,15 +203,15 @@ void tp_net_gdr_give_up(struct tp_link_net *end);          /* far_refused: nor w
 ncclResult_t tp_net_gdr_register(struct tp_link_net *end);
 /* Device memory for connections: CUDA is asked for DMA-BUFs when it is held, or first registered, and never again. */
 void tp_net_gdr_show(void *memory, size_t bytes, uint64_t id, struct tp_net_shown *out);
-void tp_net_gdr_close_bufs(struct tp_net_shown *shown);
 /* Part of it, with an end's connection. */
 ncclResult_t tp_net_gdr_register_memory(const struct tp_link_net *end, struct tp_net_shown *shown, void *memory, size_t bytes, void **mhandle);
 /* Does some device read GPU memory to send it? */
 bool tp_net_gdr_sends(const struct tp_net_links *nets);
 /* Devices that read GPU memory by which this rank sends to other hosts, or may come to: how many. */
 int tp_net_gdr_send_devices(const struct tp_net_links *nets, int *devs, int most);
-/* The same ahead of connections over a device; *held NULL: the transport has no such thing. */
-ncclResult_t tp_net_gdr_hold(const struct tp_net_links *nets, int dev, struct tp_net_shown *shown, void **held);
+/* Registers all of it with devices, ahead of connections over them, which need no DMA-BUF then. The devices of before the one that failed hold it, too. */
+ncclResult_t tp_net_gdr_hold(const struct tp_net_links *nets, const int *devs, int ndevs, struct tp_net_shown *shown);
+void tp_net_gdr_let_go(const struct tp_net_links *nets, struct tp_net_shown *shown);
 /* Do its pages lie in its allocation? */
 bool tp_net_gdr_fits(const struct tp_net_shown *shown, const struct tp_gpu_pointer *p);
 /* Why none of its devices reads GPU memory; NULL: one does. */

@@ -156,28 +156,12 @@ static void forsake(struct tp_net_links *nets, pthread_mutex_t *links_lock, cons
 			b->freed = true;
 			tp_net_loans_unlock(nets);
 			tp_net_buffer_drop_idle(b);
-			while (b->nheld) held[nheld++] = b->held[--b->nheld];
+			while (b->shown.nheld) held[nheld++] = b->shown.held[--b->shown.nheld];
 		}
 		pthread_mutex_unlock(links_lock);
 		while (nheld) nets->ops->drop_memory(held[--nheld]);
 	} while (found);
 	strike_all(nets, is_freed);
-}
-
-/* Registers it with the devices that will send it, or may come to. */
-static bool hold(struct tp_net_links *nets, struct tp_net_buffer *buffer, const int *devs, int ndevs, char *why, size_t why_bytes)
-{
-	for (int d = 0; d < ndevs; d++) {
-		if (tp_net_gdr_hold(nets, devs[d], &buffer->shown, &buffer->held[buffer->nheld]) != ncclSuccess) {
-			if (buffer->shown.beyond) snprintf(why, why_bytes, "its first or last page isn't its allocation's alone, and devices want whole pages: sizes that are multiples of the page size avoid that");
-			else snprintf(why, why_bytes, "device %d can't register it (see above)", devs[d]);
-			return false;
-		}
-		buffer->nheld += buffer->held[buffer->nheld] != NULL;
-	}
-	/* Descriptors are few, and connections need no more than what is held. */
-	if (ndevs == buffer->nheld && ndevs < TP_LINK_SEATS_MAX) tp_net_gdr_close_bufs(&buffer->shown);
-	return true;
 }
 
 /* Where it can't be lent: why not. */
@@ -206,7 +190,11 @@ static bool may_be_lent(struct tp_net_links *nets, pthread_mutex_t *links_lock, 
 	tp_net_gdr_show(memory, bytes, p.buffer_id, &buffer->shown);
 	buffer->shown.beyond = !tp_net_gdr_fits(&buffer->shown, &p);
 	forsake(nets, links_lock, buffer);
-	if (!hold(nets, buffer, devs, ndevs, why, why_bytes)) return false;
+	if (tp_net_gdr_hold(nets, devs, ndevs, &buffer->shown) != ncclSuccess) {
+		if (buffer->shown.beyond) snprintf(why, why_bytes, "its first or last page isn't its allocation's alone, and devices want whole pages: sizes that are multiples of the page size avoid that");
+		else snprintf(why, why_bytes, "device %d can't register it (see above)", devs[buffer->shown.nheld]);
+		return false;
+	}
 	pthread_mutex_lock(&nets->loans->lock);
 	bool has_index = take_index(nets->loans, &buffer->index);
 	if (has_index) atomic_fetch_add_explicit(&nets->loans->nbuffers, 1, memory_order_relaxed);
