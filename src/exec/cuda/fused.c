@@ -16,7 +16,6 @@ enum {
 	LL_UNIT = 32, LL_ROW = 1024, LL128_UNIT = 128,
 	MOST_BYTES = 1 << 30,               /* of a launch, over all ranks: kernels count units and offsets in 32 bits */
 	PIECE_UNIT = 1920,                  /* whole lines, elements, and 128 bytes */
-	ALONE_BYTES = 64 << 10,
 };
 
 /* ---- the region ---- */
@@ -323,19 +322,6 @@ bool tp_fused_fit(const struct tp_fused *f, const struct tp_exec_call *call, siz
 	if (!tp_fused_find(f, call, &s, &protocol) || protocol == TP_FUSED_BY_PIPES) return false;
 	out->bytes = cut_piece(f, from, &s, &piece);
 	fit_lines(f, &piece, &s, protocol, out);
-	return true;
-}
-
-/* An all-gather of one. In a call a kernel was measured to cost the host 3.4 to 4.1 us, a copy 5.9; by itself 3.5 either way, and where two threads are at it 4.2 to 5. */
-bool tp_fused_fit_alone(const struct tp_fused *f, const struct tp_exec_call *call, struct tp_fused_launch *out)
-{
-	const size_t bytes = call->block_bytes;
-	if (f->nranks != 1 || f->no_ctas || !bytes || bytes > ALONE_BYTES) return false;
-	const uint32_t units = (uint32_t)tp_div_up(bytes, 16);
-	*out = (struct tp_fused_launch){ .kind = TP_FUSED_LL, .bytes = bytes, .args = { .comm = f->comm, .slice_bytes = (uint32_t)bytes,
-		.total_bytes = (uint32_t)bytes, .units_a_round = units + 1, .tag = call->tag, .nranks = 1, .counts = f->counts } };
-	tp_fused_set_buffers(out, call->input, call->output);
-	spread(f, 0, units, 1, out);
 	return true;
 }
 

@@ -149,8 +149,6 @@ struct tp_fused_launch {
 /* How a call's blocks run as a fused kernel, from byte `from` on as far as one goes; false: they don't. A function of what all ranks agree on,
  * addresses aside. */
 bool tp_fused_fit(const struct tp_fused *fused, const struct tp_exec_call *call, size_t from, struct tp_fused_launch *out);
-/* What a rank alone gives itself, as a kernel: false: the copy engine does better. */
-bool tp_fused_fit_alone(const struct tp_fused *fused, const struct tp_exec_call *call, struct tp_fused_launch *out);
 /* Of a launch on lines from the first byte on, the same for other buffers. */
 static inline void tp_fused_set_buffers(struct tp_fused_launch *launch, const void *input, void *output)
 {

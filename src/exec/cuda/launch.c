@@ -138,13 +138,6 @@ static ncclResult_t launch_copy(struct tp_cuda_exec *exec, CUstream stream, cons
 	return ncclSuccess;
 }
 
-/* A copy takes whatever CUDA has an address for, memory of another device or the program's own; a kernel doesn't. */
-static bool is_near(const struct tp_cuda_exec *exec, const void *address)
-{
-	struct tp_gpu_pointer p;
-	return tp_gpu_pointer(address, &p) == ncclSuccess && p.device && p.ordinal == exec->gpu->ordinal;
-}
-
 /* In as many pieces as it needs; `first` is the first one. */
 static ncclResult_t launch_fused(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, struct tp_fused_launch *first)
 {
@@ -253,8 +246,7 @@ ncclResult_t tp_cuda_exec_make_ready(const struct tp_cuda_exec *exec, const stru
 {
 	struct fitted f;
 	*out = NULL;
-	const enum way way = fit(exec, call, &f);
-	if (way != BY_LINES && (way != BY_COPY || !tp_fused_fit_alone(&exec->fused, call, &f.fused))) return ncclSuccess;
+	if (fit(exec, call, &f) != BY_LINES) return ncclSuccess;
 	if (f.fused.kind == TP_FUSED_WINDOW || f.fused.bytes < call->block_bytes) return ncclSuccess;
 	struct tp_cuda_ready *ready = tp_alloc(1, sizeof(*ready), "a call to be made again");
 	if (!ready) return ncclSystemError;
@@ -266,8 +258,6 @@ ncclResult_t tp_cuda_exec_make_ready(const struct tp_cuda_exec *exec, const stru
 ncclResult_t tp_cuda_exec_launch_ready(struct tp_cuda_exec *exec, CUstream stream, struct tp_cuda_ready *ready, const struct tp_exec_call *call)
 {
 	if (is_stopped(exec)) return fail_stopped(exec);
-	if (exec->fused.nranks == 1 && (call->input == call->output || !is_near(exec, call->input) || !is_near(exec, call->output)))
-		return launch_copy(exec, stream, call);
 	tp_fused_set_buffers(&ready->launch, call->input, call->output);
 	return tp_cuda_exec_run(exec, stream, ready->function, ready->launch.blocks, ready->launch.threads, &ready->launch.args);
 }
