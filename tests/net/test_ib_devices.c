@@ -297,7 +297,10 @@ static void cant_open(void)
 {
 	CHILD_CHECK(!present(false));
 	CHILD_CHECK(strstr(tp_log_last_error(), "Unable to open device telpher0: Permission denied") && strstr(tp_log_last_error(), "--device=/dev/infiniband"));
+	/* It is the reason too that others give for doing without: not that no device has the name. */
+	CHILD_CHECK(strstr(why_text, "telpher0 can't be opened: Permission denied") && strstr(why_text, "--device=/dev/infiniband"));
 }
+static void is_not_called_so(void) { CHILD_CHECK(!present(false) && strstr(why_text, "NCCL_IB_HCA=telpherz allows no port of the devices that there are: telpher0, telpher1")); }
 static void is_down(void) { CHILD_CHECK(!present(false) && strstr(why_text, "telpher0:1 is DOWN, not ACTIVE")); }
 static void is_missing(void) { CHILD_CHECK(!present(false) && strstr(why_text, "No device found")); }
 
@@ -307,6 +310,7 @@ static void a_device_that_cant_be_used_is_told_with_a_cure(void **state)
 	in_child(cant_open, "TELPHER_VERBS_FAULT=open=EACCES", NULL);
 	in_child(is_down, "TELPHER_VERBS_STATE=down", NULL);
 	in_child(is_missing, "TELPHER_VERBS_FAULT=missing", NULL);
+	in_child(is_not_called_so, "NCCL_IB_HCA=telpherz", "TELPHER_VERBS_DEVICES=2", NULL);
 }
 
 static void cant_register(void)

@@ -89,6 +89,9 @@ refuse() { # NAME PATTERN ARGS…
 }
 TELPHER_VERBS_STATE=down refuse "a port that is DOWN" "telpher0:1 is DOWN, not ACTIVE" -d telpher0
 refuse "no such device" "-d telpher7: there is no such device or port; there are: telpher0$" -d telpher7
+TELPHER_VERBS_FAULT=open=EACCES refuse "a device that can't be opened" "-d telpher0: no port can be used: telpher0 can't be opened: Permission denied \(in a container" -d telpher0
+refuse "a list of devices" "-d telpher0,telpher1: one device, as mlx5_0" -d telpher0,telpher1
+refuse "a device without a name" "-d : one device" -d ""
 refuse "no such GID" "GID_INDEX=9: there is no such GID; the port has: \[0\]" -d telpher0 -g 9
 refuse "no GPU" "--gpu 0: this machine has no GPU" -d telpher0 --gpu 0
 NCCL_SOCKET_RETRY_CNT=2 refuse "no server" "can't be reached.*Connection refused" -d telpher0 -s 8 -p 1 127.0.0.1
