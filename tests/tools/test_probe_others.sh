@@ -57,6 +57,20 @@ TELPHER_VERBS_FAULT=memlock=65536 probe reg -d telpher0 -s 1M -n 1 >/dev/null
 expect "more than may be locked" 1 $?
 says "and why" "must be locked in memory|max_mr" "$(cat "$where/err")"
 
+total=$(awk '/MemTotal/ { print $2 }' /proc/meminfo)
+probe reg -d telpher0 -s $((total - (64 << 10)))K -n 1 >/dev/null
+expect "more than there is memory" 1 $?
+says "and how much there is" "no memory of [0-9]+ bytes: [0-9]+ are available; a smaller -s" "$(cat "$where/err")"
+TELPHER_VERBS_FAULT=protection=1 probe matrix -d telpher0 -s 64K -n 1 >/dev/null
+expect "a matrix without a number" 1 $?
+says "and why" "IBV_WC_LOC_PROT_ERR\(4\).*ACS" "$(cat "$where/err")"
+NCCL_IB_PKEY=77 probe connect -d telpher0 >/dev/null
+says "a partition key that there isn't" "partition key index 77 \(NCCL_IB_PKEY\): .*; the port has 1" "$(cat "$where/err")"
+NCCL_IBVERBS_LIB=/nowhere.so probe connect -d mlx5_0 >/dev/null
+says "a library that there isn't" "NCCL_IBVERBS_LIB=/nowhere.so: .*No such file" "$(cat "$where/err")"
+NCCL_IB_ADDR_RANGE=203.0.113.0/24 probe connect -d telpher0 >/dev/null
+says "a range without a GID" "an IPv4 address in NCCL_IB_ADDR_RANGE=203.0.113.0/24 that isn't link-local; the port has: \[0\]" "$(cat "$where/err")"
+
 probe connect -d telpher0 -n 8 --hosts 2 --repetitions 3 --json >"$where/json"
 expect "a connection's cost" 0 $?
 look "each step took its time" "6 True" 'len(d["steps"]), all(s["us"] > 0 for s in d["steps"])'

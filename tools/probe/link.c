@@ -50,7 +50,9 @@ int probe_link_to_init(struct probe_link *link)
 		.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 	for (int q = 0; q < link->nqps; q++) {
 		int error = link->port->verbs->modify_qp(link->qps[q], &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-		if (error) return probe_fail("%s: a queue pair can't be moved to INIT: %s", link->port->ib->text, strerror(error));
+		if (error)
+			return probe_fail("%s: a queue pair can't be moved to INIT with partition key index %d (NCCL_IB_PKEY): %s; the port has %u", link->port->ib->text,
+				link->port->params.pkey, strerror(error), link->port->ib->attr.pkey_tbl_len);
 	}
 	return 0;
 }

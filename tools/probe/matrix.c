@@ -141,7 +141,7 @@ static int run(const struct options *o)
 	struct probe_port port;
 	bool gpus = false;
 	char text[32];
-	int count = 0, status = probe_open_port(o->device, o->gid, &port);
+	int count = 0, empty = 0, status = probe_open_port(o->device, o->gid, &port);
 	if (!status) status = find_places(places, MOST_NODES, &count, &gpus);
 	if (status) return status;
 	cJSON *json = cJSON_CreateObject(), *cells = cJSON_AddArrayToObject(json, "cells");
@@ -153,6 +153,7 @@ static int run(const struct options *o)
 		for (int i = 0; i < count && !status; i++) {
 			struct cell cell = { 0 };
 			measure(&port, o, &places[i], &cell);
+			empty += !cell.direct_there && !cell.staged_there;
 			add_cell(o, &places[i], &port, &cell, cells);
 			status = record(o, &places[i], &port, &cell);
 		}
@@ -163,9 +164,9 @@ static int run(const struct options *o)
 		if (!gpus) printf("No GPU here that CUDA's driver knows: GPU by NIC, with GPUDirect and without, is left out.\n");
 		if (o->record) printf("Recorded in %s: telpher topo explain shows it there.\n", o->record);
 	}
-	if (!status && o->json) return probe_print_json(json);
-	cJSON_Delete(json);
-	return status;
+	if (!status && o->json) status = probe_print_json(json);
+	else cJSON_Delete(json);
+	return status ? status : empty > 0;
 }
 
 int probe_matrix(int argc, char **argv)

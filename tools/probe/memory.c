@@ -70,10 +70,30 @@ static int bind_to(void *at, size_t bytes, int numa)
 	return syscall(SYS_mbind, at, bytes, MPOL_BIND, mask, sizeof(mask) * 8, 0) == 0 ? 0 : errno;
 }
 
+/* What can be had without the kernel ending processes for it, in bytes: of the machine, and of a container's limit. */
+static size_t available_memory(void)
+{
+	char line[128];
+	unsigned long long kb, most, used;
+	size_t bytes = SIZE_MAX;
+	FILE *file = fopen("/proc/meminfo", "re"), *now;
+	while (file && fgets(line, sizeof(line), file))
+		if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1) bytes = (size_t)kb * 1024;
+	if (file) fclose(file);
+	file = fopen("/sys/fs/cgroup/memory.max", "re");
+	now = fopen("/sys/fs/cgroup/memory.current", "re");
+	if (file && now && fscanf(file, "%llu", &most) == 1 && fscanf(now, "%llu", &used) == 1) bytes = TP_MIN(bytes, most > used ? (size_t)(most - used) : 0);
+	if (file) fclose(file);
+	if (now) fclose(now);
+	return bytes;
+}
+
 static int alloc_host(enum probe_kind kind, size_t bytes, int numa, struct probe_memory *out)
 {
 	size_t unit = kind == PROBE_HUGE || kind == PROBE_HUGETLB ? HUGE_PAGE : (size_t)sysconf(_SC_PAGESIZE);
 	struct probe_memory m = { .kind = kind, .bytes = bytes, .mapped = tp_align_up(bytes, unit) };
+	size_t room = kind == PROBE_HUGETLB ? SIZE_MAX : available_memory();
+	if (m.mapped > room) return probe_fail("no memory of %zu bytes: %zu are available; a smaller -s would do", m.mapped, room);
 	m.ptr = map_host(kind, m.mapped);
 	if (m.ptr == MAP_FAILED && kind == PROBE_HUGETLB)
 		return probe_fail("no %zu bytes of huge pages: %s (/proc/sys/vm/nr_hugepages reserves some)", m.mapped, strerror(errno));

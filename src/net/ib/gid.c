@@ -122,9 +122,9 @@ int tp_ib_gid_choose(const struct tp_ib_gid *gids, int count, const struct tp_ib
 		for (int i = 0; i < count; i++)
 			if (fits(&gids[i], wish, families[f])) return i;
 	}
-	snprintf(why, bytes, "no GID of RoCE v%d with %s address%s that isn't link-local; the port has: %s. Give its network interface an address, or name a GID by "
+	snprintf(why, bytes, "no GID of RoCE v%d with %s address%s%.100s that isn't link-local; the port has: %s. Give its network interface an address, or name a GID by "
 		"NCCL_IB_GID_INDEX", wish->version, wish->family == AF_INET ? "an IPv4" : wish->family == AF_INET6 ? "an IPv6" : "an", wish->range_bits >= 0
-		? " in NCCL_IB_ADDR_RANGE" : "", all);
+		? " in NCCL_IB_ADDR_RANGE=" : "", wish->range_bits >= 0 && wish->range_text ? wish->range_text : "", all);
 	return -1;
 }
 
@@ -219,6 +219,7 @@ static ncclResult_t choose(struct tp_ib_port *port, struct tp_ib_gid_choice *out
 	wish.index = params.gid_index;
 	wish.version = params.roce_version;
 	wish.family = params.addr_family;
+	wish.range_text = params.addr_range;
 	if (params.addr_range && *params.addr_range && !tp_ib_gid_range(params.addr_range, wish.range, &wish.range_bits, &family)) {
 		snprintf(why, bytes, "NCCL_IB_ADDR_RANGE=%s can't be read; an address and its bits would be right: 192.0.2.0/24", params.addr_range);
 	} else {

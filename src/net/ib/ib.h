@@ -141,7 +141,7 @@ bool tp_ib_port_is_active(struct tp_ib_port *port);
 /* ---- addresses ---- */
 enum tp_ib_gid_type { TP_IB_GID_IB, TP_IB_GID_ROCE_V1, TP_IB_GID_ROCE_V2, TP_IB_GID_UNKNOWN };
 struct tp_ib_gid { int index; uint8_t raw[16]; enum tp_ib_gid_type type; };
-struct tp_ib_gid_wish { int index; int version; int family; uint8_t range[16]; int range_bits; bool ethernet; };
+struct tp_ib_gid_wish { int index; int version; int family; uint8_t range[16]; int range_bits; bool ethernet; const char *range_text; };
 /* Chooses among a port's GIDs. -1: none will do, why says what there is and what was wanted. *doubt: "" or what is odd about it. */
 int tp_ib_gid_choose(const struct tp_ib_gid *gids, int count, const struct tp_ib_gid_wish *wish, char *why, size_t bytes, char *doubt, size_t doubt_bytes);
 /* "192.0.2.0/24", "2001:db8::/32" as 16 bytes and bits of a GID; false: it can't be read. */

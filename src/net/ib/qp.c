@@ -159,8 +159,8 @@ ncclResult_t tp_ib_qps_prepare(struct tp_ib_comm *comm, struct tp_ib_path *path,
 			error = modify(comm, path, qp->ibv, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, quiet);
 		}
 		if (error)
-			return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_modify_qp failed: %s, to INIT with partition key index %d (NCCL_IB_PKEY)", path->port->text,
-				strerror(error), comm->params.pkey);
+			return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_modify_qp failed: %s, to INIT with partition key index %d (NCCL_IB_PKEY); the port has %u",
+				path->port->text, strerror(error), comm->params.pkey, path->port->attr.pkey_tbl_len);
 		qp->posted = qp->freed = qp->receives = qp->since_signal = 0;
 		if (!comm->sending) tp_ib_qp_fill(comm, path, q);
 	}
