@@ -301,7 +301,7 @@ static void cant_open(void)
 	CHILD_CHECK(strstr(why_text, "telpher0 can't be opened: Permission denied") && strstr(why_text, "--device=/dev/infiniband"));
 }
 static void is_not_called_so(void) { CHILD_CHECK(!present(false) && strstr(why_text, "NCCL_IB_HCA=telpherz allows no port of the devices that there are: telpher0, telpher1")); }
-static void is_down(void) { CHILD_CHECK(!present(false) && strstr(why_text, "telpher0:1 is DOWN, not ACTIVE")); }
+static void is_down(void) { CHILD_CHECK(!present(false) && strstr(why_text, "telpher0:1 is DOWN, not ACTIVE: is its interface up")); }
 static void is_missing(void) { CHILD_CHECK(!present(false) && strstr(why_text, "No device found")); }
 
 static void a_device_that_cant_be_used_is_told_with_a_cure(void **state)

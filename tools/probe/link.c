@@ -132,6 +132,6 @@ int probe_link_to_rts(struct probe_link *link)
 
 int probe_link_failed(const struct probe_link *link, const struct ibv_wc *wc, const char *what)
 {
-	return probe_fail("%s of %s (GID %d %s, QP %u) to %s failed: %s(%d), vendor error %#x: %s", what, link->port->ib->text, link->port->gid.index, link->port->gid.text,
-		wc->qp_num, link->remote_name, tp_verbs_status_name((int)wc->status), (int)wc->status, wc->vendor_err, tp_verbs_status_advice((int)wc->status));
+	return probe_fail("%s of %s (GID %d %s, QP %u) to %s with an MTU of %d failed: %s(%d), vendor error %#x: %s", what, link->port->ib->text, link->port->gid.index,
+		link->port->gid.text, wc->qp_num, link->remote_name, tp_verbs_mtu_bytes(TP_MIN((int)link->port->ib->attr.active_mtu, (int)link->remote.mtu)), tp_verbs_status_name((int)wc->status), (int)wc->status, wc->vendor_err, tp_verbs_status_advice((int)wc->status));
 }

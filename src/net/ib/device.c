@@ -140,7 +140,9 @@ static void close_context(struct tp_ib_context *context)
 static const char *port_fault(const struct ibv_port_attr *attr, char *text, size_t bytes)
 {
 	if (attr->state != IBV_PORT_ACTIVE) {
-		snprintf(text, bytes, "is %s, not ACTIVE", tp_verbs_port_state_name(attr->state));
+		bool ethernet = attr->link_layer == IBV_LINK_LAYER_ETHERNET;
+		snprintf(text, bytes, "is %s, not ACTIVE: %s", tp_verbs_port_state_name(attr->state), ethernet ? "is its interface up (ip link), is its cable in?"
+			: attr->state == IBV_PORT_DOWN ? "look at its cable and the switch" : "does a subnet manager (opensm) run?");
 		return text;
 	}
 	if (attr->link_layer != IBV_LINK_LAYER_INFINIBAND && attr->link_layer != IBV_LINK_LAYER_ETHERNET) return "is neither InfiniBand nor Ethernet";
@@ -152,7 +154,7 @@ static void add_ports(struct tp_ib_context *context, const struct tp_ib_hca_list
 	for (int number = 1; number <= context->attr.phys_port_cnt && ib.nports < TP_IB_MAX_PORTS; number++) {
 		struct tp_ib_port *port = &ib.ports[ib.nports];
 		struct ibv_port_attr attr;
-		char text[64];
+		char text[128];
 		const char *fault;
 		int error;
 
@@ -266,7 +268,7 @@ static void try_all(void)
 	ib.why[0] = 0;
 	tp_ib_params_read(&params);
 	if (params.disable) {
-		snprintf(ib.why, sizeof(ib.why), "NCCL_IB_DISABLE=1");
+		snprintf(ib.why, sizeof(ib.why), "it is switched off by NCCL_IB_DISABLE=1");
 		return;
 	}
 	if (!tp_ib_hca_parse(params.hca, &list, why, sizeof(why))) {
