@@ -16,6 +16,9 @@ job 4 4 alltoall
 echo "ok   3 to 8 ranks"
 most=1M TELPHER_VERBS_DEVICES=2 job 4 2 all_reduce
 grep -q 'via NET/IB/1' "$work/out" || fail "the second device isn't used"
+TELPHER_VERBS_DEVICES=2 NCCL_IB_HCA="telpher0, telpher1, telpher7" job 2 2 all_reduce
+grep -qF 'NET/IB : Using [0]telpher0:1/RoCE [1]telpher1:1/RoCE' "$work/out" || fail "a list with blanks isn't read"
+grep -q 'NCCL_IB_HCA: there is no device telpher7.*; there are: telpher0, telpher1' "$work/out" || fail "a name that no device has isn't told"
 most=1M NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=1 job 2 2 all_gather
 echo "ok   two devices, four queue pairs"
 most=4M TELPHER_VERBS_DEVICES=2 NCCL_NET_FORCE_MERGE=telpher0,telpher1 job 4 2 all_reduce
@@ -58,6 +61,9 @@ timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c 'export TELPHER_VERBS_DEVICE
 grep -q 'Out of bounds values : 0 OK' "$work/out" || fail "hosts with different ports: wrong results"
 grep -q 'NCCL WARN NET/IB : rank . (.*) has . ports (.*), rank . (.*) has . (.*telpher0:1.*): what both have is used' "$work/out" || fail "that the hosts differ isn't told"
 grep 'connected' "$work/out" | grep 'GID' | grep -qv 'MTU 1024' && fail "not the lesser MTU"
+NCCL_IGNORE_NET_MISMATCH=0 timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c 'export TELPHER_VERBS_DEVICES=$((RANK + 1)); exec "$0" perf all_reduce -b 8 -e 64 -f 64 -n 2' \
+	"$telpher" >"$work/out" 2>&1 && fail "NCCL_IGNORE_NET_MISMATCH=0 ignores it"
+grep -q '^.0. telpher perf: rank 0: init: .*rank 0 (.*) has 1 devices of network IB and rank 1 (.*) has 2, and NCCL_IGNORE_NET_MISMATCH=0' "$work/out" || fail "the mismatch isn't told"
 timeout 60 "$telpher" run -n 2 --hosts 2 -- bash -c 'export TELPHER_VERBS_RATE=$((100 * (RANK + 1))); exec "$0" perf all_reduce -b 8 -e 64 -f 64 -n 2' "$telpher" >"$work/out" 2>&1 ||
 	fail "hosts with ports of different speeds"
 grep -q 'NCCL WARN NET/IB : .*(telpher0:1 .00 Gb/s).*(telpher0:1 .00 Gb/s)' "$work/out" || fail "that the speeds differ isn't told"
