@@ -57,6 +57,8 @@ static void what_is_no_list_is_refused(void **state)
 	assert_non_null(strstr(why, "mlx5_0:x"));
 	assert_false(tp_ib_hca_parse("mlx5_0:0", &list, why, sizeof(why)));
 	assert_false(tp_ib_hca_parse("a:1:2", &list, why, sizeof(why)));
+	assert_true(tp_ib_hca_parse(" mlx5_0, mlx5_1:2 ,\t", &list, why, sizeof(why)) && list.count == 2 && strcmp(list.items[0].name, "mlx5_0") == 0);
+	assert_true(strcmp(list.items[1].name, "mlx5_1") == 0 && list.items[1].port == 2);
 	assert_true(tp_ib_hca_parse(",,a,", &list, why, sizeof(why)));
 	assert_int_equal(list.count, 1);
 }

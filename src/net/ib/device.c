@@ -194,6 +194,16 @@ static void sort_ports(const struct tp_ib_hca_list *list)
 	}
 }
 
+/* A list may be meant for many hosts, of which not all have each device; or a name is wrong. */
+static void tell_unknown(const struct tp_ib_hca_list *list, struct ibv_device **devices, int count, const char *names)
+{
+	for (int item = 0; item < list->count; item++) {
+		bool known = false;
+		for (int i = 0; i < count && !known; i++) known = tp_ib_hca_names(list, item, ib.verbs->get_device_name(devices[i]));
+		if (!known) TP_INFO(TP_INIT | TP_NET, "NET/IB : NCCL_IB_HCA: there is no device %s%s; there are: %s", list->items[item].name, list->exact ? "" : "…", names);
+	}
+}
+
 static void find_ports(const struct tp_ib_params *params, const struct tp_ib_hca_list *list)
 {
 	int count = 0;
@@ -216,6 +226,7 @@ static void find_ports(const struct tp_ib_params *params, const struct tp_ib_hca
 		}
 		ib.contexts[ib.ncontexts++] = context;
 	}
+	if (devices && ib.nports > 0) tell_unknown(list, devices, count, names);
 	if (devices) ib.verbs->free_device_list(devices);
 	sort_ports(list);
 	if (ib.nports > 0) return;

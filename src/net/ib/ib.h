@@ -69,6 +69,8 @@ struct tp_ib_hca_list {
 };
 /* "^", "=", "^=", then name[:port],…; NULL or empty: all. false: it can't be read; what is wrong is in why. */
 bool tp_ib_hca_parse(const char *text, struct tp_ib_hca_list *out, char *why, size_t bytes);
+/* Is this device meant by that item, whatever its port? */
+bool tp_ib_hca_names(const struct tp_ib_hca_list *list, int item, const char *device);
 bool tp_ib_hca_allows(const struct tp_ib_hca_list *list, const char *device, int port);
 /* Where a port stands in the list that allows it: those that one item allows, and all where there is none or it excludes, are equal. */
 int tp_ib_hca_place(const struct tp_ib_hca_list *list, const char *device, int port);
