@@ -127,6 +127,7 @@ if [ -e "$BUILD_DIR/tests/fake_cuda/libcuda.so.1" ]; then
 	probe paths -d telpher0 -s 1M --gpu 1 --json >"$where/json"
 	look "all three paths of a GPU" "3" 'sum(p.get("measured_gbs", 0) > 0 for p in d["paths"])'
 	probe reg -d telpher0 -s 64K -n 1 --gpu 0 --mrs 4 --json >"$where/json"
+	look "whose pages nobody knows" "False True" '*[any("page_bytes" in r for r in d["registrations"] if r["memory"] == k) for k in ("GPU", "pinned by the GPU driver")]'
 	look "registrations of a GPU's memory" "2 2" '*[sum(r["memory"] == k for r in d["registrations"]) for k in ("GPU", "pinned by the GPU driver")]'
 	unset TELPHER_CUDA_LIBRARY FAKE_CUDA_DEVICES FAKE_CUDA_APART
 fi

@@ -16,9 +16,21 @@
 struct options { char *device, *size; int gid, gpu, repetitions, mrs, json; size_t most; };
 struct line { size_t bytes, page; double reg_us, dereg_us, copy_us, pays; };
 
+/* May the kernel make huge pages of what asks for them? */
+static bool has_huge_pages(void)
+{
+	char line[64] = "";
+	FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
+	bool read = file && fgets(line, sizeof(line), file);
+	if (file) fclose(file);
+	return read && !strstr(line, "[never]");
+}
+
+/* 0: not known; what a GPU's driver tells the card is its own affair. */
 static size_t page_of(enum probe_kind kind)
 {
-	return kind == PROBE_HUGE || kind == PROBE_HUGETLB ? (size_t)2 << 20 : (size_t)sysconf(_SC_PAGESIZE);
+	if (kind == PROBE_GPU) return 0;
+	return kind == PROBE_HUGETLB || (kind == PROBE_HUGE && has_huge_pages()) ? (size_t)2 << 20 : (size_t)sysconf(_SC_PAGESIZE);
 }
 
 /* What it would take instead: a copy into memory that is registered. */
@@ -66,20 +78,23 @@ static int measure(const struct probe_port *port, const struct options *o, const
 
 static void add_line(const struct line *l, enum probe_kind kind, cJSON *lines, bool quiet)
 {
-	char size[32], page[32], a[32], b[32], c[32], d[32];
-	size_t pages = tp_div_up(l->bytes, l->page);
+	char size[32], page[32] = "-", a[32], b[32] = "-", c[32], d[32];
 	cJSON *one = cJSON_CreateObject();
 	cJSON_AddStringToObject(one, "memory", probe_kind_name(kind));
 	cJSON_AddNumberToObject(one, "bytes", (double)l->bytes);
-	cJSON_AddNumberToObject(one, "page_bytes", (double)l->page);
+	if (l->page) {
+		cJSON_AddNumberToObject(one, "page_bytes", (double)l->page);
+		probe_size_text(l->page, page);
+		probe_digits(l->reg_us / (double)tp_div_up(l->bytes, l->page), b);
+	}
 	cJSON_AddNumberToObject(one, "register_us", l->reg_us);
 	cJSON_AddNumberToObject(one, "deregister_us", l->dereg_us);
 	cJSON_AddNumberToObject(one, "copy_us", l->copy_us);
 	cJSON_AddNumberToObject(one, "pays_after", l->pays);
 	cJSON_AddItemToArray(lines, one);
 	if (quiet) return;
-	printf("%-24s  %9s  %8s  %11s  %11s  %11s  %11s  %9.0f\n", probe_kind_name(kind), probe_size_text(l->bytes, size), probe_size_text(l->page, page),
-		probe_digits(l->reg_us, a), probe_digits(l->reg_us / (double)pages, b), probe_digits(l->dereg_us, c), probe_digits(l->copy_us, d), l->pays);
+	printf("%-24s  %9s  %8s  %11s  %11s  %11s  %11s  %9.0f\n", probe_kind_name(kind), probe_size_text(l->bytes, size), page, probe_digits(l->reg_us, a), b,
+		probe_digits(l->dereg_us, c), probe_digits(l->copy_us, d), l->pays);
 }
 
 static int measure_kind(const struct probe_port *port, const struct options *o, enum probe_kind kind, const struct tp_gpu *gpu, const struct probe_memory *slots,
