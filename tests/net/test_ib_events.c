@@ -49,6 +49,26 @@ static void an_address_that_comes_is_told(void **state)
 	ib_pair_close(&pair);
 }
 
+/* Of the only port. */
+static void an_address_that_goes_is_the_cause_of_what_fails(void **state)
+{
+	struct ib_pair pair;
+	ncclResult_t result = ncclSuccess;
+
+	(void)state;
+	tp_ib_forget_devices();
+	net_set_environment("NCCL_IB_HCA=telpher0", "TELPHER_IB_PATH_TIMEOUT=1000", "TELPHER_VERBS_CARRIER=wire", NULL);
+	ib_pair_open(&pair, BYTES);
+	assert_int_equal(ib_exchange(&pair, 0, 1000, 1), ncclSuccess);
+	assert_true(shell("ip addr del 10.196.0.1/24 dev tp0"));
+	for (int i = 0; i < 100000 && result == ncclSuccess; i++) result = ib_exchange(&pair, 0, 1000, i);
+	assert_int_equal(result, ncclRemoteError);
+	print_message("%s\n", tp_log_last_error());
+	assert_non_null(strstr(tp_log_last_error(), "telpher0:1 no longer has GID 0 ::ffff:10.196.0.1: its interface's address has changed or is gone"));
+	assert_true(shell("ip addr add 10.196.0.1/24 dev tp0"));
+	ib_pair_close(&pair);
+}
+
 static void a_port_that_dies_and_lives_is_told(void **state)
 {
 	(void)state;
@@ -101,6 +121,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(an_address_that_comes_is_told, two_ports, forget),
+		cmocka_unit_test_setup_teardown(an_address_that_goes_is_the_cause_of_what_fails, two_ports, forget),
 		cmocka_unit_test_setup_teardown(a_port_that_dies_and_lives_is_told, two_ports, forget),
 		cmocka_unit_test_setup_teardown(a_card_that_fails_is_told_and_left, two_ports, forget),
 	};

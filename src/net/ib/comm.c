@@ -168,24 +168,32 @@ void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out)
 const char *tp_ib_apart(const struct tp_ib_path *path, char *text, size_t bytes)
 {
 	char reason[256];
+	union ibv_gid now;
+	const struct tp_ib_context *context = path->port->context;
 	bool ethernet = path->port->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
 	const char *why = tp_ib_gid_unreachable(path->gid.raw, path->gid.type, path->remote.gid, path->remote.gid_type, ethernet, reason, sizeof(reason));
 
+	/* Nor does a connection live longer than its address does. */
+	if (ethernet && context->verbs->query_gid(context->ibv, path->port->number, path->gid.index, &now) == 0 && memcmp(now.raw, path->gid.raw, sizeof(now.raw)) != 0) {
+		snprintf(text, bytes, "%s no longer has GID %d %s: its interface's address has changed or is gone. Give it back, or start the job again", path->port->text, path->gid.index, path->gid.text);
+		return text;
+	}
 	/* A port that is down has no routes either, and that is news of its own. */
 	if (!why || atomic_load_explicit(&path->port->state, memory_order_relaxed) != IBV_PORT_ACTIVE) return NULL;
-	snprintf(text, bytes, "the two addresses can't reach each other: %s", why);
+	snprintf(text, bytes, "the two addresses can't reach each other: %s. Set NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY or NCCL_IB_ADDR_RANGE, or choose devices of one network by "
+		"NCCL_IB_HCA", why);
 	return text;
 }
 
 static void warn_unreachable(struct tp_ib_comm *comm, struct tp_ib_path *path)
 {
-	char text[320], names[512];
+	char text[512], names[512];
 	const char *why = tp_ib_apart(path, text, sizeof(text));
 
 	/* Once for two ports, however many ways lead over them. */
 	for (const struct tp_ib_path *other = comm->paths; other < path; other++)
 		if (other->port == path->port && memcmp(other->remote.gid, path->remote.gid, sizeof(path->remote.gid)) == 0) return;
-	if (why) TP_WARN("NET/IB : %s : %s. " TP_IB_APART_CURE, tp_ib_name(comm, path, 0, names, sizeof(names)), why);
+	if (why) TP_WARN("NET/IB : %s : %s", tp_ib_name(comm, path, 0, names, sizeof(names)), why);
 }
 
 /* ---- ways ---- */

@@ -486,8 +486,7 @@ const char *tp_ib_name(const struct tp_ib_comm *comm, const struct tp_ib_path *p
 /* The local ports in use: "mlx5_0:1+mlx5_1:1". */
 const char *tp_ib_used_text(const struct tp_ib_comm *comm, char *text, size_t bytes);
 const char *tp_ib_path_text(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, char *text, size_t bytes);
-/* Why nothing can go from this path's address to the peer's, as far as addresses and the kernel's routes tell; NULL: they don't. */
-#define TP_IB_APART_CURE "Set NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY or NCCL_IB_ADDR_RANGE, or choose devices of one network by NCCL_IB_HCA"
+/* Why nothing can go from this path's address to the peer's and what to do, as far as addresses and the kernel's routes tell; NULL: they don't. */
 const char *tp_ib_apart(const struct tp_ib_path *path, char *text, size_t bytes);
 void tp_ib_explain(struct tp_ib_comm *comm, struct tp_ib_path *path, const struct ibv_wc *wc, char *text, size_t bytes);
 ncclResult_t tp_ib_fail(struct tp_ib_comm *comm, ncclResult_t result, const char *format, ...) __attribute__((format(printf, 3, 4)));

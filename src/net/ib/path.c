@@ -522,7 +522,7 @@ static void start_failing(struct tp_ib_comm *comm, uint64_t now)
 static ncclResult_t no_path(struct tp_ib_comm *comm)
 {
 	struct tp_ib_path *path = tp_ib_culprit(comm);
-	char text[512], reach[320];
+	char text[512], reach[512];
 	uint64_t now = tp_clock_ms();
 	bool waits;
 
@@ -537,7 +537,7 @@ static ncclResult_t no_path(struct tp_ib_comm *comm)
 	/* The cause first: texts are cut on their way to other ranks. */
 	return tp_ib_fail(comm, ncclRemoteError, "%s %s %.31s:%u has failed%s: %s%s%s%s It is %s", path->port->text, comm->sending ? "->" : "<-", path->remote.device, path->remote.port,
 		comm->npaths > 1 && !comm->params.failover ? " (and NCCL_IB_RESILIENCY_PORT_FAILOVER=0)" : ", and there is no other path",
-		apart ? apart : "", apart ? ". " TP_IB_APART_CURE ". " : "", path->why, ended ? "" : ".",
+		apart ? apart : "", apart ? ". " : "", path->why, ended ? "" : ".",
 		tp_ib_path_text(comm, path, 0, text, sizeof(text)));
 }
 
