@@ -68,6 +68,15 @@ NCCL_IB_PKEY=77 probe connect -d telpher0 >/dev/null
 says "a partition key that there isn't" "partition key index 77 \(NCCL_IB_PKEY\): .*; the port has 1" "$(cat "$where/err")"
 NCCL_IBVERBS_LIB=/nowhere.so probe connect -d mlx5_0 >/dev/null
 says "a library that there isn't" "NCCL_IBVERBS_LIB=/nowhere.so: .*No such file" "$(cat "$where/err")"
+# An image without the card's part of libibverbs, and one without sysfs.
+if unshare -m sh -c 'mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/mlx5_0' 2>/dev/null; then
+	[ -n "$(ldconfig -p 2>/dev/null | grep libibverbs)" ] &&
+		says "a card that libibverbs doesn't show" "shows no device, but the kernel has mlx5_0: is /dev/infiniband missing .*ibverbs-providers" \
+			"$(unshare -m sh -c 'mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/mlx5_0 && exec "$0" probe connect -d mlx5_0' "$telpher" 2>&1)"
+	out=$(unshare -m sh -c 'mount -t tmpfs none /sys && exec "$0" probe matrix -d telpher0 -s 64K -n 1' "$telpher" 2>&1)
+	expect "without sysfs" 0 $?
+	says "it is measured all the same" "^host memory +telpher0:1 +[0-9.]+ +[0-9.]+" "$out"
+fi
 NCCL_IB_ADDR_RANGE=203.0.113.0/24 probe connect -d telpher0 >/dev/null
 says "a range without a GID" "an IPv4 address in NCCL_IB_ADDR_RANGE=203.0.113.0/24 that isn't link-local; the port has: \[0\]" "$(cat "$where/err")"
 

@@ -14,10 +14,14 @@ int probe_link_create(const struct probe_port *port, int nqps, struct probe_link
 {
 	const struct ibv_device_attr *attr = &port->ib->context->attr;
 	struct probe_link link = { .port = port, .nqps = nqps, .depth = (uint32_t)TP_MIN(PROBE_DEPTH, TP_MAX(attr->max_qp_wr, 1)) };
+	char hint[320];
 	int entries = TP_MIN(2 * nqps * (int)link.depth, attr->max_cqe);
 	errno = 0;
 	link.cq = port->verbs->create_cq(port->ib->context->ibv, entries, NULL, NULL, 0);
-	if (!link.cq) return probe_fail("%s: no completion queue of %d entries: %s", port->ib->text, entries, strerror(errno ? errno : ENOMEM));
+	if (!link.cq) {
+		int error = errno ? errno : ENOMEM;
+		return probe_fail("%s: no completion queue of %d entries: %s%s", port->ib->text, entries, strerror(error), tp_ib_memlock_hint(error, hint, sizeof(hint)));
+	}
 	for (int q = 0; q < nqps; q++) {
 		struct ibv_qp_init_attr init = { .send_cq = link.cq, .recv_cq = link.cq, .qp_type = IBV_QPT_RC,
 			.cap = { .max_send_wr = link.depth, .max_recv_wr = link.depth, .max_send_sge = 1, .max_recv_sge = 1 } };
@@ -27,7 +31,7 @@ int probe_link_create(const struct probe_port *port, int nqps, struct probe_link
 		int error = errno ? errno : ENOMEM;
 		probe_link_destroy(&link);
 		return probe_fail("%s: queue pair %d of %d can't be made: %s%s", port->ib->text, q + 1, nqps, strerror(error),
-			error == ENOMEM ? "; the card may have none left, or RLIMIT_MEMLOCK (ulimit -l) is too small for its memory" : "");
+			tp_ib_memlock_hint(error, hint, sizeof(hint)));
 	}
 	tp_secret_random(&link.psn, sizeof(link.psn));
 	link.psn &= 0xffffff;

@@ -170,6 +170,8 @@ struct tp_ib_source { enum tp_net_memory kind; int fd; uint64_t offset, id; };
 ncclResult_t tp_ib_reg_get_of(struct tp_ib_context *context, const struct tp_ib_source *source, void *data, size_t bytes, struct tp_ib_mr_node **node, struct ibv_mr **mr);
 ncclResult_t tp_ib_reg_put(struct tp_ib_context *context, struct tp_ib_mr_node *node);
 size_t tp_ib_reg_count(struct tp_ib_context *context);
+/* What to do where a card's object can't be made for want of memory; "" of another error. */
+const char *tp_ib_memlock_hint(int error, char *text, size_t bytes);
 ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes, const char *what, int error);     /* logs */
 
 /* Knows its cards, those of the connection: it may outlive it. */

@@ -4,6 +4,7 @@
  * deregistered at once: nobody would tell us if its pages went away. For the same reason a registration of which one holder has gone and a
  * part is still held isn't found any more. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -101,6 +102,19 @@ static struct tp_ib_mr_node *find(struct tp_ib_cache *cache, uint64_t id, uintpt
 	struct tp_ib_mr_node *found = covering(its, start, end);
 	cache->root = join(join(low, its), high);
 	return found;
+}
+
+const char *tp_ib_memlock_hint(int error, char *text, size_t bytes)
+{
+	struct rlimit limit = { 0 };
+
+	if (error != ENOMEM) return "";
+	getrlimit(RLIMIT_MEMLOCK, &limit);
+	if (limit.rlim_cur != RLIM_INFINITY)
+		snprintf(text, bytes, "; the card may have none left, or its memory can't be locked: this process may lock %llu bytes in all (RLIMIT_MEMLOCK; ulimit -l unlimited, "
+			"LimitMEMLOCK=infinity, docker run --ulimit memlock=-1)", (unsigned long long)limit.rlim_cur);
+	else snprintf(text, bytes, "; locked memory is unlimited here, so the card has none left, or it is memory itself or a cgroup's");
+	return text;
 }
 
 ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes, const char *what, int error)
