@@ -94,6 +94,8 @@ refuse "a list of devices" "-d telpher0,telpher1: one device, as mlx5_0" -d telp
 refuse "a device without a name" "-d : one device" -d ""
 refuse "no such GID" "GID_INDEX=9: there is no such GID; the port has: \[0\]" -d telpher0 -g 9
 refuse "no GPU" "--gpu 0: this machine has no GPU" -d telpher0 --gpu 0
+# Before anybody is waited for: nobody listens there.
+refuse "a picture that can't be written" "^telpher probe write: /nonexistent/x.svg can't be written: No such file" -d telpher0 -s 64K -p 1 --sweep --svg /nonexistent/x.svg 127.0.0.1
 NCCL_SOCKET_RETRY_CNT=2 refuse "no server" "can't be reached.*Connection refused" -d telpher0 -s 8 -p 1 127.0.0.1
 if [ -z "${SANITIZE-}" ]; then
 	LD_LIBRARY_PATH=$BUILD_DIR/lib/telpher-verbs refuse "the card where nobody asked for it" "software card, which is used only where it is asked for.*-d telpher0"

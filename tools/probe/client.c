@@ -43,6 +43,8 @@ int probe_client(const struct probe_write_options *options)
 	struct probe_end end;
 	struct probe_record record;
 	int status = probe_end_open(&end, options, "client");
+	/* Before minutes of measuring. */
+	if (!status && options->svg) status = probe_draw_can(options->svg);
 	if (!status) status = probe_end_prepare(&end, options->op, options->both_ways, options->bytes, options->nqps, true);
 	if (!status) status = meet(&end);
 	if (!status && options->sweep) status = sweep(&end);
