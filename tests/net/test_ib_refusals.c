@@ -162,12 +162,72 @@ static void a_peer_that_does_not_answer(void **state)
 	real = tp_ib_port(0)->context->verbs;
 }
 
+static bool no_gid;
+static ssize_t gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t most, uint32_t flags, size_t bytes)
+{
+	return no_gid ? 0 : real->query_gid_table(context, entries, most, flags, bytes);
+}
+
+/* The acceptor's only port has no address. */
+static void an_end_without_an_address(void **state)
+{
+	unsigned char handle[TP_NET_HANDLE_BYTES];
+	void *listener, *connecting = NULL, *comm = NULL, *accepted = NULL;
+	struct tp_net_hello who;
+	ncclResult_t result = ncclSuccess;
+
+	(void)state;
+	broken.query_gid_table = gid_table;
+	tp_ib_port(0)->context->verbs = &broken;
+	assert_int_equal(tp_net_ib.listen(0, handle, &listener), ncclSuccess);
+	while (result == ncclSuccess) {
+		no_gid = false;
+		result = tp_net_ib.connect(0, handle, &net_hello, &connecting, &comm);
+		no_gid = true;
+		if (result == ncclSuccess) result = tp_net_ib.accept(listener, &net_hello, &who, &accepted);
+	}
+	no_gid = false;
+	assert_null(comm);
+	says("telpher0:1 : no GID of RoCE v2 with an address that isn't link-local; the port has: none. Give its network interface an address");
+	tp_net_ib.cancel_connect(connecting);
+	assert_int_equal(tp_net_ib.close_listen(listener), ncclSuccess);
+}
+
+/* One end's ports are InfiniBand, the other's Ethernet: it is one port here, which is what it is asked for. */
+static void ends_that_have_nothing_in_common(void **state)
+{
+	unsigned char handle[TP_NET_HANDLE_BYTES];
+	void *listener, *connecting = NULL, *comm = NULL, *accepted = NULL;
+	struct tp_ib_port *port = tp_ib_port(0);
+	struct tp_net_hello who;
+	ncclResult_t result = ncclSuccess;
+
+	(void)state;
+	assert_int_equal(tp_net_ib.listen(0, handle, &listener), ncclSuccess);
+	while (result == ncclSuccess) {
+		port->attr.link_layer = IBV_LINK_LAYER_ETHERNET;
+		result = tp_net_ib.connect(0, handle, &net_hello, &connecting, &comm);
+		port->attr.link_layer = IBV_LINK_LAYER_INFINIBAND;
+		if (result == ncclSuccess) result = tp_net_ib.accept(listener, &net_hello, &who, &accepted);
+	}
+	port->attr.link_layer = IBV_LINK_LAYER_ETHERNET;
+	assert_null(comm);
+	assert_int_equal(result, ncclInvalidUsage);
+	says("rank 3 -> rank 5: the ports of ");
+	says(" (telpher0:1 IB 100 Gb/s) and those of ");
+	says(" (telpher0:1 RoCE 100 Gb/s) have no pair in common: InfiniBand and RoCE don't meet");
+	tp_net_ib.cancel_connect(connecting);
+	assert_int_equal(tp_net_ib.close_listen(listener), ncclSuccess);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(want_of_memory_names_the_limit, card, mend),
 		cmocka_unit_test_setup_teardown(a_neighbour_that_nobody_finds, card, mend),
 		cmocka_unit_test_setup_teardown(a_neighbour_that_is_found_in_time, card, mend),
+		cmocka_unit_test_setup_teardown(an_end_without_an_address, card, mend),
+		cmocka_unit_test_setup_teardown(ends_that_have_nothing_in_common, card, mend),
 		cmocka_unit_test_setup_teardown(a_peer_that_does_not_answer, card, mend),
 	};
 

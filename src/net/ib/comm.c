@@ -98,8 +98,8 @@ void tp_ib_describe_set(char *out, size_t bytes)
 
 	out[0] = 0;
 	for (int i = 0; i < tp_ib_port_count() && used < bytes; i++)
-		used += (size_t)snprintf(out + used, bytes - used, "%s%s %g Gb/s", i ? ", " : "", tp_ib_port(i)->text,
-		tp_ib_port(i)->mbps / 1000.0);
+		used += (size_t)snprintf(out + used, bytes - used, "%s%s %s %g Gb/s", i ? ", " : "", tp_ib_port(i)->text,
+			tp_ib_port(i)->attr.link_layer == IBV_LINK_LAYER_ETHERNET ? "RoCE" : "IB", tp_ib_port(i)->mbps / 1000.0);
 }
 
 /* What the ports are, whatever they are called. */
@@ -335,6 +335,23 @@ void tp_ib_comm_connecting(struct tp_ib_comm *comm, bool *over)
 	}
 }
 
+static ncclResult_t nothing_in_common(const struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
+{
+	struct tp_ib_gid_choice gid;
+	bool any = false, meet = false;
+	char own[256];
+
+	for (int i = 0; i < tp_ib_port_count(); i++) {
+		any |= tp_ib_port_has_gid(tp_ib_port(i), &gid);
+		meet |= tp_ib_port(i)->attr.link_layer == peer->paths[0].link_layer;
+	}
+	/* It says why. */
+	if (!any) return tp_ib_port_gid(tp_ib_port(0), &gid);
+	tp_ib_describe_set(own, sizeof(own));
+	return TP_FAIL(ncclInvalidUsage, "NET/IB : rank %d -> rank %d: the ports of %s (%s) and those of %s (%s) have no pair in common%s. NCCL_IB_HCA names the ports to use, "
+		"NCCL_NET=Socket does without", comm->from, comm->to, tp_host_name(), own, peer->host, peer->set, meet ? "" : ": InfiniBand and RoCE don't meet");
+}
+
 ncclResult_t tp_ib_comm_connected(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
 {
 	int worth;
@@ -352,8 +369,7 @@ ncclResult_t tp_ib_comm_connected(struct tp_ib_comm *comm, const struct tp_ib_wi
 	for (int p = 0; p < comm->npaths; p++)
 		if (comm->paths[p].port)
 			return TP_FAIL(ncclSystemError, "NET/IB : rank %d -> rank %d: no path could be connected: %s", comm->from, comm->to, comm->paths[p].why);
-	return TP_FAIL(ncclInvalidUsage, "NET/IB : rank %d -> rank %d: this side's ports (%s) and those of %s (%s) have no pair in common", comm->from, comm->to,
-		comm->paths[0].port ? comm->paths[0].port->text : "?", peer->host, peer->set);
+	return nothing_in_common(comm, peer);
 }
 
 ncclResult_t tp_ib_comm_settle(struct tp_ib_comm *comm, const struct tp_ib_wire_revive *ready)
