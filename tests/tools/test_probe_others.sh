@@ -158,6 +158,10 @@ usage "there is no collective" cost allmost
 usage "not both" cost --from x --alpha 1
 usage "from 2 to" cost -n 1
 usage "more than 0" cost --beta 0
+usage "--alpha -1: from 0 to" cost --alpha -1
+usage "--iterations 0: from 1 to" cost --iterations 0
+usage "--gpu -1: GPUs are numbered from 0" reg --gpu -1
+usage "--gpu -1: GPUs are numbered from 0" paths --gpu -1
 usage "not with a FILE" paths dgx-h100 -d telpher0
 usage "from 1 to 1000000 GB/s" paths --memory 0
 probe paths no-such-machine >/dev/null

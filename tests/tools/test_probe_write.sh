@@ -116,6 +116,8 @@ usage "no size" -s 0 host
 usage "there are write, read and send" --op fetch host
 usage "from 1 to 64" -q 65 host
 usage "one SERVER" host other
+usage "--gpu -1: GPUs are numbered from 0" --gpu -1 host
+usage "--iterations 0: from 1" -n 0 host
 usage "--gpu N says which" --dmabuf host
 usage "--sweep makes one" --svg x.svg host
 usage "name the SERVER" --sweep

@@ -296,7 +296,7 @@ static int run(const struct options *o)
 
 int probe_paths(int argc, char **argv)
 {
-	struct options o = { .gid = -1, .gpu = -1, .memory_gbs = SOCKET_MEMORY, .bytes = (size_t)32 << 20 };
+	struct options o = { .gid = -1, .gpu = PROBE_UNSET, .memory_gbs = SOCKET_MEMORY, .bytes = (size_t)32 << 20 };
 	struct poptOption options[] = {
 		{ "device", 'd', POPT_ARG_STRING, &o.device, 0, "RDMA device to measure with (the first that can be used)", "DEV" },
 		{ "gid", 'g', POPT_ARG_INT, &o.gid, 0, "index of the port's GID (chosen)", "GID" },
@@ -318,8 +318,8 @@ int probe_paths(int argc, char **argv)
 	else if (poptPeekArg(context)) status = probe_usage("one FILE or MODEL, not \"%s\" too", poptPeekArg(context));
 	else if (o.size && (!tool_parse_size(o.size, &o.bytes) || o.bytes < 8)) status = probe_usage("-s %s: no size of 8 bytes or more", o.size);
 	else if (!(o.memory_gbs >= 1 && o.memory_gbs <= 1e6)) status = probe_usage("--memory %g: from 1 to 1000000 GB/s", o.memory_gbs);
-	else if (o.machine && (o.device || o.gpu >= 0)) status = probe_usage("-d and --gpu measure this machine: not with a FILE or MODEL");
-	else if (o.gpu < -1) status = probe_usage("--gpu %d: GPUs are numbered from 0", o.gpu);
+	else if (o.machine && (o.device || o.gpu != PROBE_UNSET)) status = probe_usage("-d and --gpu measure this machine: not with a FILE or MODEL");
+	else if (o.gpu < 0 && o.gpu != PROBE_UNSET) status = probe_usage("--gpu %d: GPUs are numbered from 0", o.gpu);
 	else if (o.gid < -1 || o.gid > 255) status = probe_usage("-g %d: a GID's index is from 0 to 255", o.gid);
 	else status = run(&o);
 	free(o.device);

@@ -184,7 +184,7 @@ static int run(const struct options *o)
 
 int probe_reg(int argc, char **argv)
 {
-	struct options o = { .gid = -1, .gpu = -1, .repetitions = 9, .mrs = 1024, .most = (size_t)64 << 20 };
+	struct options o = { .gid = -1, .gpu = PROBE_UNSET, .repetitions = 9, .mrs = 1024, .most = (size_t)64 << 20 };
 	struct poptOption options[] = {
 		{ "device", 'd', POPT_ARG_STRING, &o.device, 0, "RDMA device (the first that can be used)", "DEV" },
 		{ "gid", 'g', POPT_ARG_INT, &o.gid, 0, "index of the port's GID (chosen)", "GID" },
@@ -204,6 +204,7 @@ int probe_reg(int argc, char **argv)
 	else if (o.size && (!tool_parse_size(o.size, &o.most) || o.most < FIRST)) status = probe_usage("-s %s: no size of 4K or more", o.size);
 	else if (o.repetitions < 1 || o.repetitions > 10000) status = probe_usage("--repetitions %d: from 1 to 10000", o.repetitions);
 	else if (o.mrs < 1 || o.mrs > MOST_MRS) status = probe_usage("--mrs %d: from 1 to %d", o.mrs, MOST_MRS);
+	else if (o.gpu < 0 && o.gpu != PROBE_UNSET) status = probe_usage("--gpu %d: GPUs are numbered from 0", o.gpu);
 	else if (o.gid < -1 || o.gid > 255) status = probe_usage("-g %d: a GID's index is from 0 to 255", o.gid);
 	else status = run(&o);
 	free(o.device);
