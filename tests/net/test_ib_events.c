@@ -117,6 +117,43 @@ static void a_card_that_fails_is_told_and_left(void **state)
 	context->verbs = real;
 }
 
+/* Asked not to: it stays where it is. */
+static void a_card_that_fails_may_be_kept(void **state)
+{
+	struct ib_pair pair;
+	struct tp_ib_context *context;
+
+	(void)state;
+	tp_ib_forget_devices();
+	net_set_environment("NCCL_IB_RETURN_ASYNC_EVENTS=0", NULL);
+	ib_pair_open(&pair, BYTES);
+	context = tp_ib_port(0)->context;
+	atomic_store(&context->fatal, IBV_EVENT_DEVICE_FATAL + 1);
+	for (int i = 0; i < 200; i++) assert_int_equal(ib_exchange(&pair, 0, 1000, i), ncclSuccess);
+	assert_int_equal(((struct tp_ib_comm *)pair.send_comm)->active, 0);
+	ib_pair_close(&pair);
+}
+
+static void a_port_that_lives_again_may_be_left_alone(void **state)
+{
+	struct ib_pair pair;
+	struct tp_ib_comm *comm;
+
+	(void)state;
+	tp_ib_forget_devices();
+	net_set_environment("NCCL_IB_RESILIENCY_PORT_RECOVERY=0", NULL);
+	ib_pair_open(&pair, BYTES);
+	comm = pair.send_comm;
+	assert_true(shell("ip link set tp0 down"));
+	for (int i = 0; comm->active == 0; i++) assert_int_equal(ib_exchange(&pair, 0, 1000, i), ncclSuccess);
+	assert_true(shell("ip link set tp0 up"));
+	wait_for_words("NET/IB : telpher0:1 : port is ACTIVE again");
+	for (uint64_t until = tp_clock_ms() + 1500; tp_clock_ms() < until;) assert_int_equal(ib_exchange(&pair, 0, 1000, 7), ncclSuccess);
+	assert_int_equal(comm->active, 1);
+	assert_int_equal(comm->switches, 1);
+	ib_pair_close(&pair);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -124,6 +161,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(an_address_that_goes_is_the_cause_of_what_fails, two_ports, forget),
 		cmocka_unit_test_setup_teardown(a_port_that_dies_and_lives_is_told, two_ports, forget),
 		cmocka_unit_test_setup_teardown(a_card_that_fails_is_told_and_left, two_ports, forget),
+		cmocka_unit_test_setup_teardown(a_card_that_fails_may_be_kept, two_ports, forget),
+		cmocka_unit_test_setup_teardown(a_port_that_lives_again_may_be_left_alone, two_ports, forget),
 	};
 
 	setenv("TELPHER_VERBS_DEVICES", "2", 1);
