@@ -168,18 +168,18 @@ void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out)
 const char *tp_ib_apart(const struct tp_ib_path *path, char *text, size_t bytes)
 {
 	char reason[256];
-	union ibv_gid now;
-	const struct tp_ib_context *context = path->port->context;
+	const char *why;
 	bool ethernet = path->port->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
-	const char *why = tp_ib_gid_unreachable(path->gid.raw, path->gid.type, path->remote.gid, path->remote.gid_type, ethernet, reason, sizeof(reason));
 
+	/* A port that is down has neither routes nor addresses, and that is news of its own; so is a card that has failed. */
+	if (atomic_load_explicit(&path->port->state, memory_order_relaxed) != IBV_PORT_ACTIVE || atomic_load_explicit(&path->port->context->fatal, memory_order_relaxed)) return NULL;
 	/* Nor does a connection live longer than its address does. */
-	if (ethernet && context->verbs->query_gid(context->ibv, path->port->number, path->gid.index, &now) == 0 && memcmp(now.raw, path->gid.raw, sizeof(now.raw)) != 0) {
+	if (ethernet && !tp_ib_port_still_has(path->port, path->gid.raw)) {
 		snprintf(text, bytes, "%s no longer has GID %d %s: its interface's address has changed or is gone. Give it back, or start the job again", path->port->text, path->gid.index, path->gid.text);
 		return text;
 	}
-	/* A port that is down has no routes either, and that is news of its own. */
-	if (!why || atomic_load_explicit(&path->port->state, memory_order_relaxed) != IBV_PORT_ACTIVE) return NULL;
+	why = tp_ib_gid_unreachable(path->gid.raw, path->gid.type, path->remote.gid, path->remote.gid_type, ethernet, reason, sizeof(reason));
+	if (!why) return NULL;
 	snprintf(text, bytes, "the two addresses can't reach each other: %s. Set NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY or NCCL_IB_ADDR_RANGE, or choose devices of one network by "
 		"NCCL_IB_HCA", why);
 	return text;

@@ -237,6 +237,17 @@ static ncclResult_t choose(struct tp_ib_port *port, struct tp_ib_gid_choice *out
 	return at >= 0 ? ncclSuccess : ncclInvalidUsage;
 }
 
+bool tp_ib_port_still_has(struct tp_ib_port *port, const uint8_t raw[16])
+{
+	struct tp_ib_gid *gids = calloc(GIDS_MAX, sizeof(*gids));
+	int count = gids ? read_table(port, gids) : 0;
+	bool found = !gids;
+
+	for (int i = 0; i < count && !found; i++) found = memcmp(gids[i].raw, raw, sizeof(gids[i].raw)) == 0;
+	free(gids);
+	return found;
+}
+
 ncclResult_t tp_ib_port_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *out)
 {
 	char why[768];

@@ -150,6 +150,8 @@ int tp_ib_gid_choose(const struct tp_ib_gid *gids, int count, const struct tp_ib
 bool tp_ib_gid_range(const char *text, uint8_t range[16], int *bits, int *family);
 const char *tp_ib_gid_format(const uint8_t raw[16], char text[48]);
 const char *tp_ib_gid_type_name(int type);
+/* Is this address in the port's table, at whatever index? */
+bool tp_ib_port_still_has(struct tp_ib_port *port, const uint8_t raw[16]);
 /* Reads the port's table and chooses. */
 ncclResult_t tp_ib_port_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *out);
 /* The same, and false where there is none: said once a port, as a warning, since the others do without it. */
