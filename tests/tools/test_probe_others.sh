@@ -135,6 +135,17 @@ if [ -e "$BUILD_DIR/tests/fake_cuda/libcuda.so.1" ]; then
 	look "GPUs: direct and staged" "GPU 0 GPU 1 True" '*[c["memory"] for c in d["cells"]], all(c["gpudirect_gbs"] > 0 and c["staged_gbs"] > 0 for c in d["cells"])'
 	probe paths -d telpher0 -s 1M --gpu 1 --json >"$where/json"
 	look "all three paths of a GPU" "3" 'sum(p.get("measured_gbs", 0) > 0 for p in d["paths"])'
+	FAKE_CUDA_DMABUF=1 probe matrix -d telpher0 -s 64K -n 1 --json >"$where/json"
+	look "by DMA-BUF where there are any" "DMA-BUF DMA-BUF True" '*[c["gpudirect_by"] for c in d["cells"]], all(c["gpudirect_gbs"] > 0 for c in d["cells"])'
+	# A card that takes no GPU memory: the other ways are measured all the same.
+	TELPHER_VERBS_GPU=0 probe paths -d telpher0 -s 1M --gpu 1 --json >"$where/json"
+	expect "no GPUDirect" 0 $?
+	look "two paths of three, and why" "True True False True" '*["measured_gbs" in p for p in d["paths"]], "nvidia-peermem" in d["paths"][2]["note"]'
+	TELPHER_VERBS_GPU=0 probe matrix -d telpher0 -s 64K -n 1 --json >"$where/json"
+	expect "a matrix without GPUDirect" 0 $?
+	look "staged alone, and why" "True False True" 'all("staged_gbs" in c for c in d["cells"]), any("gpudirect_gbs" in c for c in d["cells"]), all("nvidia-peermem" in c["why_not"] for c in d["cells"])'
+	TELPHER_VERBS_GPU=0 probe reg -d telpher0 -s 64K -n 1 --gpu 0 --mrs 4 >/dev/null
+	says "registering GPU memory without nvidia-peermem" "needs nvidia-peermem" "$(cat "$where/err")"
 	probe reg -d telpher0 -s 64K -n 1 --gpu 0 --mrs 4 --json >"$where/json"
 	look "whose pages nobody knows" "False True" '*[any("page_bytes" in r for r in d["registrations"] if r["memory"] == k) for k in ("GPU", "pinned by the GPU driver")]'
 	look "registrations of a GPU's memory" "2 2" '*[sum(r["memory"] == k for r in d["registrations"]) for k in ("GPU", "pinned by the GPU driver")]'

@@ -18,7 +18,7 @@
 
 struct options { char *device, *size, *record; int gid, repetitions, json; size_t bytes; };
 struct place { const struct tp_gpu *gpu; int numa; char name[24], map_name[24]; };
-struct cell { bool direct_there, staged_there; double us, direct_gbs, staged_gbs; char why[300]; };
+struct cell { bool direct_there, staged_there, dma_buf; double us, direct_gbs, staged_gbs; char why[300]; };
 
 /* All NUMA nodes. */
 static int find_nodes(struct place *out, int most)
@@ -63,8 +63,8 @@ static int measure_direct(const struct probe_port *port, const struct options *o
 	double gbs[64];
 	int n = TP_MIN(o->repetitions, (int)TP_ARRAY_LEN(gbs)), status = probe_alloc(kind, p->gpu, o->bytes, p->numa, &from);
 	if (!status) status = probe_alloc(kind, p->gpu, o->bytes, p->numa, &to);
-	if (!status) status = probe_register(port, &from, false);
-	if (!status) status = probe_register(port, &to, false);
+	if (!status) status = probe_register_either(port, &from, &out->dma_buf);
+	if (!status) status = probe_register_either(port, &to, &out->dma_buf);
 	if (!status) status = probe_loop_open(port, &from, &to, &loop);
 	if (!status) status = probe_loop_latency(&loop, SMALL, LATENCIES, &out->us);
 	for (int i = 0; i < n && !status; i++) status = probe_loop_stream(&loop, o->bytes, 4, &gbs[i]);
@@ -120,6 +120,7 @@ static void add_cell(const struct options *o, const struct place *p, const struc
 	if (c->direct_there) {
 		cJSON_AddNumberToObject(one, "latency_us", c->us);
 		cJSON_AddNumberToObject(one, p->gpu ? "gpudirect_gbs" : "gbs", c->direct_gbs);
+		if (p->gpu) cJSON_AddStringToObject(one, "gpudirect_by", c->dma_buf ? "DMA-BUF" : "nvidia-peermem");
 		probe_digits(c->us, a);
 		probe_digits(c->direct_gbs, b);
 	}

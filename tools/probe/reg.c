@@ -56,8 +56,7 @@ static int measure(const struct probe_port *port, const struct options *o, const
 		int error = probe_register_once(port, m, out->bytes, &mr);
 		reg[i] = probe_now_us() - start;
 		if (error) {
-			tp_ib_reg_failed(port->ib->context, out->bytes, probe_kind_name(m->kind), error);
-			status = probe_fail_below(NULL);
+			status = probe_cannot_register(port, m, out->bytes, probe_kind_name(m->kind), error);
 			break;
 		}
 		start = probe_now_us();
