@@ -146,6 +146,8 @@ if [ -e "$BUILD_DIR/tests/fake_cuda/libcuda.so.1" ]; then
 	look "staged alone, and why" "True False True" 'all("staged_gbs" in c for c in d["cells"]), any("gpudirect_gbs" in c for c in d["cells"]), all("nvidia-peermem" in c["why_not"] for c in d["cells"])'
 	TELPHER_VERBS_GPU=0 probe reg -d telpher0 -s 64K -n 1 --gpu 0 --mrs 4 >/dev/null
 	says "registering GPU memory without nvidia-peermem" "needs nvidia-peermem" "$(cat "$where/err")"
+	FAKE_CUDA_DMABUF=1 probe reg -d telpher0 -s 64K -n 2 --gpu 0 --mrs 4 --json >"$where/json"
+	look "registrations of DMA-BUFs" "2" 'sum(r["memory"] == "GPU, DMA-BUF" and r["register_us"] > 0 for r in d["registrations"])'
 	probe reg -d telpher0 -s 64K -n 1 --gpu 0 --mrs 4 --json >"$where/json"
 	look "whose pages nobody knows" "False True" '*[any("page_bytes" in r for r in d["registrations"] if r["memory"] == k) for k in ("GPU", "pinned by the GPU driver")]'
 	look "registrations of a GPU's memory" "2 2" '*[sum(r["memory"] == k for r in d["registrations"]) for k in ("GPU", "pinned by the GPU driver")]'

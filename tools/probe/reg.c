@@ -14,7 +14,7 @@
 #define MOST_MRS 65536
 
 struct options { char *device, *size; int gid, gpu, repetitions, mrs, json; size_t most; };
-struct line { size_t bytes, page; double reg_us, dereg_us, copy_us, pays; };
+struct line { size_t bytes, page; double reg_us, dereg_us, copy_us, pays; bool dma_buf; };
 
 /* May the kernel make huge pages of what asks for them? */
 static bool has_huge_pages(void)
@@ -46,6 +46,20 @@ static int copy_time(const struct probe_memory *from, const struct probe_memory 
 	return 0;
 }
 
+/* By the way that serves it: a DMA-BUF's time has its export in it. */
+static int register_once(const struct probe_port *port, const struct probe_memory *m, struct line *line, struct ibv_mr **mr)
+{
+	struct probe_memory part = *m;
+	part.bytes = line->bytes;
+	if (m->kind == PROBE_GPU) {
+		int status = probe_register_either(port, &part, &line->dma_buf);
+		*mr = part.mr;
+		return status;
+	}
+	int error = probe_register_once(port, m, line->bytes, mr);
+	return error ? probe_cannot_register(port, m, line->bytes, probe_kind_name(m->kind), error) : 0;
+}
+
 static int measure(const struct probe_port *port, const struct options *o, const struct probe_memory *m, const struct probe_memory *slots, struct line *out)
 {
 	double *times = calloc((size_t)o->repetitions * 3, sizeof(*times)), *reg = times, *dereg = times + o->repetitions, *copy = dereg + o->repetitions;
@@ -53,12 +67,9 @@ static int measure(const struct probe_port *port, const struct options *o, const
 	for (int i = 0; i < o->repetitions && !status; i++) {
 		struct ibv_mr *mr = NULL;
 		double start = probe_now_us();
-		int error = probe_register_once(port, m, out->bytes, &mr);
+		status = register_once(port, m, out, &mr);
 		reg[i] = probe_now_us() - start;
-		if (error) {
-			status = probe_cannot_register(port, m, out->bytes, probe_kind_name(m->kind), error);
-			break;
-		}
+		if (status) break;
 		start = probe_now_us();
 		port->verbs->dereg_mr(mr);
 		dereg[i] = probe_now_us() - start;
@@ -78,8 +89,9 @@ static int measure(const struct probe_port *port, const struct options *o, const
 static void add_line(const struct line *l, enum probe_kind kind, cJSON *lines, bool quiet)
 {
 	char size[32], page[32] = "-", a[32], b[32] = "-", c[32], d[32];
+	const char *name = l->dma_buf ? "GPU, DMA-BUF" : probe_kind_name(kind);
 	cJSON *one = cJSON_CreateObject();
-	cJSON_AddStringToObject(one, "memory", probe_kind_name(kind));
+	cJSON_AddStringToObject(one, "memory", name);
 	cJSON_AddNumberToObject(one, "bytes", (double)l->bytes);
 	if (l->page) {
 		cJSON_AddNumberToObject(one, "page_bytes", (double)l->page);
@@ -92,7 +104,7 @@ static void add_line(const struct line *l, enum probe_kind kind, cJSON *lines, b
 	cJSON_AddNumberToObject(one, "pays_after", l->pays);
 	cJSON_AddItemToArray(lines, one);
 	if (quiet) return;
-	printf("%-24s  %9s  %8s  %11s  %11s  %11s  %11s  %9.0f\n", probe_kind_name(kind), probe_size_text(l->bytes, size), page, probe_digits(l->reg_us, a), b,
+	printf("%-24s  %9s  %8s  %11s  %11s  %11s  %11s  %9.0f\n", name, probe_size_text(l->bytes, size), page, probe_digits(l->reg_us, a), b,
 		probe_digits(l->dereg_us, c), probe_digits(l->copy_us, d), l->pays);
 }
 
