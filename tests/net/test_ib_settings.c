@@ -226,12 +226,53 @@ static void infiniband_goes_by_gid_and_forwarding_lid_between_subnets(void **sta
 	assert_int_equal(seen, 3);
 }
 
+/* Requests of data as they are posted. */
+static int (*real_post)(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **);
+static int nwrites, nempty, nwhole;
+static int post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+	for (const struct ibv_send_wr *w = wr; w; w = w->next) {
+		uint32_t bytes = 0;
+		for (int i = 0; i < w->num_sge; i++) bytes += w->sg_list[i].length;
+		nwrites += w->opcode == IBV_WR_RDMA_WRITE && w->next && bytes > 1000;
+		nempty += w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && bytes == 0;
+		nwhole += w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && bytes > 0;
+	}
+	return real_post(qp, wr, bad);
+}
+
+static void data_above_the_threshold_is_followed_by_a_write_of_its_own(void **state)
+{
+	static const struct { const char *adaptive; size_t bytes; int writes, empty, whole; } cases[] = { { "NCCL_IB_ADAPTIVE_ROUTING=1", 4096, 0, 0, 1 },
+		{ "NCCL_IB_ADAPTIVE_ROUTING=1", 4097, 1, 1, 0 }, { "NCCL_IB_ADAPTIVE_ROUTING=0", 4097, 0, 0, 1 }, { "NCCL_IB_ADAPTIVE_ROUTING=-2", 4097, 0, 0, 1 } };
+	struct ib_pair pair;
+
+	(void)state;
+	watch_card();
+	struct ibv_context *ibv = tp_ib_port(0)->context->ibv;
+	real_post = ibv->ops.post_send;
+	for (size_t i = 0; i < TP_ARRAY_LEN(cases); i++) {
+		net_set_environment(cases[i].adaptive, "NCCL_IB_AR_THRESHOLD=4096", NULL);
+		ib_pair_open(&pair, 8192);
+		nwrites = nempty = nwhole = 0;
+		ibv->ops.post_send = post;
+		assert_int_equal(ib_exchange(&pair, 0, cases[i].bytes, 1), ncclSuccess);
+		ibv->ops.post_send = real_post;
+		assert_int_equal(nwrites, cases[i].writes);
+		assert_int_equal(nempty, cases[i].empty);
+		assert_int_equal(nwhole, cases[i].whole);
+		ib_pair_close(&pair);
+	}
+	unsetenv("NCCL_IB_AR_THRESHOLD");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(data_and_control_messages_have_their_classes, card, unwatch),
 		cmocka_unit_test_setup_teardown(control_messages_go_with_the_data_unless_it_is_said, card, unwatch),
 		cmocka_unit_test_setup_teardown(relaxed_ordering_is_used_where_it_may, card, unwatch),
+		cmocka_unit_test_setup_teardown(data_above_the_threshold_is_followed_by_a_write_of_its_own, card, unwatch),
 		cmocka_unit_test_setup_teardown(infiniband_goes_by_lid_in_a_subnet, card, unwatch),
 		cmocka_unit_test_setup_teardown(infiniband_goes_by_gid_and_forwarding_lid_between_subnets, card, unwatch),
 	};
