@@ -177,9 +177,15 @@ static bool is_of(const struct tp_param *p, const char *component)
 	return false;
 }
 
-/* Ranks report and expect what the topology says under these; how data goes follows from what was tried at init. */
+/* Ranks report and expect what the topology says under most of the topology's; how data goes follows from what was tried at init. These say
+ * which devices links use, and whether cards reach GPU memory. */
 static bool only_reports(const struct tp_env_name *name, const struct tp_param *p)
 {
+	static const char *const heeded[] = { "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_NET_GDR_C2C", "NCCL_NET_FORCE_FLUSH", "NCCL_GDR_FLUSH_DISABLE",
+		"NCCL_CROSS_NIC", "NCCL_NETDEVS_POLICY" };
+
+	for (size_t i = 0; i < sizeof(heeded) / sizeof(heeded[0]); i++)
+		if (!strcmp(name->name, heeded[i])) return false;
 	return is_of(p, "topo") && strncmp(name->name, "NCCL_TOPO_", 10) != 0 && !strstr(name->name, "_DUMP_FILE");
 }
 

@@ -287,7 +287,7 @@ int tool_explain(int argc, char **argv)
 	};
 	poptContext context = poptGetContext("telpher explain", argc, (const char **)argv, options, 0);
 	if (!context) return failed("out of memory");
-	poptSetOtherOptionHelp(context, "COLLECTIVE SIZE [OPTIONS]\n       telpher explain COLLECTIVE SIZE... --topo MACHINE [OPTIONS]\n\nSIZE is that of telpher perf: of the larger buffer, K, M and G allowed.");
+	poptSetOtherOptionHelp(context, "COLLECTIVE SIZE [OPTIONS]\n       telpher explain COLLECTIVE SIZE... --topo MACHINE [OPTIONS]\n\nSIZE is that of telpher perf: of the larger buffer, K, M, G and T allowed.");
 	const char *words[EXPLAIN_MOST_SIZES + 1], *word;
 	int status = 0, nwords = 0, code = tool_next_option(context, options);
 	while (nwords < EXPLAIN_MOST_SIZES + 1 && (word = poptGetArg(context))) words[nwords++] = word;

@@ -34,6 +34,7 @@ bool tool_parse_size(const char *text, size_t *out)
 	case 'k': case 'K': shift = 10; end++; break;
 	case 'm': case 'M': shift = 20; end++; break;
 	case 'g': case 'G': shift = 30; end++; break;
+	case 't': case 'T': shift = 40; end++; break;
 	default: break;
 	}
 	if (*end == 'i' && shift) end++;
@@ -88,21 +89,31 @@ static int print_help(FILE *to)
 	return to == stdout ? 0 : TOOL_USAGE;
 }
 
+/* A full disk takes what was printed without a word, unless somebody asks. */
+static int finish(int status)
+{
+	errno = 0;
+	bool lost = fflush(stdout) != 0 || ferror(stdout);
+	if (!lost || status != 0) return status;
+	fprintf(stderr, "telpher: what was to be printed couldn't all be written: %s\n", errno ? strerror(errno) : "standard output refused some of it");
+	return 1;
+}
+
 int main(int argc, char **argv)
 {
 #ifdef TELPHER_PROBE
 	const char *slash = argc > 0 ? strrchr(argv[0], '/') : NULL;
-	if (argc > 0 && !strcmp(slash ? slash + 1 : argv[0], "rdma_write")) return tool_rdma_write(argc, argv);
+	if (argc > 0 && !strcmp(slash ? slash + 1 : argv[0], "rdma_write")) return finish(tool_rdma_write(argc, argv));
 #endif
 	if (argc < 2) return print_help(stderr);
-	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return print_help(stdout);
+	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return finish(print_help(stdout));
 	for (size_t i = 0; i < sizeof(tools) / sizeof(tools[0]); i++)
 		if (!strcmp(argv[1], tools[i].name)) {
 			/* What --help and --usage call it. */
 			char name[32];
 			snprintf(name, sizeof(name), "telpher %s", tools[i].name);
 			argv[1] = name;
-			return tools[i].main(argc - 1, argv + 1);
+			return finish(tools[i].main(argc - 1, argv + 1));
 		}
 	fprintf(stderr, "telpher: there is no command '%s'\n", argv[1]);
 	return print_help(stderr);

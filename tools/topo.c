@@ -2,6 +2,7 @@
  * between two. */
 #include "topo.h"
 
+#include <errno.h>
 #include <popt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -259,10 +260,13 @@ int tool_topo(int argc, char **argv)
 	FILE *out = stdout;
 	if (code < -1) status = tool_usage_error("topo", "%s: %s", poptBadOption(context, 0), poptStrerror(code));
 	else if (!what) status = tool_usage_error("topo", "say what: show, matrix, channels, explain, diff, expect, check, model, record, export, svg, html or xml");
-	else if (q.output && !(out = fopen(q.output, "we"))) status = tool_usage_error("topo", "%s can't be written", q.output);
+	else if (q.output && !(out = fopen(q.output, "we"))) status = tool_usage_error("topo", "%s can't be written: %s", q.output, strerror(errno));
 	else status = dispatch(what, args, count, &q, out);
-	if (out && (ferror(out) || (out != stdout && fclose(out)))) {
-		fprintf(stderr, "telpher topo: the output can't be written\n");
+	errno = 0;
+	bool lost = out && (fflush(out) || ferror(out));
+	if (out && out != stdout && fclose(out)) lost = true;
+	if (lost) {
+		fprintf(stderr, "telpher topo: %s can't be written: %s\n", q.output ? q.output : "the output", errno ? strerror(errno) : "some of it was refused; is the disk full?");
 		status = 1;
 	}
 	free(q.output);

@@ -1,8 +1,10 @@
 /* `telpher topo record` and `export`: what was measured onto the map, and its medians out of it for the cost model. */
 #include "topo.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static bool read_number(const char *text, const char *name, double *out)
 {
@@ -57,8 +59,12 @@ int topo_record(const char *path, const char *from, const char *to, const char *
 		/* Written beside and put in its place whole: a file that is lost is a map that is lost. */
 		char beside[4096];
 		snprintf(beside, sizeof(beside), "%.4000s.new", path);
-		if (tp_topo_doc_record(doc, &m) != ncclSuccess || tp_topo_doc_write(doc, beside) != ncclSuccess || rename(beside, path)) status = 1;
-		if (status) fprintf(stderr, "telpher topo: %s can't be written: %s\n", path, tp_log_last_error());
+		bool written = tp_topo_doc_record(doc, &m) == ncclSuccess && tp_topo_doc_write(doc, beside) == ncclSuccess;
+		if (!written || rename(beside, path)) {
+			fprintf(stderr, "telpher topo: %s can't be written: %s\n", path, written ? strerror(errno) : tp_log_last_error());
+			unlink(beside);
+			status = 1;
+		}
 	}
 	tp_topo_free(topo);
 	tp_topo_doc_free(doc);

@@ -137,7 +137,6 @@ const struct tp_env_reason tp_env_reasons[] = {
 	{ "NCCL_IGNORE_COLLNET_MISMATCH", COLLNET },
 	{ "NCCL_IGNORE_CPU_AFFINITY", HONOURED },
 	{ "NCCL_IGNORE_DISABLED_P2P", HONOURED },
-	{ "NCCL_IGNORE_NET_MISMATCH", "numbers of network devices aren't compared" },
 	{ "NCCL_IPC_USE_ABSTRACT_SOCKET", "abstract sockets are always used" },
 	{ "NCCL_L1_SHARED_MEMORY_CARVEOUT", HONOURED },
 	{ "NCCL_LAUNCH_MODE", LAUNCH },

@@ -16,7 +16,7 @@
 #define FALLBACK "Socket"           /* the network that every host has */
 #define MOST_DEVICES 65536          /* that a rank can say it has */
 
-enum { PARAM_CHUNK, PARAM_DEPTH, PARAM_LEND };
+enum { PARAM_CHUNK, PARAM_DEPTH, PARAM_LEND, PARAM_MISMATCH };
 static struct tp_param params[] = {
 	[PARAM_CHUNK] = { .name = "TELPHER_NET_CHUNK", .kind = TP_PARAM_BYTES, .fallback = "512K", .min = 4096, .max = 64 << 20,
 		.doc = "bytes that a slot of a network link holds, the same on all ranks; unset: 128K for GPU ranks" },
@@ -24,6 +24,8 @@ static struct tp_param params[] = {
 		.doc = "slots of a network link, rounded up to a power of two" },
 	[PARAM_LEND] = { .name = "TELPHER_NET_LEND", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
 		.doc = "1: large chunks are sent from where they lie, where plan and network can; 0: copied into slots" },
+	[PARAM_MISMATCH] = { .name = "NCCL_IGNORE_NET_MISMATCH", .kind = TP_PARAM_BOOL, .fallback = "1", .max = 1,
+		.doc = "0: ranks with different numbers of network devices are an error; 1: what both ends have is used" },
 };
 TP_PARAM_TABLE("link", params)
 
@@ -77,6 +79,10 @@ static ncclResult_t gather_cards(struct tp_net_links *nets, const unsigned char 
 		else if (cards[r].capacity != cards[0].capacity)
 			result = TP_FAIL(ncclInvalidUsage, "TELPHER_NET_CHUNK is %llu on rank 0 (%s) and %llu on rank %d (%s): it must be the same on all",
 				(unsigned long long)cards[0].capacity, boot->peers[0].host_name, (unsigned long long)cards[r].capacity, r, boot->peers[r].host_name);
+		else if (cards[r].devs != cards[0].devs && !tp_param_int(&params[PARAM_MISMATCH]))
+			result = TP_FAIL(ncclInvalidUsage, "rank 0 (%s) has %d devices of network %s and rank %d (%s) has %d, and NCCL_IGNORE_NET_MISMATCH=0: make the hosts the same (is a "
+				"device missing in a container?), or name the common set (NCCL_IB_HCA)", boot->peers[0].host_name, (int)cards[0].devs, cards[0].network, r,
+				boot->peers[r].host_name, (int)cards[r].devs);
 		else if (cards[r].devs < 1 || cards[r].devs > MOST_DEVICES)
 			result = TP_FAIL(ncclInternalError, "rank %d (%s) says that it has %d network devices: 1 to %d are possible", r, boot->peers[r].host_name, (int)cards[r].devs,
 				MOST_DEVICES);

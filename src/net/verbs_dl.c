@@ -81,7 +81,10 @@ static bool open_found(char *why, size_t bytes)
 	const char *asked = tp_param_string(&verbs_dl_params[0]);
 
 	if (opened[TP_VERBS_FOUND].file[0]) return true;
-	if (asked && *asked) return open_file(asked, &opened[TP_VERBS_FOUND], why, bytes);
+	if (asked && *asked) {
+		size_t said = (size_t)snprintf(why, bytes, "NCCL_IBVERBS_LIB=%.200s: ", asked);
+		return open_file(asked, &opened[TP_VERBS_FOUND], why + said, bytes - said);
+	}
 	for (size_t i = 0; i < TP_ARRAY_LEN(files); i++)
 		if (open_file(files[i], &opened[TP_VERBS_FOUND], why, bytes)) return true;
 	snprintf(why, bytes, "libibverbs.so.1 can't be opened (in a container or on Debian and Ubuntu: install libibverbs1 and ibverbs-providers)");

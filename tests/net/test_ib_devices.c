@@ -1,8 +1,10 @@
 /* Which devices, ports and addresses the IB transport uses, and what it says where they can't be used. Each case that opens the
  * software card does so in a child of its own, since the card reads its settings once a process. */
+#include <linux/capability.h>
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include "helper_ib.h"
@@ -57,6 +59,8 @@ static void what_is_no_list_is_refused(void **state)
 	assert_non_null(strstr(why, "mlx5_0:x"));
 	assert_false(tp_ib_hca_parse("mlx5_0:0", &list, why, sizeof(why)));
 	assert_false(tp_ib_hca_parse("a:1:2", &list, why, sizeof(why)));
+	assert_true(tp_ib_hca_parse(" mlx5_0, mlx5_1:2 ,\t", &list, why, sizeof(why)) && list.count == 2 && strcmp(list.items[0].name, "mlx5_0") == 0);
+	assert_true(strcmp(list.items[1].name, "mlx5_1") == 0 && list.items[1].port == 2);
 	assert_true(tp_ib_hca_parse(",,a,", &list, why, sizeof(why)));
 	assert_int_equal(list.count, 1);
 }
@@ -297,8 +301,11 @@ static void cant_open(void)
 {
 	CHILD_CHECK(!present(false));
 	CHILD_CHECK(strstr(tp_log_last_error(), "Unable to open device telpher0: Permission denied") && strstr(tp_log_last_error(), "--device=/dev/infiniband"));
+	/* It is the reason too that others give for doing without: not that no device has the name. */
+	CHILD_CHECK(strstr(why_text, "telpher0 can't be opened: Permission denied") && strstr(why_text, "--device=/dev/infiniband"));
 }
-static void is_down(void) { CHILD_CHECK(!present(false) && strstr(why_text, "telpher0:1 is DOWN, not ACTIVE")); }
+static void is_not_called_so(void) { CHILD_CHECK(!present(false) && strstr(why_text, "NCCL_IB_HCA=telpherz allows no port of the devices that there are: telpher0, telpher1")); }
+static void is_down(void) { CHILD_CHECK(!present(false) && strstr(why_text, "telpher0:1 is DOWN, not ACTIVE: is its interface up")); }
 static void is_missing(void) { CHILD_CHECK(!present(false) && strstr(why_text, "No device found")); }
 
 static void a_device_that_cant_be_used_is_told_with_a_cure(void **state)
@@ -307,6 +314,7 @@ static void a_device_that_cant_be_used_is_told_with_a_cure(void **state)
 	in_child(cant_open, "TELPHER_VERBS_FAULT=open=EACCES", NULL);
 	in_child(is_down, "TELPHER_VERBS_STATE=down", NULL);
 	in_child(is_missing, "TELPHER_VERBS_FAULT=missing", NULL);
+	in_child(is_not_called_so, "NCCL_IB_HCA=telpherz", "TELPHER_VERBS_DEVICES=2", NULL);
 }
 
 static void cant_register(void)
@@ -317,6 +325,11 @@ static void cant_register(void)
 	ib_pair_open(&pair, 4096);
 	data = calloc(1, 1 << 20);
 	CHILD_CHECK(tp_net_ib.reg_memory(pair.send_comm, data, 1 << 20, TP_NET_HOST, &memory) == ncclSystemError && !memory);
+	/* Root may lock what it likes, where a container has left it that, and is told so. */
+	struct __user_cap_header_struct head = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct caps[2] = { { 0 } };
+	syscall(SYS_capget, &head, caps);
+	CHILD_CHECK(!(caps[0].effective >> CAP_IPC_LOCK & 1) || strstr(tp_log_last_error(), "CAP_IPC_LOCK, which this process has, lifts that limit, except in a user namespace: then it is the card's"));
 	CHILD_CHECK(strstr(tp_log_last_error(), "Cannot allocate memory") && strstr(tp_log_last_error(), "ulimit -l unlimited") && strstr(tp_log_last_error(), "may lock 8388608 bytes"));
 	ib_pair_close(&pair);
 }

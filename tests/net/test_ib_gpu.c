@@ -64,7 +64,7 @@ static void a_card_is_asked_with_no_descriptor(void **state)
 		verbs.software = cases[i].software;
 		assert_int_equal(tp_net_ib.properties(0, &p), ncclSuccess);
 		assert_int_equal(p.memory, TP_NET_HOST | cases[i].memory);
-		if (!cases[i].memory) assert_non_null(strstr(p.no_gpu_memory, cases[i].software ? "TELPHER_VERBS_GPU" : "nvidia_peermem isn't loaded, and its driver knows no DMA-BUF"));
+		if (!cases[i].memory) assert_non_null(strstr(p.no_gpu_memory, cases[i].software ? "TELPHER_VERBS_GPU" : "nvidia_peermem isn't loaded, and its driver knows no DMA-BUF: modprobe nvidia_peermem"));
 	}
 	use(NULL);
 	assert_int_equal(tp_net_ib.properties(0, &p), ncclSuccess);

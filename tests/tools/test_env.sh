@@ -57,6 +57,9 @@ says "a misspelt name" "^  unknown +NCCL_SOKCET_IFNAME +did you mean NCCL_SOCKET
 says "a name like no other" "^  unknown +TELPHER_XYZZY_QUUX +nothing reads it" "$out"
 expect "variables of images are left alone" 0 "$(grep -c NCCL_VERSION <<<"$out")"
 says "a file that ranks take" "^  honoured +NCCL_TOPO_FILE *$" "$out"
+for name in NET_GDR_LEVEL NET_GDR_READ NET_FORCE_FLUSH GDR_FLUSH_DISABLE CROSS_NIC NETDEVS_POLICY; do
+	says "a name that changes how data goes: $name" "^  honoured +NCCL_$name *\$" "$out"
+done
 says "a name that changes reports alone" "^  honoured +NCCL_PXN_DISABLE +in what is reported and expected, not in" "$out"
 says "a name that is honoured and set" "^  honoured +NCCL_ALGO +\(set\)$" "$out"
 says "a name without effect has its reason" "^  no effect +NCCL_NET_MERGE_POLICY +ports are merged by distance" "$out"

@@ -21,4 +21,21 @@ for command in "${commands[@]}"; do
 	else echo "FAIL $command ${twice[*]} --nonsense: $status, $said"; fails=$((fails + 1)); fi
 done
 [ "$("$telpher" perf all_reduce -b 8 -e 8 -b 64 -e 64 -n 2 -w 1 | awk '!/^#/ { print $1 }' | xargs)" = 64 ] && echo "ok   the last counts" || { echo "FAIL the last counts"; fails=$((fails + 1)); }
+# What can't be printed is an error, never a silence.
+full() {
+	said=$("$@" 2>&1 >/dev/full)
+	status=$?
+	if [ $status = 1 ] && grep -q "written: No space left on device" <<<"$said"; then echo "ok   a full disk: ${*:2}"
+	else echo "FAIL a full disk: ${*:2}: $status, $said"; fails=$((fails + 1)); fi
+}
+for command in "calc nic NDR" "env" "explain all_reduce 4K -n 2" "--help"; do
+	# shellcheck disable=SC2086
+	full "$telpher" $command
+done
+if "$telpher" probe --help >/dev/null 2>&1; then
+	full "$telpher" probe cost all_reduce
+	full "$telpher" probe paths dgx-h100
+fi
+# K, M, G and T.
+"$telpher" explain all_reduce 1T -n 2 >/dev/null && echo "ok   a size of terabytes" || { echo "FAIL a size of terabytes"; fails=$((fails + 1)); }
 exit $((fails > 0))

@@ -57,6 +57,29 @@ TELPHER_VERBS_FAULT=memlock=65536 probe reg -d telpher0 -s 1M -n 1 >/dev/null
 expect "more than may be locked" 1 $?
 says "and why" "must be locked in memory|max_mr" "$(cat "$where/err")"
 
+total=$(awk '/MemTotal/ { print $2 }' /proc/meminfo)
+probe reg -d telpher0 -s $((total - (64 << 10)))K -n 1 >/dev/null
+expect "more than there is memory" 1 $?
+says "and how much there is" "no memory of [0-9]+ bytes: [0-9]+ are available; a smaller -s" "$(cat "$where/err")"
+TELPHER_VERBS_FAULT=protection=1 probe matrix -d telpher0 -s 64K -n 1 >/dev/null
+expect "a matrix without a number" 1 $?
+says "and why" "IBV_WC_LOC_PROT_ERR\(4\).*ACS" "$(cat "$where/err")"
+NCCL_IB_PKEY=77 probe connect -d telpher0 >/dev/null
+says "a partition key that there isn't" "partition key index 77 \(NCCL_IB_PKEY\): .*; the port has 1" "$(cat "$where/err")"
+NCCL_IBVERBS_LIB=/nowhere.so probe connect -d mlx5_0 >/dev/null
+says "a library that there isn't" "NCCL_IBVERBS_LIB=/nowhere.so: .*No such file" "$(cat "$where/err")"
+# An image without the card's part of libibverbs, and one without sysfs.
+if unshare -m sh -c 'mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/mlx5_0' 2>/dev/null; then
+	[ -n "$(ldconfig -p 2>/dev/null | grep libibverbs)" ] &&
+		says "a card that libibverbs doesn't show" "shows no device, but the kernel has mlx5_0: is /dev/infiniband missing .*ibverbs-providers" \
+			"$(unshare -m sh -c 'mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/mlx5_0 && exec "$0" probe connect -d mlx5_0' "$telpher" 2>&1)"
+	out=$(unshare -m sh -c 'mount -t tmpfs none /sys && exec "$0" probe matrix -d telpher0 -s 64K -n 1' "$telpher" 2>&1)
+	expect "without sysfs" 0 $?
+	says "it is measured all the same" "^host memory +telpher0:1 +[0-9.]+ +[0-9.]+" "$out"
+fi
+NCCL_IB_ADDR_RANGE=203.0.113.0/24 probe connect -d telpher0 >/dev/null
+says "a range without a GID" "an IPv4 address in NCCL_IB_ADDR_RANGE=203.0.113.0/24 that isn't link-local; the port has: \[0\]" "$(cat "$where/err")"
+
 probe connect -d telpher0 -n 8 --hosts 2 --repetitions 3 --json >"$where/json"
 expect "a connection's cost" 0 $?
 look "each step took its time" "6 True" 'len(d["steps"]), all(s["us"] > 0 for s in d["steps"])'
@@ -112,7 +135,21 @@ if [ -e "$BUILD_DIR/tests/fake_cuda/libcuda.so.1" ]; then
 	look "GPUs: direct and staged" "GPU 0 GPU 1 True" '*[c["memory"] for c in d["cells"]], all(c["gpudirect_gbs"] > 0 and c["staged_gbs"] > 0 for c in d["cells"])'
 	probe paths -d telpher0 -s 1M --gpu 1 --json >"$where/json"
 	look "all three paths of a GPU" "3" 'sum(p.get("measured_gbs", 0) > 0 for p in d["paths"])'
+	FAKE_CUDA_DMABUF=1 probe matrix -d telpher0 -s 64K -n 1 --json >"$where/json"
+	look "by DMA-BUF where there are any" "DMA-BUF DMA-BUF True" '*[c["gpudirect_by"] for c in d["cells"]], all(c["gpudirect_gbs"] > 0 for c in d["cells"])'
+	# A card that takes no GPU memory: the other ways are measured all the same.
+	TELPHER_VERBS_GPU=0 probe paths -d telpher0 -s 1M --gpu 1 --json >"$where/json"
+	expect "no GPUDirect" 0 $?
+	look "two paths of three, and why" "True True False True" '*["measured_gbs" in p for p in d["paths"]], "nvidia-peermem" in d["paths"][2]["note"]'
+	TELPHER_VERBS_GPU=0 probe matrix -d telpher0 -s 64K -n 1 --json >"$where/json"
+	expect "a matrix without GPUDirect" 0 $?
+	look "staged alone, and why" "True False True" 'all("staged_gbs" in c for c in d["cells"]), any("gpudirect_gbs" in c for c in d["cells"]), all("nvidia-peermem" in c["why_not"] for c in d["cells"])'
+	TELPHER_VERBS_GPU=0 probe reg -d telpher0 -s 64K -n 1 --gpu 0 --mrs 4 >/dev/null
+	says "registering GPU memory without nvidia-peermem" "needs nvidia-peermem" "$(cat "$where/err")"
+	FAKE_CUDA_DMABUF=1 probe reg -d telpher0 -s 64K -n 2 --gpu 0 --mrs 4 --json >"$where/json"
+	look "registrations of DMA-BUFs" "2" 'sum(r["memory"] == "GPU, DMA-BUF" and r["register_us"] > 0 for r in d["registrations"])'
 	probe reg -d telpher0 -s 64K -n 1 --gpu 0 --mrs 4 --json >"$where/json"
+	look "whose pages nobody knows" "False True" '*[any("page_bytes" in r for r in d["registrations"] if r["memory"] == k) for k in ("GPU", "pinned by the GPU driver")]'
 	look "registrations of a GPU's memory" "2 2" '*[sum(r["memory"] == k for r in d["registrations"]) for k in ("GPU", "pinned by the GPU driver")]'
 	unset TELPHER_CUDA_LIBRARY FAKE_CUDA_DEVICES FAKE_CUDA_APART
 fi
@@ -134,6 +171,10 @@ usage "there is no collective" cost allmost
 usage "not both" cost --from x --alpha 1
 usage "from 2 to" cost -n 1
 usage "more than 0" cost --beta 0
+usage "--alpha -1: from 0 to" cost --alpha -1
+usage "--iterations 0: from 1 to" cost --iterations 0
+usage "--gpu -1: GPUs are numbered from 0" reg --gpu -1
+usage "--gpu -1: GPUs are numbered from 0" paths --gpu -1
 usage "not with a FILE" paths dgx-h100 -d telpher0
 usage "from 1 to 1000000 GB/s" paths --memory 0
 probe paths no-such-machine >/dev/null

@@ -89,8 +89,13 @@ refuse() { # NAME PATTERN ARGS…
 }
 TELPHER_VERBS_STATE=down refuse "a port that is DOWN" "telpher0:1 is DOWN, not ACTIVE" -d telpher0
 refuse "no such device" "-d telpher7: there is no such device or port; there are: telpher0$" -d telpher7
+TELPHER_VERBS_FAULT=open=EACCES refuse "a device that can't be opened" "-d telpher0: no port can be used: telpher0 can't be opened: Permission denied \(in a container" -d telpher0
+refuse "a list of devices" "-d telpher0,telpher1: one device, as mlx5_0" -d telpher0,telpher1
+refuse "a device without a name" "-d : one device" -d ""
 refuse "no such GID" "GID_INDEX=9: there is no such GID; the port has: \[0\]" -d telpher0 -g 9
 refuse "no GPU" "--gpu 0: this machine has no GPU" -d telpher0 --gpu 0
+# Before anybody is waited for: nobody listens there.
+refuse "a picture that can't be written" "^telpher probe write: /nonexistent/x.svg can't be written: No such file" -d telpher0 -s 64K -p 1 --sweep --svg /nonexistent/x.svg 127.0.0.1
 NCCL_SOCKET_RETRY_CNT=2 refuse "no server" "can't be reached.*Connection refused" -d telpher0 -s 8 -p 1 127.0.0.1
 if [ -z "${SANITIZE-}" ]; then
 	LD_LIBRARY_PATH=$BUILD_DIR/lib/telpher-verbs refuse "the card where nobody asked for it" "software card, which is used only where it is asked for.*-d telpher0"
@@ -111,6 +116,8 @@ usage "no size" -s 0 host
 usage "there are write, read and send" --op fetch host
 usage "from 1 to 64" -q 65 host
 usage "one SERVER" host other
+usage "--gpu -1: GPUs are numbered from 0" --gpu -1 host
+usage "--iterations 0: from 1" -n 0 host
 usage "--gpu N says which" --dmabuf host
 usage "--sweep makes one" --svg x.svg host
 usage "name the SERVER" --sweep

@@ -120,6 +120,18 @@ out=$(topo record "$where/rack.xml" h0/gpu0 h1/cpu0 bw=3)
 expect "between two that nothing joins nothing is recorded" 1 $?
 says "and why" "nothing in $where/rack.xml joins h0/GPU 0 and h1/CPU 0, so no value between them could ever hold" "$out"
 expect "the file stays as it was" 0 "$(cmp "$where/rack.xml" "$where/before.xml"; echo $?)"
+# A full disk: the map stays what it was, and nothing lies beside it.
+mkdir "$where/full"
+if unshare -m mount -t tmpfs -o size=64k none "$where/full" 2>/dev/null; then
+	cp "$where/p4d.xml" "$where/map.xml"
+	out=$(unshare -m bash -c 'mount -t tmpfs -o size=64k none "$1" && cp "$2" "$1/map.xml" && { dd if=/dev/zero of="$1/fill" bs=4k 2>/dev/null
+		"$0" topo record "$1/map.xml" gpu0 gpu1 bw=77; echo "status $?"; cmp "$1/map.xml" "$2" && ls "$1" | xargs; "$0" topo xml -q -o "$1/other" "$2"; echo "status $?"; }' \
+		"$telpher" "$where/full" "$where/map.xml" 2>&1)
+	expect "a full disk" "2" "$(grep -c "^status 1" <<<"$out")"
+	says "a full disk: what and why" "map.xml can't be written: .*No space left on device" "$out"
+	expect "a full disk: the map is left, and nothing beside it" 1 "$(grep -c "^fill map.xml$" <<<"$out")"
+	says "a full disk: an output" "/full/other can't be written: .*(No space left on device|disk full)" "$out"
+fi
 expect "what can't be recorded" 2 "$(topo record "$where/p4d.xml" gpu0 gpu1 speed=3 >/dev/null; echo $?)"
 
 "$telpher" topo show dgx-h100 --json >"$where/json"

@@ -29,7 +29,7 @@ static int sweep(struct probe_end *end)
 	struct probe_record record;
 	snprintf(end->sweep.title, sizeof(end->sweep.title), "RDMA %s%s, %.60s to %.60s, %d queue pair%s", probe_op_name((int)end->op),
 		end->both_ways ? " both ways" : "", end->port.ib->text, end->link.remote.host, end->link.nqps, end->link.nqps == 1 ? "" : "s");
-	int status = probe_sweep_run(&end->job, end->job.shape.bytes, end->options->iterations, &end->sweep);
+	int status = probe_sweep_run(&end->job, end->job.shape.bytes, TP_MAX(end->options->iterations, 0), &end->sweep);
 	/* The whole block once more, to be verified. */
 	if (!status) status = probe_end_expect(end);
 	probe_record_start(&record, PROBE_STEP);
@@ -43,6 +43,8 @@ int probe_client(const struct probe_write_options *options)
 	struct probe_end end;
 	struct probe_record record;
 	int status = probe_end_open(&end, options, "client");
+	/* Before minutes of measuring. */
+	if (!status && options->svg) status = probe_draw_can(options->svg);
 	if (!status) status = probe_end_prepare(&end, options->op, options->both_ways, options->bytes, options->nqps, true);
 	if (!status) status = meet(&end);
 	if (!status && options->sweep) status = sweep(&end);

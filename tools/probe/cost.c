@@ -17,6 +17,7 @@
 #define FIRST 8
 #define FACTOR 8
 #define MOST_SIZES 16
+#define UNSET (-1e300)                     /* alpha and beta until they are given */
 
 struct options { char *from, *most_text; double alpha_us, beta_gbs; int nranks, nhosts, measure, iterations, json; size_t most; };
 
@@ -191,6 +192,7 @@ static int of_collective(struct table *t, enum tp_coll coll)
 static int run(struct options *o, const enum tp_coll *only)
 {
 	struct table t = { .options = o };
+	o->iterations = TP_MAX(o->iterations, 0);
 	char a[32], b[32], c[32];
 	int status = o->from ? read_sweep(o) : 0;
 	if (status) return status;
@@ -221,7 +223,7 @@ static int run(struct options *o, const enum tp_coll *only)
 
 int probe_cost(int argc, char **argv)
 {
-	struct options o = { .alpha_us = -1, .beta_gbs = -1, .nranks = 8, .nhosts = 2, .most = (size_t)16 << 20 };
+	struct options o = { .alpha_us = UNSET, .beta_gbs = UNSET, .iterations = PROBE_UNSET, .nranks = 8, .nhosts = 2, .most = (size_t)16 << 20 };
 	enum tp_coll coll;
 	struct poptOption options[] = {
 		{ "alpha", 'a', POPT_ARG_DOUBLE, &o.alpha_us, 0, "latency of a link (the library's model has one)", "US" },
@@ -241,7 +243,7 @@ int probe_cost(int argc, char **argv)
 	poptSetOtherOptionHelp(context, "[COLLECTIVE] [OPTIONS]");
 	int code = tool_next_option(context, options), status;
 	const char *name = poptGetArg(context);
-	bool has_alpha = o.alpha_us != -1, has_beta = o.beta_gbs != -1;
+	bool has_alpha = o.alpha_us != UNSET, has_beta = o.beta_gbs != UNSET;
 	if (code < -1) status = probe_usage("%s: %s", poptBadOption(context, 0), poptStrerror(code));
 	else if (poptPeekArg(context)) status = probe_usage("one COLLECTIVE, not \"%s\" too", poptPeekArg(context));
 	else if (name && !tool_find_coll(name, &coll)) status = probe_usage("there is no collective \"%s\"; there are " TOOL_COLL_NAMES, name);
@@ -251,7 +253,7 @@ int probe_cost(int argc, char **argv)
 	else if (o.nranks < 2 || o.nranks > 65536) status = probe_usage("-n %d: from 2 to 65536 ranks", o.nranks);
 	else if (o.nhosts < 1 || o.nhosts > o.nranks) status = probe_usage("--hosts %d: from 1 to as many hosts as ranks (%d)", o.nhosts, o.nranks);
 	else if (o.measure && o.nranks > 64) status = probe_usage("--measure starts a process a rank on this machine: up to 64");
-	else if (o.iterations < 0 || o.iterations > 1000000) status = probe_usage("--iterations %d: from 1 to 1000000", o.iterations);
+	else if (o.iterations != PROBE_UNSET && (o.iterations < 1 || o.iterations > 1000000)) status = probe_usage("--iterations %d: from 1 to 1000000", o.iterations);
 	else if (o.most_text && (!tool_parse_size(o.most_text, &o.most) || o.most < FIRST)) status = probe_usage("-s %s: no size of %d bytes or more", o.most_text, FIRST);
 	else status = run(&o, name ? &coll : NULL);
 	free(o.from);

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "probe/sweep.h"
 
@@ -73,6 +74,16 @@ static void draw_text(FILE *out, const char *text)
 		else if (*text == '&') fputs("&amp;", out);
 		else fputc(*text, out);
 	}
+}
+
+int probe_draw_can(const char *path)
+{
+	bool there = access(path, F_OK) == 0;
+	FILE *out = fopen(path, "ae");
+	if (!out) return probe_fail("%s can't be written: %s", path, strerror(errno));
+	fclose(out);
+	if (!there) unlink(path);
+	return 0;
 }
 
 int probe_draw(const struct probe_sweep *s, const char *path)

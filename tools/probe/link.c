@@ -14,10 +14,14 @@ int probe_link_create(const struct probe_port *port, int nqps, struct probe_link
 {
 	const struct ibv_device_attr *attr = &port->ib->context->attr;
 	struct probe_link link = { .port = port, .nqps = nqps, .depth = (uint32_t)TP_MIN(PROBE_DEPTH, TP_MAX(attr->max_qp_wr, 1)) };
+	char hint[320];
 	int entries = TP_MIN(2 * nqps * (int)link.depth, attr->max_cqe);
 	errno = 0;
 	link.cq = port->verbs->create_cq(port->ib->context->ibv, entries, NULL, NULL, 0);
-	if (!link.cq) return probe_fail("%s: no completion queue of %d entries: %s", port->ib->text, entries, strerror(errno ? errno : ENOMEM));
+	if (!link.cq) {
+		int error = errno ? errno : ENOMEM;
+		return probe_fail("%s: no completion queue of %d entries: %s%s", port->ib->text, entries, strerror(error), tp_ib_memlock_hint(error, hint, sizeof(hint)));
+	}
 	for (int q = 0; q < nqps; q++) {
 		struct ibv_qp_init_attr init = { .send_cq = link.cq, .recv_cq = link.cq, .qp_type = IBV_QPT_RC,
 			.cap = { .max_send_wr = link.depth, .max_recv_wr = link.depth, .max_send_sge = 1, .max_recv_sge = 1 } };
@@ -27,7 +31,7 @@ int probe_link_create(const struct probe_port *port, int nqps, struct probe_link
 		int error = errno ? errno : ENOMEM;
 		probe_link_destroy(&link);
 		return probe_fail("%s: queue pair %d of %d can't be made: %s%s", port->ib->text, q + 1, nqps, strerror(error),
-			error == ENOMEM ? "; the card may have none left, or RLIMIT_MEMLOCK (ulimit -l) is too small for its memory" : "");
+			tp_ib_memlock_hint(error, hint, sizeof(hint)));
 	}
 	tp_secret_random(&link.psn, sizeof(link.psn));
 	link.psn &= 0xffffff;
@@ -50,7 +54,9 @@ int probe_link_to_init(struct probe_link *link)
 		.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 	for (int q = 0; q < link->nqps; q++) {
 		int error = link->port->verbs->modify_qp(link->qps[q], &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-		if (error) return probe_fail("%s: a queue pair can't be moved to INIT: %s", link->port->ib->text, strerror(error));
+		if (error)
+			return probe_fail("%s: a queue pair can't be moved to INIT with partition key index %d (NCCL_IB_PKEY): %s; the port has %u", link->port->ib->text,
+				link->port->params.pkey, strerror(error), link->port->ib->attr.pkey_tbl_len);
 	}
 	return 0;
 }
@@ -130,6 +136,6 @@ int probe_link_to_rts(struct probe_link *link)
 
 int probe_link_failed(const struct probe_link *link, const struct ibv_wc *wc, const char *what)
 {
-	return probe_fail("%s of %s (GID %d %s, QP %u) to %s failed: %s(%d), vendor error %#x: %s", what, link->port->ib->text, link->port->gid.index, link->port->gid.text,
-		wc->qp_num, link->remote_name, tp_verbs_status_name((int)wc->status), (int)wc->status, wc->vendor_err, tp_verbs_status_advice((int)wc->status));
+	return probe_fail("%s of %s (GID %d %s, QP %u) to %s with an MTU of %d failed: %s(%d), vendor error %#x: %s", what, link->port->ib->text, link->port->gid.index,
+		link->port->gid.text, wc->qp_num, link->remote_name, tp_verbs_mtu_bytes(TP_MIN((int)link->port->ib->attr.active_mtu, (int)link->remote.mtu)), tp_verbs_status_name((int)wc->status), (int)wc->status, wc->vendor_err, tp_verbs_status_advice((int)wc->status));
 }

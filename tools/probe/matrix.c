@@ -18,7 +18,7 @@
 
 struct options { char *device, *size, *record; int gid, repetitions, json; size_t bytes; };
 struct place { const struct tp_gpu *gpu; int numa; char name[24], map_name[24]; };
-struct cell { bool direct_there, staged_there; double us, direct_gbs, staged_gbs; char why[300]; };
+struct cell { bool direct_there, staged_there, dma_buf; double us, direct_gbs, staged_gbs; char why[300]; };
 
 /* All NUMA nodes. */
 static int find_nodes(struct place *out, int most)
@@ -63,8 +63,8 @@ static int measure_direct(const struct probe_port *port, const struct options *o
 	double gbs[64];
 	int n = TP_MIN(o->repetitions, (int)TP_ARRAY_LEN(gbs)), status = probe_alloc(kind, p->gpu, o->bytes, p->numa, &from);
 	if (!status) status = probe_alloc(kind, p->gpu, o->bytes, p->numa, &to);
-	if (!status) status = probe_register(port, &from, false);
-	if (!status) status = probe_register(port, &to, false);
+	if (!status) status = probe_register_either(port, &from, &out->dma_buf);
+	if (!status) status = probe_register_either(port, &to, &out->dma_buf);
 	if (!status) status = probe_loop_open(port, &from, &to, &loop);
 	if (!status) status = probe_loop_latency(&loop, SMALL, LATENCIES, &out->us);
 	for (int i = 0; i < n && !status; i++) status = probe_loop_stream(&loop, o->bytes, 4, &gbs[i]);
@@ -120,6 +120,7 @@ static void add_cell(const struct options *o, const struct place *p, const struc
 	if (c->direct_there) {
 		cJSON_AddNumberToObject(one, "latency_us", c->us);
 		cJSON_AddNumberToObject(one, p->gpu ? "gpudirect_gbs" : "gbs", c->direct_gbs);
+		if (p->gpu) cJSON_AddStringToObject(one, "gpudirect_by", c->dma_buf ? "DMA-BUF" : "nvidia-peermem");
 		probe_digits(c->us, a);
 		probe_digits(c->direct_gbs, b);
 	}
@@ -141,7 +142,7 @@ static int run(const struct options *o)
 	struct probe_port port;
 	bool gpus = false;
 	char text[32];
-	int count = 0, status = probe_open_port(o->device, o->gid, &port);
+	int count = 0, empty = 0, status = probe_open_port(o->device, o->gid, &port);
 	if (!status) status = find_places(places, MOST_NODES, &count, &gpus);
 	if (status) return status;
 	cJSON *json = cJSON_CreateObject(), *cells = cJSON_AddArrayToObject(json, "cells");
@@ -153,6 +154,7 @@ static int run(const struct options *o)
 		for (int i = 0; i < count && !status; i++) {
 			struct cell cell = { 0 };
 			measure(&port, o, &places[i], &cell);
+			empty += !cell.direct_there && !cell.staged_there;
 			add_cell(o, &places[i], &port, &cell, cells);
 			status = record(o, &places[i], &port, &cell);
 		}
@@ -163,9 +165,9 @@ static int run(const struct options *o)
 		if (!gpus) printf("No GPU here that CUDA's driver knows: GPU by NIC, with GPUDirect and without, is left out.\n");
 		if (o->record) printf("Recorded in %s: telpher topo explain shows it there.\n", o->record);
 	}
-	if (!status && o->json) return probe_print_json(json);
-	cJSON_Delete(json);
-	return status;
+	if (!status && o->json) status = probe_print_json(json);
+	else cJSON_Delete(json);
+	return status ? status : empty > 0;
 }
 
 int probe_matrix(int argc, char **argv)

@@ -70,10 +70,30 @@ static int bind_to(void *at, size_t bytes, int numa)
 	return syscall(SYS_mbind, at, bytes, MPOL_BIND, mask, sizeof(mask) * 8, 0) == 0 ? 0 : errno;
 }
 
+/* What can be had without the kernel ending processes for it, in bytes: of the machine, and of a container's limit. */
+static size_t available_memory(void)
+{
+	char line[128];
+	unsigned long long kb, most, used;
+	size_t bytes = SIZE_MAX;
+	FILE *file = fopen("/proc/meminfo", "re"), *now;
+	while (file && fgets(line, sizeof(line), file))
+		if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1) bytes = (size_t)kb * 1024;
+	if (file) fclose(file);
+	file = fopen("/sys/fs/cgroup/memory.max", "re");
+	now = fopen("/sys/fs/cgroup/memory.current", "re");
+	if (file && now && fscanf(file, "%llu", &most) == 1 && fscanf(now, "%llu", &used) == 1) bytes = TP_MIN(bytes, most > used ? (size_t)(most - used) : 0);
+	if (file) fclose(file);
+	if (now) fclose(now);
+	return bytes;
+}
+
 static int alloc_host(enum probe_kind kind, size_t bytes, int numa, struct probe_memory *out)
 {
 	size_t unit = kind == PROBE_HUGE || kind == PROBE_HUGETLB ? HUGE_PAGE : (size_t)sysconf(_SC_PAGESIZE);
 	struct probe_memory m = { .kind = kind, .bytes = bytes, .mapped = tp_align_up(bytes, unit) };
+	size_t room = kind == PROBE_HUGETLB ? SIZE_MAX : available_memory();
+	if (m.mapped > room) return probe_fail("no memory of %zu bytes: %zu are available; a smaller -s would do", m.mapped, room);
 	m.ptr = map_host(kind, m.mapped);
 	if (m.ptr == MAP_FAILED && kind == PROBE_HUGETLB)
 		return probe_fail("no %zu bytes of huge pages: %s (/proc/sys/vm/nr_hugepages reserves some)", m.mapped, strerror(errno));
@@ -136,21 +156,28 @@ int probe_register_once(const struct probe_port *port, const struct probe_memory
 	return 0;
 }
 
-static int register_dma_buf(const struct probe_port *port, struct probe_memory *m)
+/* NULL: done. Else what stands in the way. */
+static const char *register_dma_buf(const struct probe_port *port, struct probe_memory *m, char *text, size_t text_bytes)
 {
 	int fd = -1;
 	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
 	bool pushed;
-	if (!port->verbs->reg_dmabuf_mr) return probe_fail("--dmabuf: %s has no ibv_reg_dmabuf_mr (rdma-core 34 or later has)", port->verbs->file);
-	if (!m->gpu->dma_buf) return probe_fail("--dmabuf: GPU %d (%s) or its driver has no DMA-BUF (CUDA 11.7, Linux 5.12, the open kernel modules)", m->gpu->ordinal, m->gpu->name);
-	if (tp_gpu_enter(m->gpu, &pushed) != ncclSuccess) return probe_fail_below("--dmabuf");
+	if (!port->verbs->reg_dmabuf_mr) {
+		snprintf(text, text_bytes, "%.200s has no ibv_reg_dmabuf_mr (rdma-core 34 or later has)", port->verbs->file);
+		return text;
+	}
+	if (!m->gpu->dma_buf) {
+		snprintf(text, text_bytes, "GPU %d (%s) or its driver has no DMA-BUF (CUDA 11.7, Linux 5.12, the open kernel modules)", m->gpu->ordinal, m->gpu->name);
+		return text;
+	}
+	if (tp_gpu_enter(m->gpu, &pushed) != ncclSuccess) return tp_log_last_error();
 	size_t bytes = tp_align_up(m->bytes, (size_t)sysconf(_SC_PAGESIZE));
 	if (tp_cuda->MemGetHandleForAddressRange)
 		result = tp_cuda->MemGetHandleForAddressRange(&fd, (CUdeviceptr)(uintptr_t)m->ptr, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
 	tp_gpu_leave(pushed);
 	if (result != CUDA_SUCCESS) {
 		tp_gpu_fail(__FILE__, __LINE__, __func__, m->gpu, "MemGetHandleForAddressRange", result);
-		return probe_fail_below("--dmabuf");
+		return tp_log_last_error();
 	}
 	/* Its iova is the device's address, so that the other side writes to that. */
 	errno = 0;
@@ -158,22 +185,48 @@ static int register_dma_buf(const struct probe_port *port, struct probe_memory *
 	int error = errno;
 	/* The registration holds the memory. */
 	close(fd);
-	if (m->mr) return 0;
-	return probe_fail("--dmabuf: %s can't register a DMA-BUF of GPU %d: %s (its driver or the kernel may be too old)", port->ib->context->name,
-		m->gpu->ordinal, strerror(error ? error : EOPNOTSUPP));
+	if (m->mr) return NULL;
+	snprintf(text, text_bytes, "%s can't register a DMA-BUF of GPU %d: %s (its driver or the kernel may be too old)", port->ib->context->name, m->gpu->ordinal,
+		strerror(error ? error : EOPNOTSUPP));
+	return text;
+}
+
+int probe_cannot_register(const struct probe_port *port, const struct probe_memory *memory, size_t bytes, const char *what, int error)
+{
+	if (memory->kind == PROBE_GPU && error != ENOMEM)
+		return probe_fail("%s can't register memory of GPU %d: %s. By ibv_reg_mr it needs nvidia-peermem (lsmod | grep peermem); as DMA-BUF (telpher probe write --dmabuf) "
+			"it needs none", port->ib->context->name, memory->gpu->ordinal, strerror(error));
+	tp_ib_reg_failed(port->ib->context, bytes, what, error);
+	return probe_fail_below(NULL);
 }
 
 int probe_register(const struct probe_port *port, struct probe_memory *memory, bool dma_buf)
 {
+	char text[300];
 	memory->verbs = port->verbs;
-	if (dma_buf) return register_dma_buf(port, memory);
+	if (dma_buf) {
+		const char *why = register_dma_buf(port, memory, text, sizeof(text));
+		return why ? probe_fail("--dmabuf: %s", why) : 0;
+	}
+	int error = probe_register_once(port, memory, memory->bytes, &memory->mr);
+	return error ? probe_cannot_register(port, memory, memory->bytes, "the probe's memory", error) : 0;
+}
+
+int probe_register_either(const struct probe_port *port, struct probe_memory *memory, bool *dma_buf)
+{
+	char text[300], why[300];
+	memory->verbs = port->verbs;
+	*dma_buf = false;
+	if (memory->kind != PROBE_GPU) return probe_register(port, memory, false);
+	const char *refused = register_dma_buf(port, memory, text, sizeof(text));
+	*dma_buf = !refused;
+	if (!refused) return 0;
+	snprintf(why, sizeof(why), "%s", refused);
 	int error = probe_register_once(port, memory, memory->bytes, &memory->mr);
 	if (!error) return 0;
-	if (memory->kind == PROBE_GPU && error != ENOMEM)
-		return probe_fail("%s can't register memory of GPU %d: %s. By ibv_reg_mr it needs nvidia-peermem (lsmod | grep peermem); --dmabuf needs none",
-			port->ib->context->name, memory->gpu->ordinal, strerror(error));
-	tp_ib_reg_failed(port->ib->context, memory->bytes, "the probe's memory", error);
-	return probe_fail_below(NULL);
+	if (error == ENOMEM) return probe_cannot_register(port, memory, memory->bytes, "the probe's memory", error);
+	return probe_fail("%s can't register memory of GPU %d: %s. By ibv_reg_mr it needs nvidia-peermem (lsmod | grep peermem); and %s", port->ib->context->name,
+		memory->gpu->ordinal, strerror(error), why);
 }
 
 /* Eight bytes of the pattern: any change of seed or place changes half of the bits (splitmix64). */

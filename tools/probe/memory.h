@@ -35,6 +35,9 @@ int probe_alloc(enum probe_kind kind, const struct tp_gpu *gpu, size_t bytes, in
 void probe_free(struct probe_memory *memory);       /* deregisters too */
 /* dma_buf: by ibv_reg_dmabuf_mr; else ibv_reg_mr, which for GPU memory needs nvidia-peermem. */
 int probe_register(const struct probe_port *port, struct probe_memory *memory, bool dma_buf);
+/* GPU memory as DMA-BUF where that does, else by address: NCCL's order. */
+int probe_register_either(const struct probe_port *port, struct probe_memory *memory, bool *dma_buf);
+int probe_cannot_register(const struct probe_port *port, const struct probe_memory *memory, size_t bytes, const char *what, int error);   /* says so; 1 */
 /* One registration, for measuring: 0 or errno. Undone by verbs->dereg_mr. */
 int probe_register_once(const struct probe_port *port, const struct probe_memory *memory, size_t bytes, struct ibv_mr **out);
 void probe_deregister(struct probe_memory *memory);

@@ -173,10 +173,11 @@ static int measure_direct(const struct options *o, const struct probe_port *port
 	struct probe_memory from = { 0 }, to = { 0 };
 	struct probe_loop loop = { 0 };
 	double cpu = 0;
+	bool dma_buf = false;
 	int status = probe_alloc(PROBE_GPU, gpu, o->bytes, -1, &from);
 	if (!status) status = probe_alloc(PROBE_GPU, gpu, o->bytes, -1, &to);
-	if (!status) status = probe_register(port, &from, false);
-	if (!status) status = probe_register(port, &to, false);
+	if (!status) status = probe_register_either(port, &from, &dma_buf);
+	if (!status) status = probe_register_either(port, &to, &dma_buf);
 	if (!status) status = probe_loop_open(port, &from, &to, &loop);
 	if (!status) status = probe_loop_latency(&loop, 8, LATENCIES, &row->latency_us);
 	double before = probe_cpu_ns();
@@ -185,7 +186,8 @@ static int measure_direct(const struct options *o, const struct probe_port *port
 	if (!status) {
 		row->measured = true;
 		row->cpu_ns_per_byte = cpu;
-		snprintf(row->note, sizeof(row->note), "%s with itself%s", port->ib->text, port->verbs->software ? "; the software card copies" : "");
+		snprintf(row->note, sizeof(row->note), "%s with itself, %s%s", port->ib->text, dma_buf ? "as DMA-BUF" : "by address",
+			port->verbs->software ? "; the software card copies" : "");
 	}
 	probe_loop_close(&loop);
 	if (from.ptr) probe_free(&from);
@@ -203,7 +205,9 @@ static int measure_rdma(const struct options *o, const struct probe_port *port, 
 		return 0;
 	}
 	if (measure_staged(o, port, gpu, staged)) return 1;
-	if (gpu) return measure_direct(o, port, gpu, direct);
+	/* Many machines have no GPUDirect: the other two ways are worth knowing there. */
+	if (gpu && measure_direct(o, port, gpu, direct)) snprintf(direct->note, sizeof(direct->note), "not run here: %.250s", probe_last_error());
+	if (gpu) return 0;
 	if (!direct->note[0]) snprintf(direct->note, sizeof(direct->note), "not run here: no GPU (--gpu N)");
 	return 0;
 }
@@ -296,7 +300,7 @@ static int run(const struct options *o)
 
 int probe_paths(int argc, char **argv)
 {
-	struct options o = { .gid = -1, .gpu = -1, .memory_gbs = SOCKET_MEMORY, .bytes = (size_t)32 << 20 };
+	struct options o = { .gid = -1, .gpu = PROBE_UNSET, .memory_gbs = SOCKET_MEMORY, .bytes = (size_t)32 << 20 };
 	struct poptOption options[] = {
 		{ "device", 'd', POPT_ARG_STRING, &o.device, 0, "RDMA device to measure with (the first that can be used)", "DEV" },
 		{ "gid", 'g', POPT_ARG_INT, &o.gid, 0, "index of the port's GID (chosen)", "GID" },
@@ -318,8 +322,8 @@ int probe_paths(int argc, char **argv)
 	else if (poptPeekArg(context)) status = probe_usage("one FILE or MODEL, not \"%s\" too", poptPeekArg(context));
 	else if (o.size && (!tool_parse_size(o.size, &o.bytes) || o.bytes < 8)) status = probe_usage("-s %s: no size of 8 bytes or more", o.size);
 	else if (!(o.memory_gbs >= 1 && o.memory_gbs <= 1e6)) status = probe_usage("--memory %g: from 1 to 1000000 GB/s", o.memory_gbs);
-	else if (o.machine && (o.device || o.gpu >= 0)) status = probe_usage("-d and --gpu measure this machine: not with a FILE or MODEL");
-	else if (o.gpu < -1) status = probe_usage("--gpu %d: GPUs are numbered from 0", o.gpu);
+	else if (o.machine && (o.device || o.gpu != PROBE_UNSET)) status = probe_usage("-d and --gpu measure this machine: not with a FILE or MODEL");
+	else if (o.gpu < 0 && o.gpu != PROBE_UNSET) status = probe_usage("--gpu %d: GPUs are numbered from 0", o.gpu);
 	else if (o.gid < -1 || o.gid > 255) status = probe_usage("-g %d: a GID's index is from 0 to 255", o.gid);
 	else status = run(&o);
 	free(o.device);

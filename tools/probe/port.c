@@ -5,28 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void list_devices(const char *device, char *out, size_t bytes)
-{
-	char why[512];
-	int count = 0;
-	size_t used = 0;
-	out[0] = 0;
-	const struct tp_verbs *v = tp_verbs_open(strncmp(device, "telpher", 7) ? TP_VERBS_FOUND : TP_VERBS_CARD, why, sizeof(why));
-	struct ibv_device **devices = v ? v->get_device_list(&count) : NULL;
-	for (int i = 0; devices && i < count && used < bytes; i++)
-		used += (size_t)snprintf(out + used, bytes - used, "%s%s", i ? ", " : "", v->get_device_name(devices[i]));
-	if (devices) v->free_device_list(devices);
-}
-
 static int refuse(const char *device, const char *why)
 {
-	char names[256] = "";
-	if (device && strstr(why, "devices can be used")) {
-		list_devices(device, names, sizeof(names));
-		return probe_fail("-d %s: there is no such device or port; there are: %s", device, names[0] ? names : "none");
-	}
+	static const char none_fits[] = "allows no port of the devices that there are: ";
+	const char *names = device ? strstr(why, none_fits) : NULL;
+	if (names) return probe_fail("-d %s: there is no such device or port; there are: %s", device, names + strlen(none_fits));
 	if (strstr(why, "software card, which is used only where it is asked for")) return probe_fail("%s; here: -d telpher0", why);
-	return device ? probe_fail("-d %s: %s", device, why) : probe_fail("no RDMA port: %s", why);
+	const char *cure = strncmp(why, "No device found", 15) == 0 && !(device && strncmp(device, "telpher", 7) == 0) ? "; -d telpher0 is a card in software" : "";
+	return device ? probe_fail("-d %s: %s%s", device, why, cure) : probe_fail("no RDMA port: %s%s", why, cure);
+}
+
+/* One device, where the transport takes a list of beginnings. */
+static bool is_a_name(const char *device)
+{
+	return *device && strlen(device) < 100 && !strpbrk(device, ",^=");
 }
 
 static int fill(struct tp_ib_port *ib, struct probe_port *out)
@@ -41,6 +33,7 @@ static int fill(struct tp_ib_port *ib, struct probe_port *out)
 int probe_open_port(const char *device, int gid_index, struct probe_port *out)
 {
 	char text[128], why[512];
+	if (device && !is_a_name(device)) return probe_fail("-d %s: one device, as mlx5_0, or mlx5_0:2 with its port", device);
 	/* The transport reads what the options say; before anything of it has run. */
 	if (device) {
 		snprintf(text, sizeof(text), "=%.120s", device);

@@ -1,6 +1,7 @@
 /* `telpher probe`: which command it is, and the small things that all of them need; see probe.h. */
 #include "probe/probe.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -85,9 +86,10 @@ int probe_print_json(cJSON *json)
 {
 	char *text = cJSON_Print(json);
 	cJSON_Delete(json);
+	errno = 0;
 	bool bad = !text || printf("%s\n", text) < 0 || fflush(stdout);
 	cJSON_free(text);
-	return bad ? probe_fail("the JSON can't be written") : 0;
+	return bad ? probe_fail("the JSON can't be written: %s", strerror(errno ? errno : ENOSPC)) : 0;
 }
 
 static const struct { const char *name; int (*main)(int argc, char **argv); const char *words, *doc; } commands[] = {

@@ -14,6 +14,7 @@
 #ifndef TELPHER_PROBE_H
 #define TELPHER_PROBE_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -21,6 +22,9 @@
 #include <cjson/cJSON.h>
 
 #include "tools.h"
+
+/* What options of numbers hold until they are given: none that could be meant. */
+#define PROBE_UNSET INT_MIN
 
 int probe_write(int argc, char **argv);
 int probe_paths(int argc, char **argv);

@@ -14,11 +14,23 @@
 #define MOST_MRS 65536
 
 struct options { char *device, *size; int gid, gpu, repetitions, mrs, json; size_t most; };
-struct line { size_t bytes, page; double reg_us, dereg_us, copy_us, pays; };
+struct line { size_t bytes, page; double reg_us, dereg_us, copy_us, pays; bool dma_buf; };
 
+/* May the kernel make huge pages of what asks for them? */
+static bool has_huge_pages(void)
+{
+	char line[64] = "";
+	FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
+	bool read = file && fgets(line, sizeof(line), file);
+	if (file) fclose(file);
+	return read && !strstr(line, "[never]");
+}
+
+/* 0: not known; what a GPU's driver tells the card is its own affair. */
 static size_t page_of(enum probe_kind kind)
 {
-	return kind == PROBE_HUGE || kind == PROBE_HUGETLB ? (size_t)2 << 20 : (size_t)sysconf(_SC_PAGESIZE);
+	if (kind == PROBE_GPU) return 0;
+	return kind == PROBE_HUGETLB || (kind == PROBE_HUGE && has_huge_pages()) ? (size_t)2 << 20 : (size_t)sysconf(_SC_PAGESIZE);
 }
 
 /* What it would take instead: a copy into memory that is registered. */
@@ -34,6 +46,20 @@ static int copy_time(const struct probe_memory *from, const struct probe_memory 
 	return 0;
 }
 
+/* By the way that serves it: a DMA-BUF's time has its export in it. */
+static int register_once(const struct probe_port *port, const struct probe_memory *m, struct line *line, struct ibv_mr **mr)
+{
+	struct probe_memory part = *m;
+	part.bytes = line->bytes;
+	if (m->kind == PROBE_GPU) {
+		int status = probe_register_either(port, &part, &line->dma_buf);
+		*mr = part.mr;
+		return status;
+	}
+	int error = probe_register_once(port, m, line->bytes, mr);
+	return error ? probe_cannot_register(port, m, line->bytes, probe_kind_name(m->kind), error) : 0;
+}
+
 static int measure(const struct probe_port *port, const struct options *o, const struct probe_memory *m, const struct probe_memory *slots, struct line *out)
 {
 	double *times = calloc((size_t)o->repetitions * 3, sizeof(*times)), *reg = times, *dereg = times + o->repetitions, *copy = dereg + o->repetitions;
@@ -41,13 +67,9 @@ static int measure(const struct probe_port *port, const struct options *o, const
 	for (int i = 0; i < o->repetitions && !status; i++) {
 		struct ibv_mr *mr = NULL;
 		double start = probe_now_us();
-		int error = probe_register_once(port, m, out->bytes, &mr);
+		status = register_once(port, m, out, &mr);
 		reg[i] = probe_now_us() - start;
-		if (error) {
-			tp_ib_reg_failed(port->ib->context, out->bytes, probe_kind_name(m->kind), error);
-			status = probe_fail_below(NULL);
-			break;
-		}
+		if (status) break;
 		start = probe_now_us();
 		port->verbs->dereg_mr(mr);
 		dereg[i] = probe_now_us() - start;
@@ -66,20 +88,24 @@ static int measure(const struct probe_port *port, const struct options *o, const
 
 static void add_line(const struct line *l, enum probe_kind kind, cJSON *lines, bool quiet)
 {
-	char size[32], page[32], a[32], b[32], c[32], d[32];
-	size_t pages = tp_div_up(l->bytes, l->page);
+	char size[32], page[32] = "-", a[32], b[32] = "-", c[32], d[32];
+	const char *name = l->dma_buf ? "GPU, DMA-BUF" : probe_kind_name(kind);
 	cJSON *one = cJSON_CreateObject();
-	cJSON_AddStringToObject(one, "memory", probe_kind_name(kind));
+	cJSON_AddStringToObject(one, "memory", name);
 	cJSON_AddNumberToObject(one, "bytes", (double)l->bytes);
-	cJSON_AddNumberToObject(one, "page_bytes", (double)l->page);
+	if (l->page) {
+		cJSON_AddNumberToObject(one, "page_bytes", (double)l->page);
+		probe_size_text(l->page, page);
+		probe_digits(l->reg_us / (double)tp_div_up(l->bytes, l->page), b);
+	}
 	cJSON_AddNumberToObject(one, "register_us", l->reg_us);
 	cJSON_AddNumberToObject(one, "deregister_us", l->dereg_us);
 	cJSON_AddNumberToObject(one, "copy_us", l->copy_us);
 	cJSON_AddNumberToObject(one, "pays_after", l->pays);
 	cJSON_AddItemToArray(lines, one);
 	if (quiet) return;
-	printf("%-24s  %9s  %8s  %11s  %11s  %11s  %11s  %9.0f\n", probe_kind_name(kind), probe_size_text(l->bytes, size), probe_size_text(l->page, page),
-		probe_digits(l->reg_us, a), probe_digits(l->reg_us / (double)pages, b), probe_digits(l->dereg_us, c), probe_digits(l->copy_us, d), l->pays);
+	printf("%-24s  %9s  %8s  %11s  %11s  %11s  %11s  %9.0f\n", name, probe_size_text(l->bytes, size), page, probe_digits(l->reg_us, a), b,
+		probe_digits(l->dereg_us, c), probe_digits(l->copy_us, d), l->pays);
 }
 
 static int measure_kind(const struct probe_port *port, const struct options *o, enum probe_kind kind, const struct tp_gpu *gpu, const struct probe_memory *slots,
@@ -169,7 +195,7 @@ static int run(const struct options *o)
 
 int probe_reg(int argc, char **argv)
 {
-	struct options o = { .gid = -1, .gpu = -1, .repetitions = 9, .mrs = 1024, .most = (size_t)64 << 20 };
+	struct options o = { .gid = -1, .gpu = PROBE_UNSET, .repetitions = 9, .mrs = 1024, .most = (size_t)64 << 20 };
 	struct poptOption options[] = {
 		{ "device", 'd', POPT_ARG_STRING, &o.device, 0, "RDMA device (the first that can be used)", "DEV" },
 		{ "gid", 'g', POPT_ARG_INT, &o.gid, 0, "index of the port's GID (chosen)", "GID" },
@@ -189,6 +215,7 @@ int probe_reg(int argc, char **argv)
 	else if (o.size && (!tool_parse_size(o.size, &o.most) || o.most < FIRST)) status = probe_usage("-s %s: no size of 4K or more", o.size);
 	else if (o.repetitions < 1 || o.repetitions > 10000) status = probe_usage("--repetitions %d: from 1 to 10000", o.repetitions);
 	else if (o.mrs < 1 || o.mrs > MOST_MRS) status = probe_usage("--mrs %d: from 1 to %d", o.mrs, MOST_MRS);
+	else if (o.gpu < 0 && o.gpu != PROBE_UNSET) status = probe_usage("--gpu %d: GPUs are numbered from 0", o.gpu);
 	else if (o.gid < -1 || o.gid > 255) status = probe_usage("-g %d: a GID's index is from 0 to 255", o.gid);
 	else status = run(&o);
 	free(o.device);

@@ -27,6 +27,8 @@ int probe_sweep_serve(const struct probe_job *job, const struct probe_step *step
 void probe_sweep_print(const struct probe_sweep *sweep, FILE *out);
 cJSON *probe_sweep_json(const struct probe_sweep *sweep);
 /* draw.c: both curves over the size, the fitted line and S*, as SVG. */
+/* Can that file be written? What it holds stays. */
+int probe_draw_can(const char *path);
 int probe_draw(const struct probe_sweep *sweep, const char *path);
 
 #endif

@@ -15,14 +15,14 @@ static int check(struct probe_write_options *o, const char *size, const char *op
 	if (o->gid < -1 || o->gid > 255) return probe_usage("-g %d: a GID's index is from 0 to 255", o->gid);
 	if (o->port < 1 || o->port > 65535) return probe_usage("--port %d: from 1 to 65535", o->port);
 	if (o->nqps < 1 || o->nqps > PROBE_MAX_QPS) return probe_usage("--qps %d: from 1 to %d", o->nqps, PROBE_MAX_QPS);
-	if (o->iterations < 0 || o->iterations > 1000000) return probe_usage("--iterations %d: from 1 to 1000000", o->iterations);
-	if (o->gpu < -1) return probe_usage("--gpu %d: GPUs are numbered from 0", o->gpu);
+	if (o->iterations != PROBE_UNSET && (o->iterations < 1 || o->iterations > 1000000)) return probe_usage("--iterations %d: from 1 to 1000000", o->iterations);
+	if (o->gpu < 0 && o->gpu != PROBE_UNSET) return probe_usage("--gpu %d: GPUs are numbered from 0", o->gpu);
 	if (o->dma_buf && o->gpu < 0) return probe_usage("--dmabuf is for GPU memory: --gpu N says which");
 	if (o->svg && !o->sweep) return probe_usage("--svg draws a sweep: --sweep makes one");
 	if (o->sweep && o->bytes < 2 * PROBE_SWEEP_FIRST) return probe_usage("--sweep goes from %d bytes to -s: it must be larger", PROBE_SWEEP_FIRST);
 	if (o->server) return 0;
 	/* What the client decides for both. */
-	if (o->sweep || op || o->both_ways || o->nqps > 1 || o->iterations)
+	if (o->sweep || op || o->both_ways || o->nqps > 1 || o->iterations != PROBE_UNSET)
 		return probe_usage("--sweep, --op, --bidirectional, --qps and --iterations are the client's to say: name the SERVER");
 	return 0;
 }
@@ -31,7 +31,7 @@ int probe_write(int argc, char **argv)
 {
 	char *device = NULL, *size = NULL, *op = NULL, *svg = NULL;
 	int both = 0, dma_buf = 0, sweep = 0, json = 0, status;
-	struct probe_write_options o = { .gid = -1, .port = PROBE_PORT, .nqps = 1, .gpu = -1, .bytes = PROBE_DEFAULT_BYTES };
+	struct probe_write_options o = { .gid = -1, .port = PROBE_PORT, .nqps = 1, .gpu = PROBE_UNSET, .iterations = PROBE_UNSET, .bytes = PROBE_DEFAULT_BYTES };
 	struct poptOption options[] = {
 		{ "device", 'd', POPT_ARG_STRING, &device, 0, "RDMA device, mlx5_0 or mlx5_0:2 with its port; telpher0: the software card (the first that can be used)", "DEV" },
 		{ "gid", 'g', POPT_ARG_INT, &o.gid, 0, "index of the port's GID (chosen: RoCE v2, an address that leads beyond the link)", "GID" },

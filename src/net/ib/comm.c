@@ -98,8 +98,8 @@ void tp_ib_describe_set(char *out, size_t bytes)
 
 	out[0] = 0;
 	for (int i = 0; i < tp_ib_port_count() && used < bytes; i++)
-		used += (size_t)snprintf(out + used, bytes - used, "%s%s %g Gb/s", i ? ", " : "", tp_ib_port(i)->text,
-		tp_ib_port(i)->mbps / 1000.0);
+		used += (size_t)snprintf(out + used, bytes - used, "%s%s %s %g Gb/s", i ? ", " : "", tp_ib_port(i)->text,
+			tp_ib_port(i)->attr.link_layer == IBV_LINK_LAYER_ETHERNET ? "RoCE" : "IB", tp_ib_port(i)->mbps / 1000.0);
 }
 
 /* What the ports are, whatever they are called. */
@@ -165,18 +165,35 @@ void tp_ib_comm_describe(struct tp_ib_comm *comm, struct tp_ib_wire_meta *out)
 	}
 }
 
+const char *tp_ib_apart(const struct tp_ib_path *path, char *text, size_t bytes)
+{
+	char reason[256];
+	const char *why;
+	bool ethernet = path->port->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
+
+	/* A port that is down has neither routes nor addresses, and that is news of its own; so is a card that has failed. */
+	if (atomic_load_explicit(&path->port->state, memory_order_relaxed) != IBV_PORT_ACTIVE || atomic_load_explicit(&path->port->context->fatal, memory_order_relaxed)) return NULL;
+	/* Nor does a connection live longer than its address does. */
+	if (ethernet && !tp_ib_port_still_has(path->port, path->gid.raw)) {
+		snprintf(text, bytes, "%s no longer has GID %d %s: its interface's address has changed or is gone. Give it back, or start the job again", path->port->text, path->gid.index, path->gid.text);
+		return text;
+	}
+	why = tp_ib_gid_unreachable(path->gid.raw, path->gid.type, path->remote.gid, path->remote.gid_type, ethernet, reason, sizeof(reason));
+	if (!why) return NULL;
+	snprintf(text, bytes, "the two addresses can't reach each other: %s. Set NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY or NCCL_IB_ADDR_RANGE, or choose devices of one network by "
+		"NCCL_IB_HCA", why);
+	return text;
+}
+
 static void warn_unreachable(struct tp_ib_comm *comm, struct tp_ib_path *path)
 {
-	char text[256], names[512];
-	bool ethernet = path->port->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
-	const char *why = tp_ib_gid_unreachable(path->gid.raw, path->gid.type, path->remote.gid, path->remote.gid_type, ethernet, text, sizeof(text));
+	char text[512], names[512];
+	const char *why = tp_ib_apart(path, text, sizeof(text));
 
 	/* Once for two ports, however many ways lead over them. */
 	for (const struct tp_ib_path *other = comm->paths; other < path; other++)
 		if (other->port == path->port && memcmp(other->remote.gid, path->remote.gid, sizeof(path->remote.gid)) == 0) return;
-	if (why)
-		TP_WARN("NET/IB : %s : the two addresses can't reach each other: %s. Set NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY or NCCL_IB_ADDR_RANGE, or choose devices of one "
-			"network by NCCL_IB_HCA", tp_ib_name(comm, path, 0, names, sizeof(names)), why);
+	if (why) TP_WARN("NET/IB : %s : %s", tp_ib_name(comm, path, 0, names, sizeof(names)), why);
 }
 
 /* ---- ways ---- */
@@ -318,6 +335,23 @@ void tp_ib_comm_connecting(struct tp_ib_comm *comm, bool *over)
 	}
 }
 
+static ncclResult_t nothing_in_common(const struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
+{
+	struct tp_ib_gid_choice gid;
+	bool any = false, meet = false;
+	char own[256];
+
+	for (int i = 0; i < tp_ib_port_count(); i++) {
+		any |= tp_ib_port_has_gid(tp_ib_port(i), &gid);
+		meet |= tp_ib_port(i)->attr.link_layer == peer->paths[0].link_layer;
+	}
+	/* It says why. */
+	if (!any) return tp_ib_port_gid(tp_ib_port(0), &gid);
+	tp_ib_describe_set(own, sizeof(own));
+	return TP_FAIL(ncclInvalidUsage, "NET/IB : rank %d -> rank %d: the ports of %s (%s) and those of %s (%s) have no pair in common%s. NCCL_IB_HCA names the ports to use, "
+		"NCCL_NET=Socket does without", comm->from, comm->to, tp_host_name(), own, peer->host, peer->set, meet ? "" : ": InfiniBand and RoCE don't meet");
+}
+
 ncclResult_t tp_ib_comm_connected(struct tp_ib_comm *comm, const struct tp_ib_wire_meta *peer)
 {
 	int worth;
@@ -335,8 +369,7 @@ ncclResult_t tp_ib_comm_connected(struct tp_ib_comm *comm, const struct tp_ib_wi
 	for (int p = 0; p < comm->npaths; p++)
 		if (comm->paths[p].port)
 			return TP_FAIL(ncclSystemError, "NET/IB : rank %d -> rank %d: no path could be connected: %s", comm->from, comm->to, comm->paths[p].why);
-	return TP_FAIL(ncclInvalidUsage, "NET/IB : rank %d -> rank %d: this side's ports (%s) and those of %s (%s) have no pair in common", comm->from, comm->to,
-		comm->paths[0].port ? comm->paths[0].port->text : "?", peer->host, peer->set);
+	return nothing_in_common(comm, peer);
 }
 
 ncclResult_t tp_ib_comm_settle(struct tp_ib_comm *comm, const struct tp_ib_wire_revive *ready)

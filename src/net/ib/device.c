@@ -4,6 +4,7 @@
 #include <endian.h>
 #include <errno.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,7 +70,21 @@ static void warn_unopenable(const char *name, int error)
 		"on Kubernetes an RDMA device plugin's resource; otherwise look at who may open /dev/infiniband/uverbs* (or leave it out by NCCL_IB_HCA)", name, strerror(error));
 }
 
-static struct tp_ib_context *open_context(const struct tp_ib_params *params, struct ibv_device *device)
+/* What speaks against devices and ports, one after the other. */
+static void note_fault(char *seen, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void note_fault(char *seen, size_t bytes, const char *format, ...)
+{
+	size_t used = strlen(seen);
+	va_list args;
+
+	used += (size_t)snprintf(seen + used, bytes - used, "%s", used ? ", " : "");
+	if (used >= bytes) return;
+	va_start(args, format);
+	vsnprintf(seen + used, bytes - used, format, args);
+	va_end(args);
+}
+
+static struct tp_ib_context *open_context(const struct tp_ib_params *params, struct ibv_device *device, char *seen, size_t bytes)
 {
 	const struct tp_verbs *v = ib.verbs;
 	struct tp_ib_context *context = tp_alloc(1, sizeof(*context), "an RDMA device");
@@ -82,17 +97,22 @@ static struct tp_ib_context *open_context(const struct tp_ib_params *params, str
 	errno = 0;
 	context->ibv = v->open_device(device);
 	if (!context->ibv) {
-		warn_unopenable(context->name, errno ? errno : EIO);
+		error = errno ? errno : EIO;
+		warn_unopenable(context->name, error);
+		note_fault(seen, bytes, "%s can't be opened: %s (in a container: docker run --device=/dev/infiniband)", context->name, strerror(error));
 		goto free_context;
 	}
 	error = v->query_device(context->ibv, &context->attr);
 	if (error) {
 		TP_WARN("NET/IB : Unable to query device %s: %s", context->name, strerror(error));
+		note_fault(seen, bytes, "%s can't be queried: %s", context->name, strerror(error));
 		goto close_device;
 	}
 	context->pd = v->alloc_pd(context->ibv);
 	if (!context->pd) {
-		TP_WARN("NET/IB : %s : Call to ibv_alloc_pd failed: %s", context->name, strerror(errno ? errno : ENOMEM));
+		error = errno ? errno : ENOMEM;
+		TP_WARN("NET/IB : %s : Call to ibv_alloc_pd failed: %s", context->name, strerror(error));
+		note_fault(seen, bytes, "%s has no protection domain: %s", context->name, strerror(error));
 		goto close_device;
 	}
 	context->guid = v->get_device_guid ? be64toh(v->get_device_guid(device)) : be64toh(context->attr.sys_image_guid);
@@ -120,7 +140,9 @@ static void close_context(struct tp_ib_context *context)
 static const char *port_fault(const struct ibv_port_attr *attr, char *text, size_t bytes)
 {
 	if (attr->state != IBV_PORT_ACTIVE) {
-		snprintf(text, bytes, "is %s, not ACTIVE", tp_verbs_port_state_name(attr->state));
+		bool ethernet = attr->link_layer == IBV_LINK_LAYER_ETHERNET;
+		snprintf(text, bytes, "is %s, not ACTIVE: %s", tp_verbs_port_state_name(attr->state), ethernet ? "is its interface up (ip link), is its cable in?"
+			: attr->state == IBV_PORT_DOWN ? "look at its cable and the switch" : "does a subnet manager (opensm) run?");
 		return text;
 	}
 	if (attr->link_layer != IBV_LINK_LAYER_INFINIBAND && attr->link_layer != IBV_LINK_LAYER_ETHERNET) return "is neither InfiniBand nor Ethernet";
@@ -132,7 +154,7 @@ static void add_ports(struct tp_ib_context *context, const struct tp_ib_hca_list
 	for (int number = 1; number <= context->attr.phys_port_cnt && ib.nports < TP_IB_MAX_PORTS; number++) {
 		struct tp_ib_port *port = &ib.ports[ib.nports];
 		struct ibv_port_attr attr;
-		char text[64];
+		char text[128];
 		const char *fault;
 		int error;
 
@@ -140,12 +162,13 @@ static void add_ports(struct tp_ib_context *context, const struct tp_ib_hca_list
 		error = tp_verbs_query_port(context->verbs, context->ibv, (uint8_t)number, &attr);
 		if (error) {
 			TP_WARN("NET/IB : Unable to query port %s:%d: %s", context->name, number, strerror(error));
+			note_fault(seen, bytes, "%s:%d can't be queried: %s", context->name, number, strerror(error));
 			continue;
 		}
 		fault = port_fault(&attr, text, sizeof(text));
 		if (fault) {
 			TP_INFO(TP_INIT | TP_NET, "NET/IB : %s:%d %s", context->name, number, fault);
-			snprintf(seen + strlen(seen), bytes - strlen(seen), "%s%s:%d %s", seen[0] ? ", " : "", context->name, number, fault);
+			note_fault(seen, bytes, "%s:%d %s", context->name, number, fault);
 			continue;
 		}
 		*port = (struct tp_ib_port){ .context = context, .number = (uint8_t)number, .attr = attr, .mbps = port_mbps(&attr), .state = (uint32_t)attr.state };
@@ -171,10 +194,20 @@ static void sort_ports(const struct tp_ib_hca_list *list)
 	}
 }
 
+/* A list may be meant for many hosts, of which not all have each device; or a name is wrong. */
+static void tell_unknown(const struct tp_ib_hca_list *list, struct ibv_device **devices, int count, const char *names)
+{
+	for (int item = 0; item < list->count; item++) {
+		bool known = false;
+		for (int i = 0; i < count && !known; i++) known = tp_ib_hca_names(list, item, ib.verbs->get_device_name(devices[i]));
+		if (!known) TP_INFO(TP_INIT | TP_NET, "NET/IB : NCCL_IB_HCA: there is no device %s%s; there are: %s", list->items[item].name, list->exact ? "" : "…", names);
+	}
+}
+
 static void find_ports(const struct tp_ib_params *params, const struct tp_ib_hca_list *list)
 {
 	int count = 0;
-	char seen[256] = "", names[128];
+	char seen[400] = "", names[200] = "";
 	struct ibv_device **devices = ib.verbs->get_device_list(&count);
 
 	for (int i = 0; devices && i < count && ib.ncontexts < TP_IB_MAX_PORTS; i++) {
@@ -182,8 +215,9 @@ static void find_ports(const struct tp_ib_params *params, const struct tp_ib_hca
 		bool any = false;
 		int before = ib.nports;
 
+		note_fault(names, sizeof(names), "%s", name);
 		for (int port = 1; port <= 4 && !any; port++) any = tp_ib_hca_allows(list, name, port);
-		struct tp_ib_context *context = any ? open_context(params, devices[i]) : NULL;
+		struct tp_ib_context *context = any ? open_context(params, devices[i], seen, sizeof(seen)) : NULL;
 		if (!context) continue;
 		add_ports(context, list, seen, sizeof(seen));
 		if (ib.nports == before) {
@@ -192,15 +226,22 @@ static void find_ports(const struct tp_ib_params *params, const struct tp_ib_hca
 		}
 		ib.contexts[ib.ncontexts++] = context;
 	}
+	if (devices && ib.nports > 0) tell_unknown(list, devices, count, names);
 	if (devices) ib.verbs->free_device_list(devices);
 	sort_ports(list);
 	if (ib.nports > 0) return;
+	if (seen[0]) {
+		snprintf(ib.why, sizeof(ib.why), "no port can be used: %s", seen);
+		return;
+	}
+	if (count > 0) {
+		snprintf(ib.why, sizeof(ib.why), "NCCL_IB_HCA=%.200s allows no port of the devices that there are: %s", params->hca ? params->hca : "", names);
+		return;
+	}
 	hardware_names(names, sizeof(names));
-	if (seen[0]) snprintf(ib.why, sizeof(ib.why), "no port can be used: %s", seen);
-	else if (count > 0) snprintf(ib.why, sizeof(ib.why), "none of %d devices can be used (NCCL_IB_HCA=%s)", count, params->hca ? params->hca : "");
-	else if (names[0]) snprintf(ib.why, sizeof(ib.why), "%s shows no device, but the kernel has %.100s: is /dev/infiniband missing in this container, or a provider "
+	if (names[0]) snprintf(ib.why, sizeof(ib.why), "%s shows no device, but the kernel has %.100s: is /dev/infiniband missing in this container, or a provider "
 		"(Debian: ibverbs-providers)?", ib.verbs->file, names);
-	else snprintf(ib.why, sizeof(ib.why), "No device found by %s", ib.verbs->file);
+	else snprintf(ib.why, sizeof(ib.why), "No device found by %s, nor does /sys/class/infiniband show one", ib.verbs->file);
 }
 
 /* The software card stands in for hardware only where somebody wants it to. */
@@ -238,7 +279,7 @@ static void try_all(void)
 	ib.why[0] = 0;
 	tp_ib_params_read(&params);
 	if (params.disable) {
-		snprintf(ib.why, sizeof(ib.why), "NCCL_IB_DISABLE=1");
+		snprintf(ib.why, sizeof(ib.why), "it is switched off by NCCL_IB_DISABLE=1");
 		return;
 	}
 	if (!tp_ib_hca_parse(params.hca, &list, why, sizeof(why))) {

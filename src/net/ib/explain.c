@@ -6,13 +6,15 @@
 
 const char *tp_ib_path_text(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, char *text, size_t bytes)
 {
-	char remote[48];
+	char remote[48], mtu[24] = "";
 	const struct tp_ib_qp *qp = path->qps ? &path->qps[q] : NULL;
 
 	tp_ib_gid_format(path->remote.gid, remote);
-	snprintf(text, bytes, "%s (%s, GID %d %s %s, QP %u, lid %u) %s %s (%s:%u, GID %u %s %s, QP %u, lid %u), MTU %d", tp_host_name(), path->port->text, path->gid.index, path->gid.text, tp_ib_gid_type_name(path->gid.type),
+	/* Agreed on when the queue pairs are connected. */
+	if (path->mtu) snprintf(mtu, sizeof(mtu), ", MTU %d", tp_verbs_mtu_bytes(path->mtu));
+	snprintf(text, bytes, "%s (%s, GID %d %s %s, QP %u, lid %u) %s %s (%s:%u, GID %u %s %s, QP %u, lid %u)%s", tp_host_name(), path->port->text, path->gid.index, path->gid.text, tp_ib_gid_type_name(path->gid.type),
 		qp && qp->ibv ? qp->ibv->qp_num : 0, path->port->attr.lid, comm->sending ? "->" : "<-", comm->peer_host, path->remote.device, path->remote.port, path->remote.gid_index,
-		remote, tp_ib_gid_type_name(path->remote.gid_type), path->remote.qpns[q], path->remote.lid, tp_verbs_mtu_bytes(path->mtu));
+		remote, tp_ib_gid_type_name(path->remote.gid_type), path->remote.qpns[q], path->remote.lid, mtu);
 	return text;
 }
 

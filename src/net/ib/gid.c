@@ -122,9 +122,9 @@ int tp_ib_gid_choose(const struct tp_ib_gid *gids, int count, const struct tp_ib
 		for (int i = 0; i < count; i++)
 			if (fits(&gids[i], wish, families[f])) return i;
 	}
-	snprintf(why, bytes, "no GID of RoCE v%d with %s address%s that isn't link-local; the port has: %s. Give its network interface an address, or name a GID by "
+	snprintf(why, bytes, "no GID of RoCE v%d with %s address%s%.100s that isn't link-local; the port has: %s. Give its network interface an address, or name a GID by "
 		"NCCL_IB_GID_INDEX", wish->version, wish->family == AF_INET ? "an IPv4" : wish->family == AF_INET6 ? "an IPv6" : "an", wish->range_bits >= 0
-		? " in NCCL_IB_ADDR_RANGE" : "", all);
+		? " in NCCL_IB_ADDR_RANGE=" : "", wish->range_bits >= 0 && wish->range_text ? wish->range_text : "", all);
 	return -1;
 }
 
@@ -219,6 +219,7 @@ static ncclResult_t choose(struct tp_ib_port *port, struct tp_ib_gid_choice *out
 	wish.index = params.gid_index;
 	wish.version = params.roce_version;
 	wish.family = params.addr_family;
+	wish.range_text = params.addr_range;
 	if (params.addr_range && *params.addr_range && !tp_ib_gid_range(params.addr_range, wish.range, &wish.range_bits, &family)) {
 		snprintf(why, bytes, "NCCL_IB_ADDR_RANGE=%s can't be read; an address and its bits would be right: 192.0.2.0/24", params.addr_range);
 	} else {
@@ -234,6 +235,17 @@ static ncclResult_t choose(struct tp_ib_port *port, struct tp_ib_gid_choice *out
 	}
 	free(gids);
 	return at >= 0 ? ncclSuccess : ncclInvalidUsage;
+}
+
+bool tp_ib_port_still_has(struct tp_ib_port *port, const uint8_t raw[16])
+{
+	struct tp_ib_gid *gids = calloc(GIDS_MAX, sizeof(*gids));
+	int count = gids ? read_table(port, gids) : 0;
+	bool found = !gids;
+
+	for (int i = 0; i < count && !found; i++) found = memcmp(gids[i].raw, raw, sizeof(gids[i].raw)) == 0;
+	free(gids);
+	return found;
 }
 
 ncclResult_t tp_ib_port_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *out)

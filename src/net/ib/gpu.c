@@ -47,7 +47,7 @@ static void ask(struct tp_ib_context *context)
 	}
 	if (!context->gpu_memory && context->verbs->software) snprintf(context->no_gpu_memory, sizeof(context->no_gpu_memory), "the software card takes no GPU memory (TELPHER_VERBS_GPU)");
 	else if (!context->gpu_memory)
-		snprintf(context->no_gpu_memory, sizeof(context->no_gpu_memory), "%.32s: nvidia_peermem isn't loaded, and %s", context->name,
+		snprintf(context->no_gpu_memory, sizeof(context->no_gpu_memory), "%.32s: nvidia_peermem isn't loaded, and %s: modprobe nvidia_peermem", context->name,
 			error == ENOSYS ? "its library knows no DMA-BUF" : "its driver knows no DMA-BUF");
 }
 

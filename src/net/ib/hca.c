@@ -38,22 +38,29 @@ bool tp_ib_hca_parse(const char *text, struct tp_ib_hca_list *out, char *why, si
 		else list.exact = true;
 	}
 	while (text && *text) {
-		size_t length = strcspn(text, ",");
-		if (length > 0 && !parse_item(text, length, &list, why, bytes)) return false;
+		/* No device has a blank in its name: they are those of "mlx5_0, mlx5_1". */
+		text += strspn(text, " \t");
+		size_t length = strcspn(text, ","), used = length;
+		while (used > 0 && (text[used - 1] == ' ' || text[used - 1] == '\t')) used--;
+		if (used > 0 && !parse_item(text, used, &list, why, bytes)) return false;
 		text += length + (text[length] == ',');
 	}
 	*out = list;
 	return true;
 }
 
+bool tp_ib_hca_names(const struct tp_ib_hca_list *list, int item, const char *device)
+{
+	const char *name = list->items[item].name;
+
+	return list->exact ? strcmp(name, device) == 0 : strncmp(name, device, strlen(name)) == 0;
+}
+
 /* -1: none of the items. */
 static int find_item(const struct tp_ib_hca_list *list, const char *device, int port)
 {
-	for (int i = 0; i < list->count; i++) {
-		const char *name = list->items[i].name;
-		bool same = list->exact ? strcmp(name, device) == 0 : strncmp(name, device, strlen(name)) == 0;
-		if (same && (list->items[i].port < 0 || list->items[i].port == port)) return i;
-	}
+	for (int i = 0; i < list->count; i++)
+		if (tp_ib_hca_names(list, i, device) && (list->items[i].port < 0 || list->items[i].port == port)) return i;
 	return -1;
 }
 

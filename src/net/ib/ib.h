@@ -69,6 +69,8 @@ struct tp_ib_hca_list {
 };
 /* "^", "=", "^=", then name[:port],…; NULL or empty: all. false: it can't be read; what is wrong is in why. */
 bool tp_ib_hca_parse(const char *text, struct tp_ib_hca_list *out, char *why, size_t bytes);
+/* Is this device meant by that item, whatever its port? */
+bool tp_ib_hca_names(const struct tp_ib_hca_list *list, int item, const char *device);
 bool tp_ib_hca_allows(const struct tp_ib_hca_list *list, const char *device, int port);
 /* Where a port stands in the list that allows it: those that one item allows, and all where there is none or it excludes, are equal. */
 int tp_ib_hca_place(const struct tp_ib_hca_list *list, const char *device, int port);
@@ -141,13 +143,15 @@ bool tp_ib_port_is_active(struct tp_ib_port *port);
 /* ---- addresses ---- */
 enum tp_ib_gid_type { TP_IB_GID_IB, TP_IB_GID_ROCE_V1, TP_IB_GID_ROCE_V2, TP_IB_GID_UNKNOWN };
 struct tp_ib_gid { int index; uint8_t raw[16]; enum tp_ib_gid_type type; };
-struct tp_ib_gid_wish { int index; int version; int family; uint8_t range[16]; int range_bits; bool ethernet; };
+struct tp_ib_gid_wish { int index; int version; int family; uint8_t range[16]; int range_bits; bool ethernet; const char *range_text; };
 /* Chooses among a port's GIDs. -1: none will do, why says what there is and what was wanted. *doubt: "" or what is odd about it. */
 int tp_ib_gid_choose(const struct tp_ib_gid *gids, int count, const struct tp_ib_gid_wish *wish, char *why, size_t bytes, char *doubt, size_t doubt_bytes);
 /* "192.0.2.0/24", "2001:db8::/32" as 16 bytes and bits of a GID; false: it can't be read. */
 bool tp_ib_gid_range(const char *text, uint8_t range[16], int *bits, int *family);
 const char *tp_ib_gid_format(const uint8_t raw[16], char text[48]);
 const char *tp_ib_gid_type_name(int type);
+/* Is this address in the port's table, at whatever index? */
+bool tp_ib_port_still_has(struct tp_ib_port *port, const uint8_t raw[16]);
 /* Reads the port's table and chooses. */
 ncclResult_t tp_ib_port_gid(struct tp_ib_port *port, struct tp_ib_gid_choice *out);
 /* The same, and false where there is none: said once a port, as a warning, since the others do without it. */
@@ -168,6 +172,8 @@ struct tp_ib_source { enum tp_net_memory kind; int fd; uint64_t offset, id; };
 ncclResult_t tp_ib_reg_get_of(struct tp_ib_context *context, const struct tp_ib_source *source, void *data, size_t bytes, struct tp_ib_mr_node **node, struct ibv_mr **mr);
 ncclResult_t tp_ib_reg_put(struct tp_ib_context *context, struct tp_ib_mr_node *node);
 size_t tp_ib_reg_count(struct tp_ib_context *context);
+/* What to do where a card's object can't be made for want of memory; "" of another error. */
+const char *tp_ib_memlock_hint(int error, char *text, size_t bytes);
 ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes, const char *what, int error);     /* logs */
 
 /* Knows its cards, those of the connection: it may outlive it. */
@@ -484,6 +490,8 @@ const char *tp_ib_name(const struct tp_ib_comm *comm, const struct tp_ib_path *p
 /* The local ports in use: "mlx5_0:1+mlx5_1:1". */
 const char *tp_ib_used_text(const struct tp_ib_comm *comm, char *text, size_t bytes);
 const char *tp_ib_path_text(const struct tp_ib_comm *comm, const struct tp_ib_path *path, int q, char *text, size_t bytes);
+/* Why nothing can go from this path's address to the peer's and what to do, as far as addresses and the kernel's routes tell; NULL: they don't. */
+const char *tp_ib_apart(const struct tp_ib_path *path, char *text, size_t bytes);
 void tp_ib_explain(struct tp_ib_comm *comm, struct tp_ib_path *path, const struct ibv_wc *wc, char *text, size_t bytes);
 ncclResult_t tp_ib_fail(struct tp_ib_comm *comm, ncclResult_t result, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

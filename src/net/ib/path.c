@@ -522,7 +522,7 @@ static void start_failing(struct tp_ib_comm *comm, uint64_t now)
 static ncclResult_t no_path(struct tp_ib_comm *comm)
 {
 	struct tp_ib_path *path = tp_ib_culprit(comm);
-	char text[512];
+	char text[512], reach[512];
 	uint64_t now = tp_clock_ms();
 	bool waits;
 
@@ -532,9 +532,12 @@ static ncclResult_t no_path(struct tp_ib_comm *comm)
 	if (comm->params.failover && has_other(comm)) return tp_ib_leave(comm, false);
 	if (waits) return ncclSuccess;
 	if (answered_since(comm, comm->failing_pings) == 0 && now - comm->failing_ms < FAIL_GRACE_MS) return ncclSuccess;
+	bool ended = path->why[0] && strchr("?.", path->why[strlen(path->why) - 1]);
+	const char *apart = tp_ib_apart(path, reach, sizeof(reach));
 	/* The cause first: texts are cut on their way to other ranks. */
-	return tp_ib_fail(comm, ncclRemoteError, "%s %s %.31s:%u has failed%s: %s. It is %s", path->port->text, comm->sending ? "->" : "<-", path->remote.device, path->remote.port,
-		comm->npaths > 1 && !comm->params.failover ? " (and NCCL_IB_RESILIENCY_PORT_FAILOVER=0)" : ", and there is no other path", path->why,
+	return tp_ib_fail(comm, ncclRemoteError, "%s %s %.31s:%u has failed%s: %s%s%s%s It is %s", path->port->text, comm->sending ? "->" : "<-", path->remote.device, path->remote.port,
+		comm->npaths > 1 && !comm->params.failover ? " (and NCCL_IB_RESILIENCY_PORT_FAILOVER=0)" : ", and there is no other path",
+		apart ? apart : "", apart ? ". " : "", path->why, ended ? "" : ".",
 		tp_ib_path_text(comm, path, 0, text, sizeof(text)));
 }
 

@@ -23,6 +23,7 @@ static ncclResult_t create_one(struct tp_ib_comm *comm, struct tp_ib_path *path,
 {
 	const struct tp_ib_context *context = path->port->context;
 	struct ibv_qp_init_attr init = { .send_cq = path->cq, .recv_cq = path->cq, .qp_type = IBV_QPT_RC };
+	char hint[320];
 
 	init.cap.max_send_wr = comm->sq_depth;
 	init.cap.max_recv_wr = comm->rq_depth;
@@ -34,7 +35,7 @@ static ncclResult_t create_one(struct tp_ib_comm *comm, struct tp_ib_path *path,
 	if (path->qps[q].ibv) return ncclSuccess;
 	int error = errno ? errno : ENOMEM;
 	return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_create_qp (%u send, %u receive requests) failed: %s%s", path->port->text, comm->sq_depth, comm->rq_depth,
-		strerror(error), error == ENOMEM ? "; the card may have no queue pairs left, or RLIMIT_MEMLOCK (ulimit -l) is too small for their memory" : "");
+		strerror(error), tp_ib_memlock_hint(error, hint, sizeof(hint)));
 }
 
 /* Enhanced connection establishment: the connector says what its card can beyond the standard, the acceptor's card takes of that
@@ -87,8 +88,15 @@ ncclResult_t tp_ib_qps_create(struct tp_ib_comm *comm, struct tp_ib_path *path)
 		if (!comm->channels[path->key]) return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_create_comp_channel failed: %s", path->port->text, strerror(errno));
 		TP_TRY(tp_socket_set_nonblocking(comm->channels[path->key]->fd, true));
 	}
+	errno = 0;
 	path->cq = v->create_cq(ibv, TP_MIN(entries, path->port->context->attr.max_cqe), path, comm->channels[path->key], 0);
-	if (!path->cq) return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_create_cq of %d entries failed: %s", path->port->text, entries, strerror(errno));
+	if (!path->cq) {
+		char hint[320];
+		int error = errno ? errno : ENOMEM;
+		return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_create_cq of %d entries failed: %s%s", path->port->text, entries, strerror(error),
+			tp_ib_memlock_hint(error, hint, sizeof(hint)));
+	}
+	errno = 0;
 	path->mr = v->reg_mr(path->port->context->pd, comm->block, sizeof(*comm->block), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	if (!path->mr) return tp_ib_reg_failed(path->port->context, sizeof(*comm->block), "a connection's FIFO", errno ? errno : ENOMEM);
 	for (int q = 0; q < comm->nqps; q++) TP_TRY(create_one(comm, path, q));
@@ -159,8 +167,8 @@ ncclResult_t tp_ib_qps_prepare(struct tp_ib_comm *comm, struct tp_ib_path *path,
 			error = modify(comm, path, qp->ibv, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, quiet);
 		}
 		if (error)
-			return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_modify_qp failed: %s, to INIT with partition key index %d (NCCL_IB_PKEY)", path->port->text,
-				strerror(error), comm->params.pkey);
+			return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_modify_qp failed: %s, to INIT with partition key index %d (NCCL_IB_PKEY); the port has %u",
+				path->port->text, strerror(error), comm->params.pkey, path->port->attr.pkey_tbl_len);
 		qp->posted = qp->freed = qp->receives = qp->since_signal = 0;
 		if (!comm->sending) tp_ib_qp_fill(comm, path, q);
 	}

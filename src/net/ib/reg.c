@@ -4,6 +4,7 @@
  * deregistered at once: nobody would tell us if its pages went away. For the same reason a registration of which one holder has gone and a
  * part is still held isn't found any more. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -103,15 +104,46 @@ static struct tp_ib_mr_node *find(struct tp_ib_cache *cache, uint64_t id, uintpt
 	return found;
 }
 
+/* The limit isn't asked about for who has it in the first user namespace, which can't be told from here. */
+static const char *lifted(char text[160], int max_mr)
+{
+	enum { CAP_IPC_LOCK_BIT = 14 };
+	unsigned long long capabilities = 0;
+	char line[128];
+	FILE *file = fopen("/proc/self/status", "re");
+
+	text[0] = 0;
+	while (file && fgets(line, sizeof(line), file))
+		if (sscanf(line, "CapEff: %llx", &capabilities) == 1) break;
+	if (file) fclose(file);
+	if (capabilities >> CAP_IPC_LOCK_BIT & 1)
+		snprintf(text, 160, ". CAP_IPC_LOCK, which this process has, lifts that limit, except in a user namespace: then it is the card's registrations (max_mr %d) or memory itself", max_mr);
+	return text;
+}
+
+const char *tp_ib_memlock_hint(int error, char *text, size_t bytes)
+{
+	struct rlimit limit = { 0 };
+
+	if (error != ENOMEM) return "";
+	getrlimit(RLIMIT_MEMLOCK, &limit);
+	if (limit.rlim_cur != RLIM_INFINITY)
+		snprintf(text, bytes, "; the card may have none left, or its memory can't be locked: this process may lock %llu bytes in all (RLIMIT_MEMLOCK; ulimit -l unlimited, "
+			"LimitMEMLOCK=infinity, docker run --ulimit memlock=-1)", (unsigned long long)limit.rlim_cur);
+	else snprintf(text, bytes, "; locked memory is unlimited here, so the card has none left, or it is memory itself or a cgroup's");
+	return text;
+}
+
 ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes, const char *what, int error)
 {
 	struct rlimit limit = { 0 };
+	char text[160];
 
 	getrlimit(RLIMIT_MEMLOCK, &limit);
 	if (error == ENOMEM && limit.rlim_cur != RLIM_INFINITY)
 		return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_reg_mr failed: %s. %zu bytes (%s) must be locked in memory, and this process may lock %llu bytes in all "
 			"(RLIMIT_MEMLOCK): raise it with ulimit -l unlimited, /etc/security/limits.conf (then log in again), LimitMEMLOCK=infinity in a systemd unit, or "
-			"docker run --ulimit memlock=-1", context->name, strerror(error), bytes, what, (unsigned long long)limit.rlim_cur);
+			"docker run --ulimit memlock=-1%s", context->name, strerror(error), bytes, what, (unsigned long long)limit.rlim_cur, lifted(text, context->attr.max_mr));
 	if (error == ENOMEM)
 		return TP_FAIL(ncclSystemError, "NET/IB : %s : Call to ibv_reg_mr failed: %s. %zu bytes (%s) can't be registered; locked memory is unlimited here, so it is the card's "
 			"limit of registrations (max_mr %d), memory itself, or a cgroup's", context->name, strerror(error), bytes, what, context->attr.max_mr);
