@@ -1,4 +1,5 @@
 /* Opening libibverbs; see verbs_dl.h. */
+#include <assert.h>
 #include <dlfcn.h>
 #include <libgen.h>
 #include <limits.h>
@@ -142,13 +143,38 @@ const struct tp_verbs *tp_verbs_open(enum tp_verbs_which which, char *why, size_
 	return out;
 }
 
-int tp_verbs_query_port(const struct tp_verbs *verbs, struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr)
+static uint32_t speed_mbps(int active_speed, int active_width)
+{
+	/* Codes of the port's attributes: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR. */
+	static const struct { int code; uint32_t mbps; } speeds[] = { { 1, 2500 }, { 2, 5000 }, { 4, 10000 }, { 8, 10000 }, { 16, 14000 }, { 32, 25000 },
+		{ 64, 50000 }, { 128, 100000 }, { 256, 200000 } };
+	static const struct { int code; uint32_t lanes; } widths[] = { { 1, 1 }, { 2, 4 }, { 4, 8 }, { 8, 12 }, { 16, 2 } };
+	uint32_t mbps = 0, lanes = 0;
+
+	for (size_t i = 0; i < TP_ARRAY_LEN(speeds); i++)
+		if (speeds[i].code == active_speed) mbps = speeds[i].mbps;
+	for (size_t i = 0; i < TP_ARRAY_LEN(widths); i++)
+		if (widths[i].code == active_width) lanes = widths[i].lanes;
+	return mbps * lanes;
+}
+
+/* Newer libraries' structure has another field behind those of the headers that we were built with, for speeds that 8 bits can't hold. */
+enum { SPEED_EX_AT = (offsetof(struct ibv_port_attr, port_cap_flags2) + sizeof(uint16_t) + 3) / 4 * 4 };
+union wide_port_attr { struct ibv_port_attr attr; uint8_t bytes[128]; };
+static_assert(SPEED_EX_AT + sizeof(uint32_t) <= sizeof(union wide_port_attr), "active_speed_ex is in it");
+
+int tp_verbs_query_port(const struct tp_verbs *verbs, struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, uint32_t *mbps)
 {
 	struct verbs_context *vctx = verbs_get_ctx_op(context, query_port);
+	union wide_port_attr wide = { .bytes = { 0 } };
+	uint32_t speed;
 
-	memset(attr, 0, sizeof(*attr));
 	/* The exported function fills in what the structure held when it came into the library, which is less. */
-	return vctx ? vctx->query_port(context, port, attr, sizeof(*attr)) : verbs->query_port_old(context, port, attr);
+	int error = vctx ? vctx->query_port(context, port, &wide.attr, sizeof(wide)) : verbs->query_port_old(context, port, &wide.attr);
+	*attr = wide.attr;
+	memcpy(&speed, wide.bytes + SPEED_EX_AT, sizeof(speed));
+	*mbps = speed_mbps((int)(speed ? speed : attr->active_speed), attr->active_width);
+	return error;
 }
 
 static const struct { const char *name, *advice; } statuses[] = {
@@ -198,19 +224,4 @@ const char *tp_verbs_port_state_name(int state)
 int tp_verbs_mtu_bytes(int mtu)
 {
 	return mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096 ? 128 << mtu : 0;
-}
-
-uint32_t tp_verbs_speed_mbps(int active_speed, int active_width)
-{
-	/* Codes of the port's attributes: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR. */
-	static const struct { int code; uint32_t mbps; } speeds[] = { { 1, 2500 }, { 2, 5000 }, { 4, 10000 }, { 8, 10000 }, { 16, 14000 }, { 32, 25000 },
-		{ 64, 50000 }, { 128, 100000 }, { 256, 200000 } };
-	static const struct { int code; uint32_t lanes; } widths[] = { { 1, 1 }, { 2, 4 }, { 4, 8 }, { 8, 12 }, { 16, 2 } };
-	uint32_t mbps = 0, lanes = 0;
-
-	for (size_t i = 0; i < TP_ARRAY_LEN(speeds); i++)
-		if (speeds[i].code == active_speed) mbps = speeds[i].mbps;
-	for (size_t i = 0; i < TP_ARRAY_LEN(widths); i++)
-		if (widths[i].code == active_width) lanes = widths[i].lanes;
-	return mbps * lanes;
 }

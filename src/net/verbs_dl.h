@@ -57,15 +57,13 @@ enum tp_verbs_which {
 };
 /* Opened once, kept for the life of the process. NULL: it can't be, and why says so in a line (nothing is logged). */
 const struct tp_verbs *tp_verbs_open(enum tp_verbs_which which, char *why, size_t bytes);
-/* All fields of the port's attributes that the device fills in, the rest zero. 0 or errno. */
-int tp_verbs_query_port(const struct tp_verbs *verbs, struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr);
+/* All fields of the port's attributes that the device fills in, the rest zero; *mbps: its rate in Mb/s, 0: told by unknown codes. 0 or errno. */
+int tp_verbs_query_port(const struct tp_verbs *verbs, struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, uint32_t *mbps);
 
 /* Names as verbs.h writes them, and what a completion's status usually means and where to look, for messages. */
 const char *tp_verbs_status_name(int status);           /* "IBV_WC_RETRY_EXC_ERR" */
 const char *tp_verbs_status_advice(int status);         /* one sentence or two */
 const char *tp_verbs_port_state_name(int state);        /* "ACTIVE", "DOWN" */
 int tp_verbs_mtu_bytes(int mtu);                        /* of enum ibv_mtu */
-/* Mb/s of one lane's speed and the number of lanes as a port tells them; 0: unknown codes. */
-uint32_t tp_verbs_speed_mbps(int active_speed, int active_width);
 
 #endif

@@ -245,6 +245,14 @@ static void sees_one(void)
 	CHILD_CHECK(tp_net_ib.properties(0, &p) == ncclSuccess && strcmp(p.name, "telpher0") == 0 && p.port == 1 && p.speed_mbps == 100000 && p.max_recvs == 8);
 }
 
+/* Lanes of 200 Gb/s are told where 32 bits are. */
+static void sees_the_rate(void)
+{
+	struct tp_net_properties p;
+
+	CHILD_CHECK(present(false) && tp_net_ib.properties(0, &p) == ncclSuccess && p.speed_mbps == 1000u * (unsigned)atoi(getenv("TELPHER_VERBS_RATE")));
+}
+
 static void sees_four(void) { CHILD_CHECK(present(false) && tp_ib_port_count() == 4 && strcmp(tp_ib_port(3)->text, "b:2") == 0); }
 static void sees_one_of_four(void) { CHILD_CHECK(present(false) && tp_ib_port_count() == 1 && strcmp(tp_ib_port(0)->text, "telpherb:1") == 0); }
 
@@ -252,6 +260,9 @@ static void devices_and_ports_are_what_the_list_allows(void **state)
 {
 	(void)state;
 	in_child(sees_one, NULL);
+	in_child(sees_the_rate, "TELPHER_VERBS_RATE=400", NULL);
+	in_child(sees_the_rate, "TELPHER_VERBS_RATE=800", NULL);
+	in_child(sees_the_rate, "TELPHER_VERBS_RATE=1600", NULL);
 	in_child(sees_four, "TELPHER_VERBS_DEVICES=a,b", "TELPHER_VERBS_PORTS=2", "NCCL_IB_HCA=", "TELPHER_VERBS_NOTE=/dev/null", NULL);
 	in_child(sees_one_of_four, "TELPHER_VERBS_DEVICES=telphera,telpherb", "TELPHER_VERBS_PORTS=2", "NCCL_IB_HCA==telpherb:1", NULL);
 }

@@ -57,13 +57,6 @@ static int read_numa(const char *name)
 	return node;
 }
 
-static uint32_t port_mbps(const struct ibv_port_attr *attr)
-{
-	uint32_t mbps = tp_verbs_speed_mbps(attr->active_speed, attr->active_width);
-
-	return mbps ? mbps : 10000;
-}
-
 static void warn_unopenable(const char *name, int error)
 {
 	TP_WARN("NET/IB : Unable to open device %s: %s. In a container /dev/infiniband must be there too: docker run --device=/dev/infiniband --ulimit memlock=-1, "
@@ -154,12 +147,13 @@ static void add_ports(struct tp_ib_context *context, const struct tp_ib_hca_list
 	for (int number = 1; number <= context->attr.phys_port_cnt && ib.nports < TP_IB_MAX_PORTS; number++) {
 		struct tp_ib_port *port = &ib.ports[ib.nports];
 		struct ibv_port_attr attr;
+		uint32_t mbps;
 		char text[128];
 		const char *fault;
 		int error;
 
 		if (!tp_ib_hca_allows(list, context->name, number)) continue;
-		error = tp_verbs_query_port(context->verbs, context->ibv, (uint8_t)number, &attr);
+		error = tp_verbs_query_port(context->verbs, context->ibv, (uint8_t)number, &attr, &mbps);
 		if (error) {
 			TP_WARN("NET/IB : Unable to query port %s:%d: %s", context->name, number, strerror(error));
 			note_fault(seen, bytes, "%s:%d can't be queried: %s", context->name, number, strerror(error));
@@ -171,7 +165,7 @@ static void add_ports(struct tp_ib_context *context, const struct tp_ib_hca_list
 			note_fault(seen, bytes, "%s:%d %s", context->name, number, fault);
 			continue;
 		}
-		*port = (struct tp_ib_port){ .context = context, .number = (uint8_t)number, .attr = attr, .mbps = port_mbps(&attr), .state = (uint32_t)attr.state };
+		*port = (struct tp_ib_port){ .context = context, .number = (uint8_t)number, .attr = attr, .mbps = mbps ? mbps : 10000, .state = (uint32_t)attr.state };
 		snprintf(port->text, sizeof(port->text), "%.60s:%d", context->name, number);
 		ib.nports++;
 	}
@@ -363,8 +357,9 @@ void tp_ib_forget_after_fork(void)
 bool tp_ib_port_is_active(struct tp_ib_port *port)
 {
 	struct ibv_port_attr attr;
+	uint32_t mbps;
 
-	if (tp_verbs_query_port(port->context->verbs, port->context->ibv, port->number, &attr) != 0) return false;
+	if (tp_verbs_query_port(port->context->verbs, port->context->ibv, port->number, &attr, &mbps) != 0) return false;
 	atomic_store_explicit(&port->state, (uint32_t)attr.state, memory_order_relaxed);
 	return attr.state == IBV_PORT_ACTIVE;
 }
