@@ -197,7 +197,6 @@ static void call_at_another_place(struct gpu_rank *g)
 	enum { BYTES = 1 << 20, COUNT = 100000 };
 	char *buffer;
 	ncclWindow_t window;
-	ncclResult_t error;
 	REQUIRE_OK(ncclMemAlloc((void **)&buffer, BYTES));
 	REQUIRE_OK(ncclCommWindowRegister(g->comm, buffer, BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
 	for (int i = 0; i < 2; i++) REQUIRE_OK(ncclAllReduce(buffer, buffer, COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
@@ -205,14 +204,22 @@ static void call_at_another_place(struct gpu_rank *g)
 	REQUIRE_OK(ncclAllReduce(buffer + 4, buffer + 4, COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
 	if (r->rank) REQUIRE_OK(ncclGroupEnd());
 	gpu_sync(g, 1);
-	/* Longer than ranks that launch nothing wait before they compare their calls. */
-	usleep(600000);
-	REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
-	REQUIRE_OK(error);
-	REQUIRE_OK(ncclAllReduce(buffer, buffer, COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
-	gpu_sync(g, 1);
 	ranks_barrier(r);
-	REQUIRE_OK(ncclCommWindowDeregister(g->comm, window));
+	/* A rank that waits compares the last calls before it looks who has left: were they not the same, it would say so. */
+	if (r->rank) {
+		REQUIRE_OK(ncclCommDestroy(g->comm));
+		g->comm = NULL;
+		ranks_barrier(r);
+	} else {
+		CUdeviceptr other = gpu_take(g, 1024, 0);
+		ranks_barrier(r);
+		REQUIRE_OK(ncclAllReduce(GPU_PTR(other), GPU_PTR(other), 256, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
+		await_error(g);
+		REQUIRE_ERROR_HAS("has left the communicator after 3 calls");
+		gpu_sync(g, 1);
+		REQUIRE_OK(ncclCommAbort(g->comm));
+		g->comm = NULL;
+	}
 	ranks_barrier(r);
 	REQUIRE_OK(ncclMemFree(buffer));
 	ranks_barrier(r);
