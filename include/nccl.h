@@ -244,7 +244,8 @@ TP_NCCL_CALL_(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *ha
 /* Register memory for GPUs' one-sided access */
 /* Collective over comm, all ranks with the same size: *win: a window of this rank's buff[size], mapped by the ranks of its host where all their
  * GPUs reach each other. winFlags: NCCL_WIN_DEFAULT, or NCCL_WIN_COLL_SYMMETRIC, which promises that calls use the same offsets on all ranks:
- * then large all-reduces and reduce-scatters inside a host work on the windows themselves. Memory that is to be mapped must be
+ * then large all-reduces and reduce-scatters inside a host work on the windows themselves (where the offsets differ after all, such a call is
+ * ncclInvalidUsage, later, which names them). Memory that is to be mapped must be
  * ncclMemAlloc's or cudaMalloc's, else ncclInvalidArgument. Host ranks: ncclInvalidUsage. */
 TP_NCCL_CALL_(ncclResult_t, ncclCommWindowRegister,
 	(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags))

@@ -85,8 +85,11 @@ static int explain_net(const struct topo_machine *m, int32_t gpu, int32_t net, F
 static int32_t find(const struct topo_machine *m, const char *name)
 {
 	int32_t node = tp_topo_find_name(m->topo, name);
-	if (node < 0) tool_usage_error("topo", "%s has nothing called \"%s\"; say gpu0, rank3, mlx5_1, net2, cpu1 or a bus id", m->name, name);
-	return node;
+	char why[320];
+	if (node >= 0) return node;
+	tp_topo_refuse_name(m->topo, m->name, name, why, sizeof(why));
+	tool_usage_error("topo", "%s; names are gpu0, gpu0.1, rank3, mlx5_1, net2, cpu1 or a bus id", why);
+	return -1;
 }
 
 static bool is_end(const struct tp_topo_node *node)

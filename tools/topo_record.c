@@ -51,7 +51,9 @@ int topo_record(const char *path, const char *from, const char *to, const char *
 	int32_t a = tp_topo_find_name(topo, from), b = tp_topo_find_name(topo, to);
 	int status = 0;
 	if (a < 0 || b < 0) {
-		status = tool_usage_error("topo", "%s has nothing called \"%s\"", path, a < 0 ? from : to);
+		char why[320];
+		tp_topo_refuse_name(topo, path, a < 0 ? from : to, why, sizeof(why));
+		status = tool_usage_error("topo", "%s", why);
 	} else if (fill(path, topo, a, b, &m) != ncclSuccess) {
 		fprintf(stderr, "telpher topo: %s\n", tp_log_last_error());
 		status = 1;

@@ -61,10 +61,10 @@ static bool was_measured(enum coll c, enum way w)
 	return false;
 }
 
-/* Where a kind isn't to be had, something else ran. */
+/* Where a kind isn't to be had, something else ran: told by the shared memory, which pipes alone have, and by the name, where the driver tells it. */
 static bool is_other(enum way w, const struct ran *ran)
 {
-	if (w == PIPES) return !ran->shared;
+	if ((w == PIPES) != (ran->shared > 0)) return true;
 	if (!ran->kernel[0]) return false;
 	for (int i = 0; i < 3 && ways[w].kernels[i]; i++)
 		if (strncmp(ran->kernel, ways[w].kernels[i], strlen(ways[w].kernels[i])) == 0) return false;

@@ -51,6 +51,9 @@ struct tp_call {
 	uint8_t func, type, op;     /* enum tp_coll, ncclDataType_t, ncclRedOp_t (ncclNumOps: PreMulSum) */
 	uint8_t windows;            /* 1: by kernels that reach all ranks' windows; equal on all ranks, as they have promised */
 	int32_t root;
+	/* Of a call in windows: which (their number and one; 0: none is used), and where its buffers lie in them. As promised, equal on all ranks. */
+	uint16_t in_window, out_window;
+	uint64_t in_offset, out_offset;
 };
 
 struct tp_boot {

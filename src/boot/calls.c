@@ -67,6 +67,21 @@ static const char *ending(uint64_t n)
 	return n % 10 == 1 ? "st" : n % 10 == 2 ? "nd" : n % 10 == 3 ? "rd" : "th";
 }
 
+static bool same_input(const struct tp_call *a, const struct tp_call *b) { return a->in_window == b->in_window && a->in_offset == b->in_offset; }
+static bool same_output(const struct tp_call *a, const struct tp_call *b) { return a->out_window == b->out_window && a->out_offset == b->out_offset; }
+
+/* Both in windows, but elsewhere: the first of the buffers that don't lie where they should. */
+static void describe_places(int rank_a, const struct tp_call *a, int rank_b, const struct tp_call *b, struct tp_event *out)
+{
+	char call[80];
+	bool input = !same_input(a, b);
+	describe(a, false, call);
+	snprintf(out->text, sizeof(out->text), "symmetric windows promise the same place on all ranks, but in the %llu%s call, %s, rank %d's %s lies at %llu of window %d, "
+		"rank %d's at %llu of window %d", (unsigned long long)a->seq, ending(a->seq), call, rank_a, input ? "input" : "output",
+		(unsigned long long)(input ? a->in_offset : a->out_offset), (input ? a->in_window : a->out_window) - 1, rank_b,
+		(unsigned long long)(input ? b->in_offset : b->out_offset), (input ? b->in_window : b->out_window) - 1);
+}
+
 static void make_event(int rank_a, const struct tp_call *a, int rank_b, const struct tp_call *b, struct tp_event *out)
 {
 	char one[80], two[80];
@@ -75,14 +90,19 @@ static void make_event(int rank_a, const struct tp_call *a, int rank_b, const st
 		return;
 	}
 	bool windows = a->hash == b->hash;
+	*out = (struct tp_event){ .kind = TP_EVENT_MISMATCH, .rank = rank_b, .result = ncclInvalidUsage };
+	if (windows && a->windows == b->windows) {
+		describe_places(rank_a, a, rank_b, b, out);
+		return;
+	}
 	describe(a, windows, one);
 	describe(b, windows, two);
-	*out = (struct tp_event){ .kind = TP_EVENT_MISMATCH, .rank = rank_b, .result = ncclInvalidUsage };
 	snprintf(out->text, sizeof(out->text), "mismatched calls: rank %d called %.79s as its %llu%s call, rank %d called %.79s", rank_a, one,
 		(unsigned long long)a->seq, ending(a->seq), rank_b, two);
 }
 
-static bool is_same(const struct tp_call *a, const struct tp_call *b) { return a->hash == b->hash && a->windows == b->windows; }
+static bool is_same(const struct tp_call *a, const struct tp_call *b)
+{ return a->hash == b->hash && a->windows == b->windows && same_input(a, b) && same_output(a, b); }
 
 static bool compare_host(struct tp_segment *seg, int rank, const struct tp_call *call, struct tp_event *out)
 {

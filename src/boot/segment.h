@@ -7,8 +7,8 @@
 
 #define TP_SEGMENT_EVENTS 16
 #define TP_CALLS_KEPT 8
-#define TP_CALL_WORDS 4
-_Static_assert(sizeof(struct tp_call) == TP_CALL_WORDS * 8, "a call is four words");
+#define TP_CALL_WORDS 6
+_Static_assert(sizeof(struct tp_call) == TP_CALL_WORDS * 8, "a call is six words");
 
 /* LEFT: all its ranks closed in good order. */
 enum tp_proc_state { TP_PROC_LIVES, TP_PROC_LEFT, TP_PROC_DEAD };

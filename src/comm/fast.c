@@ -102,7 +102,7 @@ static ncclResult_t make_op(const struct tp_comm_call *call, struct tp_op **out)
 		exec->chunk_bytes = choice.chunk_bytes;
 		exec->ref_bytes = choice.ref_bytes;
 		if (tp_unlikely(staged && comm->gpu))
-			op->record.windows = tp_cuda_exec_uses_windows(atomic_load_explicit(&comm->gpu->exec, memory_order_relaxed), exec);
+			tp_gpu_note_windows(comm, exec, &op->record);
 		op->predicted_us = choice.us;
 		op->remember = comm->gpu ? (int)call->op < ncclNumOps : (choice.plan->shape == TP_SHAPE_ONE_SHOT || choice.plan->shape == TP_SHAPE_DIRECT)
 			&& exec->block_bytes <= TP_MIN(TP_EXEC_FUSED_BYTES, exec->ref_bytes) && (int)call->op < ncclNumOps && comm->nranks > 1

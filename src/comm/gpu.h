@@ -167,6 +167,8 @@ struct tp_ways_call;
 void tp_gpu_fit_choice(const struct ncclComm *comm, const struct tp_ways_call *call, struct tp_choice *choice);
 /* Where all ranks promise the same windows and offsets (NCCL_WIN_COLL_SYMMETRIC): notes them in the call. true: they do. */
 bool tp_gpu_look_for_windows(const struct tp_comm_call *call, struct tp_exec_call *exec);
+/* What of that the call board should know: whether it runs in them, and where. Returns whether. */
+bool tp_gpu_note_windows(struct ncclComm *comm, const struct tp_exec_call *exec, struct tp_call *record);
 static inline bool tp_gpu_find_windows(const struct tp_comm_call *call, struct tp_exec_call *exec)
 {
 	return tp_unlikely(atomic_load_explicit(&call->comm->gpu->windows, memory_order_relaxed) != NULL) && tp_gpu_look_for_windows(call, exec);

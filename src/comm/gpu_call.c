@@ -144,13 +144,12 @@ static bool gate_is_open(const struct ncclComm *comm)
 static bool launch_again(const struct tp_comm_call *call, struct tp_gpu_call *last, ncclResult_t *result)
 {
 	struct ncclComm *comm = call->comm;
-	struct tp_gpu_rank *rank = comm->gpu;
 	struct tp_exec_call *exec = &last->call;
 	exec->input = call->send ? call->send : call->recv;
 	exec->output = call->recv ? call->recv : (void *)(uintptr_t)call->send;
 	/* Other buffers of the same size may have another plan. */
-	last->used = tp_gpu_find_windows(call, exec) == last->windows && (tp_likely(!last->windows) ||
-		tp_cuda_exec_uses_windows(atomic_load_explicit(&rank->exec, memory_order_relaxed), exec) == last->record.windows);
+	const bool used_windows = last->record.windows;
+	last->used = tp_gpu_find_windows(call, exec) == last->windows && (tp_likely(!last->windows) || tp_gpu_note_windows(comm, exec, &last->record) == used_windows);
 	if (tp_unlikely(!last->used)) return false;
 	struct work work = { exec, &last->record, 1, last->ready };
 	*result = launch(comm, &call->stream, 1, &work);

@@ -156,7 +156,7 @@ static bool find_for_copies(const struct tp_comm_call *call, struct tp_exec_call
 	exec->out_window = (uint64_t)(uintptr_t)out->device_peers;
 	exec->out_offset = offset;
 	exec->out_peers = out->peers;
-	exec->window_id = out->id;
+	exec->out_window_id = out->id;
 	return true;
 }
 
@@ -172,9 +172,22 @@ bool tp_gpu_look_for_windows(const struct tp_comm_call *call, struct tp_exec_cal
 		const struct tp_mem_window *out = find_promised(rank, exec->output, bytes, &exec->out_offset);
 		if (!out) return false;
 		exec->out_window = (uint64_t)(uintptr_t)out->device_peers;
+		exec->out_window_id = out->id;
 	}
 	exec->in_window = (uint64_t)(uintptr_t)in->device_peers;
+	exec->in_window_id = in->id;
 	return true;
+}
+
+bool tp_gpu_note_windows(struct ncclComm *comm, const struct tp_exec_call *exec, struct tp_call *record)
+{
+	bool uses = tp_cuda_exec_uses_windows(atomic_load_explicit(&comm->gpu->exec, memory_order_relaxed), exec);
+	record->windows = uses;
+	record->in_window = uses && exec->in_window ? (uint16_t)(exec->in_window_id + 1) : 0;
+	record->out_window = uses && (exec->out_window || exec->out_peers) ? (uint16_t)(exec->out_window_id + 1) : 0;
+	record->in_offset = record->in_window ? exec->in_offset : 0;
+	record->out_offset = record->out_window ? exec->out_offset : 0;
+	return uses;
 }
 
 static bool find_place(void *mem, const void *ptr, size_t bytes, uint32_t *index, uint64_t *offset)

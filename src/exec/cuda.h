@@ -91,10 +91,10 @@ uint64_t tp_cuda_exec_offers_from(const struct tp_cuda_exec *exec, const struct 
 
 /* What kernels say. */
 enum tp_cuda_fault { TP_CUDA_FINE, TP_CUDA_ABORTED, TP_CUDA_TAG, TP_CUDA_SIZE, TP_CUDA_BUFFER, TP_CUDA_PLACE };
-#define TP_CUDA_PLACE_TEXT "the output of rank %d lies elsewhere in its windows than this rank's, and NCCL_WIN_COLL_SYMMETRIC promises the same window and offset on all ranks"
+#define TP_CUDA_PLACE_TEXT "the buffers of rank %d lie elsewhere in its windows than this rank's, and NCCL_WIN_COLL_SYMMETRIC promises the same window and offset on all ranks"
 struct tp_cuda_status {
-	/* TAG, SIZE: peer's chunk on channel belongs to another call: found, expected; BUFFER: peer's buffer number found isn't mapped; PLACE: its output is
-	 * elsewhere */
+	/* TAG, SIZE: peer's chunk on channel belongs to another call: found, expected; BUFFER: peer's buffer number found isn't mapped; PLACE: its buffers are
+	 * elsewhere in its windows */
 	enum tp_cuda_fault fault;
 	int peer, channel;
 	uint32_t found, expected;

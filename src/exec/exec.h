@@ -40,12 +40,11 @@ struct tp_exec_call {
 	struct tp_reduce reduce;            /* type always valid; op where the plan reduces */
 	const void *device_scalar;          /* CUDA executor: PreMulSum's scalar (of reduce.type), read by the kernel; NULL: reduce.pre_* */
 	/* CUDA executor: input and output lie in windows that all ranks of the host have mapped, at the same offsets on all ranks:
-	 * where this rank's kernels see them (device memory, uint64_t [nranks]); 0: they don't. */
+	 * where this rank's kernels see them (device memory, uint64_t [nranks]); 0: they don't. Windows' numbers are equal on all ranks. */
 	uint64_t in_window, in_offset, out_window, out_offset;
-	/* The same for copy engines, which need the output only: for the host, [nranks], kept while the window is; the window's number, equal on all
-	 * ranks. NULL: not by copy engines. */
+	uint32_t in_window_id, out_window_id;
+	/* The same for copy engines, which need the output only: for the host, [nranks], kept while the window is. NULL: not by copy engines. */
 	const uint64_t *out_peers;
-	uint32_t window_id;
 	uint32_t tag;                       /* of the call, in every slot */
 	const struct tp_exec_transfer *transfers;   /* TP_SEND_RECV: [ntransfers], kept by the caller until the end */
 	int ntransfers;

@@ -124,7 +124,9 @@ static int32_t find_end(const struct tp_topo *topo, const char *name, const char
 	const char *slash = topo->nhosts > 1 ? strchr(name, '/') : NULL;
 	if (!bus[0]) return tp_topo_find_name(topo, name);
 	snprintf(text, sizeof(text), "%.*s%s", slash ? (int)(slash + 1 - name) : 0, name, bus);
-	return tp_topo_find_name(topo, text);
+	int32_t node = tp_topo_find_name(topo, text);
+	/* Parts of a GPU have one bus id. */
+	return node < 0 ? tp_topo_find_name(topo, name) : node;
 }
 
 static ncclResult_t read_samples(const struct tp_topo_doc *doc, const struct tp_topo *topo, FILE *notes, struct sample *samples, int *count, int most)

@@ -515,9 +515,11 @@ static ncclResult_t run(const struct tp_topo *topo, const struct tp_topo_policy 
 	struct tp_search_result s;
 	struct tp_problem *by_net;
 	TP_TRY(tp_search_run(direct, out->pattern == TP_PATTERN_RING, policy->cross_nic, TP_CHANNELS_MAX, &s));
-	ncclResult_t result = search_by_net(topo, policy, out->pattern == TP_PATTERN_RING, &s, &by_net);
+	/* Its failure takes nothing from what was found. */
+	if (search_by_net(topo, policy, out->pattern == TP_PATTERN_RING, &s, &by_net) != ncclSuccess)
+		TP_INFO(TP_GRAPH, "channels stay without ways by NICs between GPUs of one host, since these can't be searched for: %s", tp_log_last_error());
 	const struct tp_problem *p = by_net ? by_net : direct;
-	if (result == ncclSuccess) result = s.packed.n ? hand_over(topo, p, &s, out) : plain_order(topo, p, out);
+	ncclResult_t result = s.packed.n ? hand_over(topo, p, &s, out) : plain_order(topo, p, out);
 	out->bound = s.bound;
 	out->steps = s.steps;
 	if (result == ncclSuccess) result = explain(topo, policy, p, &s, out);

@@ -248,8 +248,11 @@ static inline const struct tp_topo_node *tp_topo_node_of(const struct tp_topo *t
 }
 /* The node of a GPU rank; for a host rank its core, cache or CPU; -1: there is none. */
 int32_t tp_topo_find_rank(const struct tp_topo *topo, int rank);
-/* "gpu0", "GPU 0", "rank 3", "mlx5_1", "net2", "cpu1", "0000:1b:00.0"; -1: nothing is called so. */
+/* "gpu0", "GPU 0", "rank 3", "mlx5_1", "net2", "cpu1", "0000:1b:00.0"; -1: nothing is called so, or several parts
+ * of one GPU are, whose names are "gpu0.0", "gpu0.1", … */
 int32_t tp_topo_find_name(const struct tp_topo *topo, const char *name);
+/* Why it found nothing, as a sentence without its end; where: what the topology is of. */
+void tp_topo_refuse_name(const struct tp_topo *topo, const char *where, const char *name, char *text, size_t bytes);
 
 const char *tp_topo_kind_name(enum tp_topo_kind kind);          /* "GPU" */
 const char *tp_topo_link_name(enum tp_topo_link_kind kind);     /* "NVL" */

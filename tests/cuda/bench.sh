@@ -51,6 +51,13 @@ says "of all-reduces, windows ran" "^8 .* [0-9.]+/1 *$" "$(row all_reduce)"
 says "of sends, streams and offers ran, and no pipes" "^8 +[0-9.]+/1 +[0-9.]+/1 +none *$" "$(row send_recv)"
 says "a table for such machines" '^\[gpu="Fake GPU" ranks=2 join=shared\]' "$(cat "$dir/table")"
 
+# Each column is of the kernels of its name, those of pipes by their shared memory too.
+said=$(TELPHER_LL128=on bench --tune --min 64K --max 64K)
+expect "each kind of kernel alone, of larger sizes: status" 0 $?
+expect "each ran as itself" "" "$(grep -w none <<<"$said")"
+says "pipes with the rest: all-reduces" "^65536( +[0-9.]+/[0-9]+){7} *$" "$(row all_reduce)"
+says "and sends" "^65536( +[0-9.]+/[0-9]+){3} *$" "$(row send_recv)"
+
 for ranks in processes threads; do
 	said=$(BENCH_GPU_SPOIL=1 bench --$ranks --only all_reduce --max 512 --json "$dir/wrong")
 	expect "one rank of $ranks alone has a wrong result: status" 1 $?

@@ -177,6 +177,7 @@ long long count_of(const std::string &what)
 	if (what == "streams") return (long long)count_handles(STREAM);
 	if (what == "events") return (long long)count_handles(EVENT);
 	if (what == "graphs") return (long long)(count_handles(GRAPH) + count_handles(GRAPH_EXEC));
+	if (what == "objects") return (long long)count_handles(OBJECT);
 	if (what == "calls" || what.compare(0, 2, "cu") == 0) return calls_of_thread(what);
 	if (what == "contexts") return (long long)count_handles(CONTEXT);
 	if (what == "carveout least" || what == "carveout most") return counts.count(what) ? (long long)counts[what] : -1;

@@ -152,7 +152,7 @@ void capture_leave(CUstream stream);
 CUresult current(CUcontext *out);               /* the calling thread's; its own sticky error */
 void call_host(CUhostFn function, void *data);
 bool called_from_host_function();
-/* What there is of (memory, blocks, streams, events, graphs, contexts), what there was (launches, kernels, copies, a kernel by its name),
+/* What there is of (memory, blocks, streams, events, graphs, objects that graphs hold, contexts), what there was (launches, kernels, copies, a kernel by its name),
  * what kernels prefer of shared memory (carveout least, carveout most, in percent), and of the calling thread: calls, those of a function by its name. */
 long long count_of(const std::string &what);
 extern std::map<std::string, unsigned long long> &counts;

@@ -1,5 +1,6 @@
 /* Graphs. At launch each node becomes a task; the stream goes on when all are done. Event nodes go by the order of launches, as records and waits
- * on streams do: a wait node waits for the event's last record at the launch, a record node is the last record from then on. */
+ * on streams do: a wait node waits for the event's last record at the launch, a record node is the last record from then on. A graph that is destroyed
+ * while a launch of it runs holds its user objects until that has ended. */
 #include "fake.h"
 
 #include <algorithm>
@@ -36,6 +37,11 @@ void release(CUuserObject object, unsigned count)
 	add_task(nullptr, {}, [gone] { gone.destroy(gone.ptr); }, 0);
 }
 
+void release_all(const std::map<CUuserObject, unsigned> &objects)
+{
+	for (auto &o : objects) release(o.first, o.second);
+}
+
 bool visit(CUgraphNode node, std::map<CUgraphNode, int> &state, std::vector<CUgraphNode> &order)
 {
 	if (state[node] == 1) return false;     /* a cycle */
@@ -66,7 +72,7 @@ CUresult cuGraphDestroy(CUgraph graph)
 {
 	FAKE_ENTER(cuGraphDestroy);
 	if (!handle_live(graph, GRAPH)) return CUDA_ERROR_INVALID_VALUE;
-	for (auto &o : graph->objects) release(o.first, o.second);
+	release_all(graph->objects);
 	graph->nodes.clear();
 	graph->objects.clear();
 	handle_remove(graph, GRAPH);
@@ -109,7 +115,12 @@ CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
 	FAKE_ENTER(cuGraphExecDestroy);
 	if (!handle_live(exec, GRAPH_EXEC)) return CUDA_ERROR_INVALID_VALUE;
-	for (auto &o : exec->objects) release(o.first, o.second);
+	if (exec->last && !exec->last->done) {
+		std::map<CUuserObject, unsigned> objects = exec->objects;
+		add_task(nullptr, { exec->last }, [objects] { guard again(fake::lock); release_all(objects); }, 0);
+	} else {
+		release_all(exec->objects);
+	}
 	exec->objects.clear();
 	exec->steps.clear();
 	exec->last = nullptr;

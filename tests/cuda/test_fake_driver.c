@@ -258,23 +258,33 @@ static void capture_info(void)
 
 static void destroyed(void *flag) { __atomic_store_n((int *)flag, 1, __ATOMIC_RELEASE); }
 
+/* While a graph lives, and while a launch of it runs. */
 static void user_objects(void)
 {
 	start();
 	static int gone;
-	CUgraph graph;
-	CUgraphExec exec;
-	CUuserObject object;
-	CUgraphNode node;
-	CUDA_OK(GraphCreate(&graph, 0));
-	CUDA_OK(GraphAddEmptyNode(&node, graph, NULL, 0));
-	CUDA_OK(UserObjectCreate(&object, &gone, destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
-	CUDA_OK(GraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
-	CUDA_OK(GraphInstantiate(&exec, graph, 0));
-	CUDA_OK(GraphDestroy(graph));
-	CHECK(!__atomic_load_n(&gone, __ATOMIC_ACQUIRE));
-	CUDA_OK(GraphExecDestroy(exec));
-	while (!__atomic_load_n(&gone, __ATOMIC_ACQUIRE)) usleep(100);
+	CUstream a = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr flag = words(1);
+	for (int launches = 0; launches < 3; launches++) {
+		CUgraph graph;
+		CUgraphExec exec;
+		CUuserObject object;
+		gone = 0;
+		CUDA_OK(StreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_GLOBAL));
+		launch("tp_test_wait", 1, a, flag, 0, (uint32_t)launches);
+		CUDA_OK(StreamEndCapture(a, &graph));
+		CUDA_OK(UserObjectCreate(&object, &gone, destroyed, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+		CUDA_OK(GraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+		CUDA_OK(GraphInstantiate(&exec, graph, 0));
+		CUDA_OK(GraphDestroy(graph));
+		CHECK(gpu_count("objects") == 1);
+		for (int i = 0; i < launches; i++) CUDA_OK(GraphLaunch(exec, a));
+		CUDA_OK(GraphExecDestroy(exec));
+		CHECK(gpu_count("objects") == !!launches);
+		let_go(flag, (uint32_t)launches);
+		while (!__atomic_load_n(&gone, __ATOMIC_ACQUIRE)) usleep(100);
+		CHECK(gpu_count("objects") == 0);
+	}
 }
 
 static void captures_forbid(void)
@@ -542,7 +552,7 @@ static void large_grids_run_in_waves(void **state) { (void)state; good(waves, NU
 static void captured_graphs_replay(void **state) { (void)state; good(graphs, NULL, NULL); }
 static void external_events_go_by_launches(void **state) { (void)state; good(external_events, NULL, NULL); }
 static void nodes_can_be_added_in_a_capture(void **state) { (void)state; good(capture_info, NULL, NULL); }
-static void user_objects_live_as_long_as_graphs(void **state) { (void)state; good(user_objects, NULL, NULL); }
+static void user_objects_live_as_long_as_graphs_and_launches(void **state) { (void)state; good(user_objects, NULL, NULL); }
 static void captures_refuse_what_they_cant_hold(void **state) { (void)state; good(captures_forbid, NULL, NULL); }
 static void pointers_are_known(void **state) { (void)state; good(pointers, "FAKE_CUDA_DEVICES=2", NULL); }
 static void descriptors_share_memory(void **state) { (void)state; good(shared_by_descriptor, NULL, NULL); }
@@ -575,7 +585,7 @@ int main(void)
 		cmocka_unit_test(kernels_that_fit_run_at_once), cmocka_unit_test(kernels_that_dont_fit_wait),
 		cmocka_unit_test(large_grids_run_in_waves), cmocka_unit_test(captured_graphs_replay),
 		cmocka_unit_test(external_events_go_by_launches), cmocka_unit_test(nodes_can_be_added_in_a_capture),
-		cmocka_unit_test(user_objects_live_as_long_as_graphs), cmocka_unit_test(captures_refuse_what_they_cant_hold),
+		cmocka_unit_test(user_objects_live_as_long_as_graphs_and_launches), cmocka_unit_test(captures_refuse_what_they_cant_hold),
 		cmocka_unit_test(pointers_are_known), cmocka_unit_test(descriptors_share_memory), cmocka_unit_test(ipc_handles_share_memory),
 		cmocka_unit_test(peers_reach_each_other_in_groups), cmocka_unit_test(errors_can_be_asked_for),
 		cmocka_unit_test(a_broken_driver_can_be_asked_for), cmocka_unit_test(a_forked_child_has_no_driver),

@@ -15,7 +15,7 @@ static void settle_at(struct gpu_rank *g, long long wanted)
 	ranks_barrier(r);
 }
 
-struct kind { const char *env; bool mapped, registers; };
+struct kind { const char *env; bool mapped, registers; const char *more; };
 
 static void while_a_graph_lives(struct gpu_rank *g)
 {
@@ -72,14 +72,15 @@ static void a_graph_registers_what_it_receives_into(void **state)
 {
 	(void)state;
 	if (!gpu_fake_here()) skip();
-	static const struct kind kinds[] = { { "NCCL_LEGACY_CUDA_REGISTER=1", false, true }, { NULL, true, true }, { NULL, false, false },
-		{ "NCCL_GRAPH_REGISTER=0", true, false }, { "TELPHER_CUDA_TABLE=offer=8M,gather=0:0:0,pipes=2", true, false },
-		{ "TELPHER_CUDA_TABLE=offer=256K,pipes=0", true, false } };
+	/* Without pipes the sends register, and without lines of 128 bytes these neither. */
+	static const struct kind kinds[] = { { "NCCL_LEGACY_CUDA_REGISTER=1", false, true, NULL }, { NULL, true, true, NULL }, { NULL, false, false, NULL },
+		{ "NCCL_GRAPH_REGISTER=0", true, false, NULL }, { "TELPHER_CUDA_TABLE=offer=8M,gather=0:0:0,pipes=2", true, false, NULL },
+		{ "TELPHER_CUDA_TABLE=offer=256K,pipes=0", true, true, NULL }, { "TELPHER_CUDA_TABLE=offer=256K,pipes=0", true, false, "TELPHER_LL128=off" } };
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-		struct gpu_options o = { .nranks = 3, .ndevices = i % 2 ? 3 : 1, .pool_bytes = (size_t)16 << 20, .env = { kinds[i].env } };
+		struct gpu_options o = { .nranks = 3, .ndevices = i % 2 ? 3 : 1, .pool_bytes = (size_t)16 << 20, .env = { kinds[i].env, kinds[i].more } };
 		assert_true(gpu_run(&o, while_a_graph_lives, (void *)(uintptr_t)&kinds[i]));
 	}
-	struct kind plain = { "NCCL_LEGACY_CUDA_REGISTER=1", false, true };
+	struct kind plain = { "NCCL_LEGACY_CUDA_REGISTER=1", false, true, NULL };
 	struct gpu_options o = { .nranks = 3, .ndevices = 3, .pool_bytes = (size_t)16 << 20, .env = { plain.env, "FAKE_CUDA_VMM=0" } };
 	assert_true(gpu_run(&o, while_a_graph_lives, &plain));
 }

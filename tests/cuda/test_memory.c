@@ -100,28 +100,40 @@ static void a_window_is_scattered_to_any_place_of_each_rank(void **state)
 }
 
 /* Who breaks a window's promise runs other kernels than the others: that is told, not waited for. In rank 0 the output is no window. */
+static void await_error(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	ncclResult_t error = ncclSuccess;
+	for (uint64_t end = ranks_now_ms() + ranks_patience_ms(20000); error == ncclSuccess; usleep(2000)) {
+		REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
+		REQUIRE(ranks_now_ms() < end);
+	}
+	REQUIRE(error == ncclInvalidUsage || error == ncclRemoteError);
+}
+
+static void give_up(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	gpu_sync(g, 1);
+	ranks_barrier(r);
+	REQUIRE_OK(ncclCommAbort(g->comm));
+	g->comm = NULL;
+}
+
 static void break_promise(struct gpu_rank *g)
 {
 	struct ranks *r = g->r;
 	enum { BYTES = 1 << 20, COUNT = 100000 };
 	void *buffer;
 	ncclWindow_t window;
-	ncclResult_t error = ncclSuccess;
 	REQUIRE_OK(ncclMemAlloc(&buffer, BYTES));
 	REQUIRE_OK(ncclCommWindowRegister(g->comm, buffer, BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
 	REQUIRE_OK(ncclAllReduce(buffer, buffer, COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
 	gpu_sync(g, 1);
 	REQUIRE_OK(ncclAllReduce(buffer, r->rank ? buffer : GPU_PTR(gpu_take(g, COUNT * 4, 0)), COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
-	for (uint64_t end = ranks_now_ms() + ranks_patience_ms(20000); error == ncclSuccess; usleep(2000)) {
-		REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
-		REQUIRE(ranks_now_ms() < end);
-	}
-	REQUIRE_IS(error, ncclInvalidUsage);
+	await_error(g);
 	REQUIRE_ERROR_HAS("not in windows");
-	gpu_sync(g, 1);
-	ranks_barrier(r);
-	REQUIRE_OK(ncclCommAbort(g->comm));
-	g->comm = NULL;
+	give_up(g);
 }
 
 static void a_broken_promise_of_windows_is_an_error(void **state)
@@ -131,6 +143,53 @@ static void a_broken_promise_of_windows_is_an_error(void **state)
 	assert_true(gpu_run(&o, break_promise, NULL));
 }
 
+/* In windows all the same, but the last rank's elsewhere. */
+enum elsewhere { INPUT, OUTPUT, SCATTERED, IN_OTHER_WINDOW, IN_A_GRAPH, COUNTS, ELSEWHERES };
+
+static void lie_elsewhere(struct gpu_rank *g)
+{
+	struct ranks *r = g->r;
+	enum { BYTES = 1 << 20, COUNT = 20000, FAR = 524288 };
+	const enum elsewhere how = *(const enum elsewhere *)g->arg;
+	const bool odd = r->rank == r->nranks - 1;
+	char *buffers[2];
+	ncclWindow_t windows[2];
+	for (int i = 0; i < 2; i++) {
+		REQUIRE_OK(ncclMemAlloc((void **)&buffers[i], BYTES));
+		REQUIRE_OK(ncclCommWindowRegister(g->comm, buffers[i], BYTES, &windows[i], NCCL_WIN_COLL_SYMMETRIC));
+	}
+	char *in = buffers[how == IN_OTHER_WINDOW && odd] + (odd && how != OUTPUT && how != IN_OTHER_WINDOW && how != COUNTS ? 4096 : 0);
+	char *out = buffers[0] + FAR + (how == OUTPUT && odd ? 1234 * 16 : 0);
+	/* Made once as it should be, so that it is a call again. */
+	for (int turn = 0; turn < 2; turn++) {
+		const size_t count = turn && odd && how == COUNTS ? COUNT - 16 : COUNT;
+		CUgraphExec graph = NULL;
+		if (turn && how == IN_A_GRAPH) CUDA_OK(StreamBeginCapture(g->streams[1], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+		if (how == SCATTERED) REQUIRE_OK(ncclReduceScatter(turn ? in : buffers[0], GPU_PTR(gpu_take(g, COUNT * 4, 0)), COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
+		else REQUIRE_OK(ncclAllReduce(turn ? in : buffers[0], turn ? out : buffers[0] + FAR, count, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
+		if (turn && how == IN_A_GRAPH) CUDA_OK(GraphLaunch(graph = gpu_end_capture(g, 1), g->streams[1]));
+		if (!turn) gpu_sync(g, 1);
+	}
+	await_error(g);
+	switch (how) {
+	case INPUT: case SCATTERED: case IN_A_GRAPH: REQUIRE_ERROR_HAS("rank 0's input lies at 0 of window 0, rank 1's at 4096 of window 0"); break;
+	case OUTPUT: REQUIRE_ERROR_HAS("rank 0's output lies at 524288 of window 0, rank 1's at 544032 of window 0"); break;
+	case IN_OTHER_WINDOW: REQUIRE_ERROR_HAS("rank 0's input lies at 0 of window 0, rank 1's at 0 of window 1"); break;
+	default: REQUIRE_ERROR_HAS("count 19984");
+	}
+	give_up(g);
+}
+
+static void buffers_elsewhere_in_windows_than_promised_are_an_error(void **state)
+{
+	(void)state;
+	for (enum elsewhere how = 0; how < ELSEWHERES; how++)
+		for (int threads = 0; threads < 2; threads++) {
+			struct gpu_options o = { .nranks = 2, .threads = threads, .ndevices = 2, .timeout_s = 60, .env = { "TELPHER_CUDA_TABLE=window=1K" } };
+			assert_true(gpu_run(&o, lie_elsewhere, &how));
+		}
+}
+
 /* A call again, at a place of the window where it doesn't run as the last one: ranks agree, whether a call is one again for them or in a group. */
 static void call_at_another_place(struct gpu_rank *g)
 {
@@ -138,7 +197,6 @@ static void call_at_another_place(struct gpu_rank *g)
 	enum { BYTES = 1 << 20, COUNT = 100000 };
 	char *buffer;
 	ncclWindow_t window;
-	ncclResult_t error;
 	REQUIRE_OK(ncclMemAlloc((void **)&buffer, BYTES));
 	REQUIRE_OK(ncclCommWindowRegister(g->comm, buffer, BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
 	for (int i = 0; i < 2; i++) REQUIRE_OK(ncclAllReduce(buffer, buffer, COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
@@ -146,14 +204,22 @@ static void call_at_another_place(struct gpu_rank *g)
 	REQUIRE_OK(ncclAllReduce(buffer + 4, buffer + 4, COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
 	if (r->rank) REQUIRE_OK(ncclGroupEnd());
 	gpu_sync(g, 1);
-	/* Longer than ranks that launch nothing wait before they compare their calls. */
-	usleep(600000);
-	REQUIRE_OK(ncclCommGetAsyncError(g->comm, &error));
-	REQUIRE_OK(error);
-	REQUIRE_OK(ncclAllReduce(buffer, buffer, COUNT, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
-	gpu_sync(g, 1);
 	ranks_barrier(r);
-	REQUIRE_OK(ncclCommWindowDeregister(g->comm, window));
+	/* A rank that waits compares the last calls before it looks who has left: were they not the same, it would say so. */
+	if (r->rank) {
+		REQUIRE_OK(ncclCommDestroy(g->comm));
+		g->comm = NULL;
+		ranks_barrier(r);
+	} else {
+		CUdeviceptr other = gpu_take(g, 1024, 0);
+		ranks_barrier(r);
+		REQUIRE_OK(ncclAllReduce(GPU_PTR(other), GPU_PTR(other), 256, ncclFloat32, ncclSum, g->comm, GPU_STREAM(g, 1)));
+		await_error(g);
+		REQUIRE_ERROR_HAS("has left the communicator after 3 calls");
+		gpu_sync(g, 1);
+		REQUIRE_OK(ncclCommAbort(g->comm));
+		g->comm = NULL;
+	}
 	ranks_barrier(r);
 	REQUIRE_OK(ncclMemFree(buffer));
 	ranks_barrier(r);
@@ -224,6 +290,7 @@ int main(void)
 	gpu_need();
 	const struct CMUnitTest tests[] = { cmocka_unit_test(memory_of_the_librarys_own_registers_and_makes_windows),
 		cmocka_unit_test(a_window_is_scattered_to_any_place_of_each_rank), cmocka_unit_test(a_broken_promise_of_windows_is_an_error),
+		cmocka_unit_test(buffers_elsewhere_in_windows_than_promised_are_an_error),
 		cmocka_unit_test(windows_may_be_made_in_a_group),
 		cmocka_unit_test(a_call_again_elsewhere_in_a_window_is_the_same_call_on_all_ranks),
 		cmocka_unit_test(a_communicator_takes_less_than_60_mb_of_a_gpu) };

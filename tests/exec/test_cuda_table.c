@@ -108,7 +108,7 @@ static bool runs_whole(enum tp_coll coll, int nranks, size_t block, bool windows
 	struct tp_fused_launch l;
 	size_t from = 0;
 	tp_fused_lay_out(nranks, TP_DEV_MAX_CHANNELS, &f.layout);
-	while (from < block && (windows ? tp_fused_fit_windows(&f, &call, &(struct tp_fused_windows){ 1, 0, 1, 0 }, from, &l) : tp_fused_fit(&f, &call, from, &l))) {
+	while (from < block && (windows ? tp_fused_fit_windows(&f, &call, &(struct tp_fused_windows){ 1, 0, 1, 0, 0 }, from, &l) : tp_fused_fit(&f, &call, from, &l))) {
 		const uint64_t last = (uint64_t)(nranks - 1) * l.args.in_stride;
 		assert_true(l.args.gathers || last + l.args.slice_bytes <= l.args.total_bytes);
 		assert_true(last + l.args.slice_bytes <= UINT32_MAX && (uint64_t)(nranks - 1) * l.args.out_stride + l.args.slice_bytes <= UINT32_MAX);

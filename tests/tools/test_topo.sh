@@ -59,6 +59,11 @@ echo '<system version="1"><cpu numaid="0" affinity="ffff" arch="arm64"><pci busi
 says "halves of a GPU share its links" "GPU 0.1 rank 1 .* NVLink x36 to NVSwitch 721.8 GB/s; C2C to CPU 0 197.3 GB/s" "$(topo show "$where/halves.xml")"
 says "and have columns of their own" $'^\tGPU0.0\tGPU0.1\t' "$(topo matrix "$where/halves.xml")"
 says "and names" "^GPU 0.0 -> GPU 0.1$" "$(topo explain gpu0.0 gpu0.1 "$where/halves.xml")"
+says "a GPU of two is neither of them" '"gpu0" is a GPU of several parts: say gpu0.0 or gpu0.1;' "$(topo explain gpu0 gpu0.1 "$where/halves.xml" 2>&1)"
+cp "$where/halves.xml" "$where/measured.xml"
+topo record "$where/measured.xml" gpu0.1 cpu0 bw=77 >"$where/out" 2>&1
+says "what was measured is of the one that was named" "77" "$(topo explain gpu0.1 cpu0 "$where/measured.xml")"
+expect "and of no other" "" "$(topo explain gpu0.0 cpu0 "$where/measured.xml" | grep 77)"
 topo xml "$where/halves.xml" >"$where/again.xml"
 out=$(topo diff "$where/halves.xml" "$where/again.xml")
 expect "neither is taken for the other" 0 $?

@@ -229,6 +229,15 @@ static void halves_of_a_gpu_have_half_of_its_links(void **state)
 	assert_int_equal(tp_topo_find_name(topo, "gpu0.1"), topo->of_kind[TP_TOPO_GPU][1]);
 	assert_int_equal(tp_topo_find_name(topo, "GPU 0.0"), topo->of_kind[TP_TOPO_GPU][0]);
 	assert_int_equal(tp_topo_find_name(topo, "gpu0.2"), -1);
+	/* Which half? */
+	char why[160];
+	assert_int_equal(tp_topo_find_name(topo, "gpu0"), -1);
+	assert_int_equal(tp_topo_find_name(topo, "0000:01:00.0"), -1);
+	tp_topo_refuse_name(topo, "it", "gpu0", why, sizeof(why));
+	assert_string_equal(why, "in it \"gpu0\" is a GPU of several parts: say gpu0.0 or gpu0.1");
+	tp_topo_refuse_name(topo, "it", "gpu7", why, sizeof(why));
+	assert_string_equal(why, "it has nothing called \"gpu7\"");
+	assert_int_equal(tp_topo_find_name(one, "gpu0"), one->of_kind[TP_TOPO_GPU][0]);
 	/* Where the other half isn't there, all is its own. */
 	assert_float_equal(tp_topo_path(one, one->of_kind[TP_TOPO_GPU][0], one->of_kind[TP_TOPO_CPU][0])->bw, 7 * 56.376, 1e-6);
 	tp_topo_free(topo);

@@ -1,10 +1,19 @@
 /* The channel search on machines of known kinds, whole and degraded. */
+#include "sanitizers.h"
 #include "topo/helper_search.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Memory runs out at the nth allocation from now on, once; 0: never. */
+static unsigned long allocations, fails_at;
+void *__libc_calloc(size_t count, size_t bytes);
+#if !SANITIZED
+__attribute__((visibility("default")))
+void *calloc(size_t count, size_t bytes) { return ++allocations == fails_at ? NULL : __libc_calloc(count, bytes); }
+#endif
 
 #define NEAR(a, b) assert_true(fabs((a) - (b)) < 1e-3 * (b))
 
@@ -449,9 +458,39 @@ static void a_rack_is_one_domain(void **state)
 	free(text);
 }
 
+/* Whatever goes wrong in looking for ways by NICs, the direct ones have been found. */
+static void what_was_found_stays_where_a_search_by_nics_fails(void **state)
+{
+	(void)state;
+	if (SANITIZED) skip();
+	struct tp_topo *topo = helper_machine("islands16.xml", NULL, NULL, true);
+	struct tp_topo_policy policy = helper_policy(true);
+	struct tp_channels *direct = search_with(topo, TP_OFF, TP_PATTERN_RING, true), *found = NULL;
+	int kept = 0;
+	policy.net_within = TP_ON;
+	for (unsigned long n = 1;; n += 17) {
+		allocations = 0;
+		fails_at = n;
+		ncclResult_t result = tp_channels_search(topo, &policy, TP_PATTERN_RING, &found);
+		fails_at = 0;
+		if (result != ncclSuccess) continue;
+		const bool by_net = found->by_net;
+		if (!by_net) {
+			kept++;
+			NEAR(helper_total(found), helper_total(direct));
+		}
+		tp_channels_free(found);
+		if (by_net && allocations < n) break;           /* nothing failed any more */
+	}
+	assert_true(kept > 0);
+	tp_channels_free(direct);
+	tp_topo_free(topo);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(what_was_found_stays_where_a_search_by_nics_fails),
 		cmocka_unit_test(a_cube_mesh_has_six_rings_over_nvlink), cmocka_unit_test(a_switch_has_a_channel_for_every_nvlink),
 		cmocka_unit_test(every_gpu_talks_to_every_other_behind_a_switch_only), cmocka_unit_test(eight_nics_are_eight_rails_of_two_rings),
 		cmocka_unit_test(a_mesh_of_uneven_links_fills_every_nic), cmocka_unit_test(islands_of_one_host_are_joined_by_their_nics),

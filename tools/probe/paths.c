@@ -43,7 +43,11 @@ static void links_text(const struct topo_machine *m, int32_t from, int32_t to, c
 static int find_node(const struct topo_machine *m, const char *name, enum tp_topo_kind kind, int32_t *out)
 {
 	*out = name ? tp_topo_find_name(m->topo, name) : m->topo->count[kind] > 0 ? m->topo->of_kind[kind][0] : -1;
-	if (name && *out < 0) return probe_fail("%s has nothing called \"%s\"", m->name, name);
+	if (name && *out < 0) {
+		char why[320];
+		tp_topo_refuse_name(m->topo, m->name, name, why, sizeof(why));
+		return probe_fail("%s", why);
+	}
 	if (name && m->topo->nodes[*out].kind != kind) return probe_fail("\"%s\" is no %s", name, tp_topo_kind_name(kind));
 	return 0;
 }

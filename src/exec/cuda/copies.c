@@ -199,9 +199,8 @@ static void plan_work(const struct tp_cuda_exec *exec, const struct tp_exec_call
 
 static ncclResult_t run_kernel(struct tp_cuda_exec *exec, CUstream stream, const struct tp_exec_call *call, const struct signs *s, bool ends)
 {
-	uint64_t place = (call->out_offset ^ (uint64_t)call->window_id << 52) * 0x9e3779b97f4a7c15u;
 	struct tp_copies_args args = { .comm = exec->comm, .epoch = exec->copies.epoch, .lines = exec->copies.lines, .tell = s->tell, .await = s->await,
-		.tag = call->tag, .place = (uint16_t)(place >> 48), .tell_sign = s->tell_sign, .await_sign = s->await_sign, .rank = (int16_t)exec->boot->rank,
+		.tag = call->tag, .place = tp_cuda_window_place(call), .tell_sign = s->tell_sign, .await_sign = s->await_sign, .rank = (int16_t)exec->boot->rank,
 		.nranks = (int16_t)exec->boot->nranks, .ends = ends, .gives_way = exec->shared_gpu };
 	return tp_cuda_exec_run(exec, stream, exec->kernels->copies, 1, exec->boot->nranks > 32 ? 64 : 32, &args);
 }

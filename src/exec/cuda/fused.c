@@ -31,7 +31,7 @@ void tp_fused_lay_out(int nlocal, int nchannels, struct tp_fused_layout *out)
 	out->heads = at;
 	at += (uint32_t)tp_align_up((size_t)nlocal * TP_FUSED_PARITIES * 16, 128);
 	out->gates = at;
-	at += (uint32_t)tp_align_up((size_t)nlocal * sizeof(uint32_t), 128);
+	at += (uint32_t)tp_align_up((size_t)nlocal * sizeof(uint64_t), 128);
 	out->lines[0] = at;
 	at += slots * ll;
 	out->lines[1] = at;
@@ -55,7 +55,7 @@ struct word {
 	struct tp_fused_machine machine;
 	struct tp_fused_table table, any;
 };
-enum { WORD_VERSION = 4 };
+enum { WORD_VERSION = 5 };
 
 static bool see_regions(struct tp_boot *boot, struct tp_links *links, struct tp_fused *f)
 {
@@ -347,6 +347,8 @@ bool tp_fused_fit_windows(const struct tp_fused *f, const struct tp_exec_call *c
 	out->args.in_offset = windows->in_offset + from;
 	out->args.out_bases = windows->out_bases;
 	out->args.out_offset = windows->out_offset + from;
+	out->args.place = windows->place;
+	out->args.call = (uint16_t)(call->tag ^ call->tag >> 16);
 	out->threads = TP_DEV_THREADS;
 	out->blocks = (unsigned)TP_MAX(TP_MIN(tp_div_up(s.slice / 16, TP_DEV_THREADS), f->table.max_blocks), 1);
 	return true;

@@ -58,6 +58,9 @@ struct tp_fused_args {
 	/* TP_FUSED_WINDOW: where this rank's kernels see each rank's windows (uint64_t [nranks] in device memory), and how far in the
 	 * buffers lie. */
 	uint64_t in_bases, in_offset, out_bases, out_offset;
+	/* What ranks that meet must agree on: a hash of where in which windows the buffers lie, and one of the call. */
+	uint16_t place, call;
+	uint32_t pad;
 };
 
 #ifndef __cplusplus
@@ -158,7 +161,7 @@ static inline void tp_fused_set_buffers(struct tp_fused_launch *launch, const vo
 	args->aligned = ((args->input | args->output | args->in_stride | args->out_stride) & (launch->kind == TP_FUSED_LL ? 15 : 7)) == 0;
 }
 /* The same for buffers in memory that all ranks have mapped, with the same offsets on all ranks; bases: as in struct tp_fused_args. */
-struct tp_fused_windows { uint64_t in_bases, in_offset, out_bases, out_offset; };
+struct tp_fused_windows { uint64_t in_bases, in_offset, out_bases, out_offset; uint16_t place; };
 bool tp_fused_fit_windows(const struct tp_fused *fused, const struct tp_exec_call *call, const struct tp_fused_windows *windows, size_t from,
 	struct tp_fused_launch *out);
 /* Is it for the kernels of windows, where its buffers lie in such? */

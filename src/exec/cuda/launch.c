@@ -101,10 +101,18 @@ static ncclResult_t find_prepared(struct tp_cuda_exec *exec, const struct tp_exe
 		tp_algo_name(call->plan->spec.algo));
 }
 
+uint16_t tp_cuda_window_place(const struct tp_exec_call *call)
+{
+	const uint64_t many = 0x9e3779b97f4a7c15u;
+	uint64_t place = call->in_window ? (call->in_offset ^ (uint64_t)call->in_window_id << 52) * many : 0;
+	if (call->out_window || call->out_peers) place = (place ^ (place >> 32) ^ call->out_offset ^ (uint64_t)call->out_window_id << 52) * many;
+	return (uint16_t)(place >> 48);
+}
+
 /* Windows first: they say themselves from which size on they are worth it. */
 static bool fit_fused(const struct tp_cuda_exec *exec, const struct tp_exec_call *call, size_t from, struct tp_fused_launch *out)
 {
-	struct tp_fused_windows windows = { call->in_window, call->in_offset, call->out_window, call->out_offset };
+	struct tp_fused_windows windows = { call->in_window, call->in_offset, call->out_window, call->out_offset, tp_cuda_window_place(call) };
 	if (__builtin_expect(windows.in_bases != 0, 0) && tp_fused_fit_windows(&exec->fused, call, &windows, from, out)) return true;
 	return tp_fused_fit(&exec->fused, call, from, out);
 }

@@ -295,19 +295,27 @@ TP_DEVICE void tp_lines_check_heads(const tp_fused_args &a, tp_lines &k, uint32_
 	}
 }
 
-/* All ranks' blocks with this number meet; what they wrote before is seen after. */
-TP_DEVICE void tp_lines_barrier(const tp_fused_args &a, tp_lines &k)
+/* All ranks' blocks with this number meet; what they wrote before is seen after. differs: set where a peer comes with another call, or for other places in
+ * windows. (At a kernel's first barrier: at another, a peer may be in the next kernel by now.) */
+TP_DEVICE void tp_lines_barrier(const tp_fused_args &a, tp_lines &k, uint32_t *differs = nullptr)
 {
+	const uint32_t word = (uint32_t)a.place << 16 | a.call;
 	k.gates++;
 	tp_block_sync();
 	TP_NO_UNROLL
 	for (int p = tp_lines_head_lane(); p >= 0 && p < a.nranks; p += TP_WARP)
-		if (p != a.rank) tp_store_release((uint32_t *)(tp_lines_share(a, p) + a.layout.gates) + a.rank, k.gates);
+		if (p != a.rank) tp_store_release64((uint64_t *)(tp_lines_share(a, p) + a.layout.gates) + a.rank, (uint64_t)word << 32 | k.gates);
 	TP_NO_UNROLL
 	for (int p = tp_lines_head_lane(); p >= 0 && p < a.nranks; p += TP_WARP) {
 		if (p == a.rank) continue;
-		const uint32_t *gate = (const uint32_t *)(tp_lines_share(a, a.rank) + a.layout.gates) + p;
-		while ((int32_t)(tp_load_acquire(gate) - k.gates) < 0 && tp_lines_wait(a, k)) { }
+		const uint64_t *gate = (const uint64_t *)(tp_lines_share(a, a.rank) + a.layout.gates) + p;
+		uint64_t found;
+		while ((int32_t)((uint32_t)(found = tp_load_acquire64(gate)) - k.gates) < 0 && tp_lines_wait(a, k)) { }
+		const uint32_t other = (uint32_t)(found >> 32);
+		if (!differs || k.stopped || other == word) continue;
+		if ((uint16_t)other != a.call) tp_block_fault(tp_lines_comm(a), TP_BLOCK_TAG, p, tp_block(), (uint16_t)other, a.call);
+		else tp_block_fault(tp_lines_comm(a), TP_BLOCK_PLACE, p, tp_block(), other >> 16, a.place);
+		tp_block_set(differs, 1);
 	}
 	tp_block_sync();
 }

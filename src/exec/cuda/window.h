@@ -30,7 +30,7 @@ TP_DEVICE void tp_window_some(const tp_fused_args &a, const R &reduction, const 
 		for (int p = 0; p < a.nranks; p++) tp_user_store((char *)out[p] + at, result, bytes);
 }
 
-struct tp_window_places { uint64_t in[TP_DEV_MAX_LOCAL], out[TP_DEV_MAX_LOCAL]; };
+struct tp_window_places { uint64_t in[TP_DEV_MAX_LOCAL], out[TP_DEV_MAX_LOCAL]; uint32_t differ; };
 
 template <class R>
 TP_DEVICE void tp_window_run(const tp_fused_args &a, tp_window_places &places)
@@ -42,7 +42,10 @@ TP_DEVICE void tp_window_run(const tp_fused_args &a, tp_window_places &places)
 		places.in[p] = tp_window_base(a.in_bases, p, a.in_offset);
 		places.out[p] = a.gathers ? tp_window_base(a.out_bases, p, a.out_offset) : 0;
 	}
-	tp_lines_barrier(a, k);
+	if (tp_thread() == 0) tp_block_set(&places.differ, 0);
+	tp_lines_barrier(a, k, &places.differ);
+	/* Then nothing is where it should be: nobody writes. */
+	if (tp_block_load(&places.differ)) k.stopped = true;
 	const uint32_t left = tp_lines_left(a, a.rank, 0), vectors = a.aligned ? left / 16 : 0;
 	const uint64_t slice = (uint64_t)a.rank * a.in_stride;
 	const uint32_t step = (uint32_t)(tp_threads() * tp_blocks()), mine = (uint32_t)(tp_block() * tp_threads() + tp_thread());

@@ -246,7 +246,7 @@ static bool launch(struct fused_rank *k, const struct fused_call *c, const struc
 		k->fused.table.window = 0;
 	}
 	for (size_t from = 0; from < b->block;) {
-		struct tp_fused_windows windows = { (uint64_t)(uintptr_t)k->in_bases, 16, (uint64_t)(uintptr_t)k->out_bases, 0 };
+		struct tp_fused_windows windows = { (uint64_t)(uintptr_t)k->in_bases, 16, (uint64_t)(uintptr_t)k->out_bases, 0, 0 };
 		struct tp_fused_launch l;
 		CHECK(k, c->windows ? tp_fused_fit_windows(&k->fused, &call, &windows, from, &l) : tp_fused_fit(&k->fused, &call, from, &l));
 		CHECK(k, l.bytes > 0 && from + l.bytes <= b->block && (!c->cut || l.bytes * (size_t)w->n <= c->cut));
