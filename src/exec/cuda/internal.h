@@ -94,9 +94,9 @@ struct tp_cuda_exec {
 	struct tp_cuda_buffers buffers;             /* table NULL: registered buffers are of no use */
 	struct tp_cuda_copies copies;
 };
-/* struct tp_reduce as kernels get it. */
 /* A hash of where in which windows a call's buffers lie: the same on all ranks, or a promise is broken. */
 uint16_t tp_cuda_window_place(const struct tp_exec_call *call);
+/* struct tp_reduce as kernels get it. */
 void tp_cuda_fill_reduce(const struct tp_exec_call *call, struct tp_dev_reduce *out);
 /* Launches one of our kernels and counts it. */
 ncclResult_t tp_cuda_exec_run(struct tp_cuda_exec *exec, CUstream stream, CUfunction function, unsigned blocks, unsigned threads, void *args);
