@@ -204,5 +204,7 @@ void tp_progress_arm(void);
 void tp_progress_expect(uint64_t when_ns);
 /* Has that time come? */
 bool tp_progress_expected(void);
+/* True while a poller has been here within the last lease: the thread leaves descriptors alone. */
+bool tp_progress_leased(void);
 
 #endif

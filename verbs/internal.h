@@ -151,22 +151,6 @@ static inline struct tp_qp *tp_qp_of(struct ibv_qp *ibv)
 static inline bool tp_qp_connected(enum ibv_qp_type type) { return type != IBV_QPT_UD; }
 static inline bool tp_qp_reliable(enum ibv_qp_type type) { return type != IBV_QPT_UD && type != IBV_QPT_UC; }
 
-/* ---- leases of pollers (lease.c); now: tp_clock_ns() ---- */
-
-/* Was a poller here within the lease's length? Then the thread leaves descriptors alone, until the end unless the lease is renewed meanwhile. */
-bool tp_lease_holds(uint64_t now);
-uint64_t tp_lease_end_ns(void);
-/* The thread's: packets woke it, should they be left to a poller who was here a moment ago? It waited for the lease's end; it served what was there, done:
- * how much; a poller is at it just now, and may have been put aside by the thread: it needs its processor back. */
-bool tp_lease_leaves(uint64_t now);
-void tp_lease_waited(uint64_t now);
-void tp_lease_learn(int done);
-void tp_lease_defer(uint64_t now);
-/* The poller's: it was here, and found packets or not; it is about to sleep (false: there was no lease). */
-void tp_lease_poll(uint64_t now, bool packets);
-bool tp_lease_cancel(void);
-void tp_lease_forget(void);     /* in a forked child */
-
 /* progress.c */
 void tp_progress_forget(void);
 bool tp_progress_is_thread(void);

@@ -1,7 +1,11 @@
 /* The progress thread: one thread a process, which exists from the first timer or descriptor on, blocks all
  * signals and uses no processor while there is nothing to do.
  *
- * An application that polls its completion queues moves packets itself, faster than any thread that must be woken: it holds a lease (lease.c).
+ * An application that polls its completion queues moves packets itself, faster than any thread that must be woken. So a poller
+ * holds a lease: while it was here within the lease's length the thread leaves descriptors alone. How long that is the
+ * thread learns: a lease is given when packets come just after a poll, grows (to LEASE_MAX_NS) while pollers renew it, and shrinks
+ * (to nothing) when packets were found waiting at its end, as with programs that poll memory and no completion queue. Those
+ * get none for a while: for so many packets' wakings, twice as many after each vain lease.
  *
  * Where the application sleeps while packets come in quick succession the thread lingers before it sleeps (linger.c). */
 #include <errno.h>
@@ -16,7 +20,7 @@
 #include "verbs/internal.h"
 #include "verbs/path.h"
 
-enum { READY_MAX = 32, WATCHES_MAX = 640 /* two for each process that shares the port, and more */ };
+enum { LEASE_MIN_NS = 20000, LEASE_MAX_NS = 200000, READY_MAX = 32, WATCHES_MAX = 640 /* two for each process that shares the port, and more */ };
 /* Lingering: at a stretch; a pause that means that we were put aside. */
 enum { LINGER_MOST_NS = 1000000, ASIDE_NS = 50000 };
 enum { LOOK_EVERY_NS = 20000000 };
@@ -32,6 +36,8 @@ static struct {
 	uint32_t turn;                  /* odd: a descriptor's function runs on the thread */
 } state = { .lock = PTHREAD_MUTEX_INITIALIZER, .epoll_fd = -1, .kick_fd = -1 };
 
+static _Atomic uint64_t polled_ns;      /* when a poller was here last */
+static _Atomic uint64_t lease_ns;
 static _Atomic bool any_watch;
 static _Thread_local bool is_thread;
 static _Atomic uint64_t expected_ns;    /* tp_progress_expect */
@@ -51,6 +57,12 @@ static void clear_kick(void)
 	uint64_t count;
 	while (read(state.kick_fd, &count, sizeof(count)) < 0 && errno == EINTR)
 		;
+}
+
+bool tp_progress_leased(void)
+{
+	uint64_t lease = atomic_load_explicit(&lease_ns, memory_order_relaxed);
+	return lease && tp_clock_ns() - atomic_load_explicit(&polled_ns, memory_order_relaxed) < lease;
 }
 
 /* Waits for a descriptor (or only for a kick) until the time comes; 0: none. Returns how many are ready. */
@@ -89,12 +101,55 @@ static int serve(const struct epoll_event *event)
 	return done;
 }
 
+/* ---- leases ---- */
+
+static struct {
+	bool waited;                    /* for the end of one, since packets were served last */
+	uint32_t refuse, vain;          /* so many wakings give none; how many were given in vain, in a row */
+} leases;       /* the thread's alone */
+
+static void set_lease(uint64_t ns) { atomic_store_explicit(&lease_ns, ns, memory_order_relaxed); }
+
+/* Packets woke us: leave them to a poller who was here a moment ago? */
+static bool leave_to_poller(void)
+{
+	if (leases.waited || tp_clock_ns() - atomic_load_explicit(&polled_ns, memory_order_relaxed) > LEASE_MIN_NS)
+		return false;
+	if (leases.refuse) {
+		leases.refuse--;
+		return false;
+	}
+	if (!atomic_load_explicit(&lease_ns, memory_order_relaxed))
+		set_lease(LEASE_MIN_NS);
+	return true;
+}
+
 static void wait_for_lease(uint64_t next, struct epoll_event *events)
 {
-	uint64_t end = tp_lease_end_ns();
+	uint64_t lease = atomic_load_explicit(&lease_ns, memory_order_relaxed);
+	uint64_t end = atomic_load_explicit(&polled_ns, memory_order_relaxed) + lease;
 	wait_until(next ? TP_MIN(next, end) : end, true, events);
 	clear_kick();
-	tp_lease_waited(tp_clock_ns());
+	leases.waited = true;
+	if (tp_progress_leased()) {
+		set_lease(TP_MIN(2 * lease, (uint64_t)LEASE_MAX_NS));
+		leases.vain = 0;
+	}
+}
+
+static void learn(int done)
+{
+	uint64_t lease = atomic_load_explicit(&lease_ns, memory_order_relaxed);
+	if (done == 0) {        /* a poller was faster */
+		set_lease(lease ? TP_MIN(2 * lease, (uint64_t)LEASE_MAX_NS) : (uint64_t)LEASE_MIN_NS);
+		leases.refuse = leases.vain = 0;
+	} else if (leases.waited) {
+		lease = lease / 4 < LEASE_MIN_NS ? 0 : lease / 4;
+		set_lease(lease);
+		if (!lease)
+			leases.refuse = 8u << (leases.vain < 5 ? leases.vain++ : 5);
+	}
+	leases.waited = false;
 }
 
 /* Packets were served: looks for more. */
@@ -103,7 +158,7 @@ static void look_on(void)
 	uint64_t start = tp_clock_ns(), before = start;
 	if (!tp_linger_pays(start))
 		return;
-	for (uint64_t now = start, last = start; now - last < TP_LINGER_NS && now - start < LINGER_MOST_NS && !tp_lease_holds(now);) {
+	for (uint64_t now = start, last = start; now - last < TP_LINGER_NS && now - start < LINGER_MOST_NS && !tp_progress_leased();) {
 		uint64_t due = tp_timers_next();
 		int packets = tp_wire.progress();
 		now = tp_clock_ns();
@@ -123,6 +178,14 @@ static void look_on(void)
 /* ---- its work ---- */
 
 static uint64_t earlier(uint64_t a, uint64_t b) { return !a || (b && b < a) ? b : a; }
+
+/* A poller is receiving just now, and may have been put aside by us: it needs its processor back. */
+static void defer(void)
+{
+	if (!atomic_load_explicit(&lease_ns, memory_order_relaxed))
+		set_lease(LEASE_MIN_NS);
+	atomic_store_explicit(&polled_ns, tp_clock_ns(), memory_order_relaxed);
+}
 
 /* Runs what is ready. Returns how much was done; -1: a poller is at it. */
 static int serve_all(const struct epoll_event *events, int count)
@@ -164,7 +227,7 @@ static void *run_thread(void *arg)
 	struct epoll_event events[READY_MAX];
 	for (;;) {
 		uint64_t next = tp_timers_run(true);
-		if (tp_lease_holds(tp_clock_ns())) {
+		if (tp_progress_leased()) {
 			wait_for_lease(next, events);
 			look_meanwhile(events);
 			continue;
@@ -177,13 +240,13 @@ static void *run_thread(void *arg)
 		atomic_store_explicit(&asleep, false, memory_order_relaxed);
 		if (tp_progress_expected())
 			tp_wire.progress();
-		if (n <= 0 || tp_lease_leaves(tp_clock_ns()))
+		if (n <= 0 || leave_to_poller())
 			continue;
 		int done = serve_all(events, n);
 		if (done < 0)
-			tp_lease_defer(tp_clock_ns());
+			defer();
 		else
-			tp_lease_learn(done);
+			learn(done);
 		if (done > 0) {
 			tp_linger_note(tp_clock_ns());
 			look_on();
@@ -289,7 +352,7 @@ void tp_progress_forget(void)
 	state.turn = 0;
 	atomic_store_explicit(&state.started, false, memory_order_relaxed);
 	tp_timers_forget();
-	tp_lease_forget();
+	atomic_store_explicit(&lease_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&any_watch, false, memory_order_relaxed);
 	atomic_store_explicit(&expected_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&asleep, false, memory_order_relaxed);
@@ -305,8 +368,8 @@ void tp_progress_poll(void)
 	tp_path_poll();
 	if (!atomic_load_explicit(&any_watch, memory_order_relaxed))
 		return;
-	int packets = tp_wire.progress();
-	tp_lease_poll(tp_clock_ns(), packets > 0);
+	tp_wire.progress();
+	atomic_store_explicit(&polled_ns, tp_clock_ns(), memory_order_relaxed);
 }
 
 void tp_progress_expect(uint64_t when_ns)
@@ -328,6 +391,8 @@ bool tp_progress_expected(void)
 void tp_progress_arm(void)
 {
 	tp_path_arm();
-	if (tp_lease_cancel())
-		tp_progress_kick();
+	if (!atomic_load_explicit(&lease_ns, memory_order_relaxed) || !atomic_load_explicit(&polled_ns, memory_order_relaxed))
+		return;
+	atomic_store_explicit(&polled_ns, 0, memory_order_relaxed);
+	tp_progress_kick();
 }
