@@ -76,6 +76,13 @@ if unshare -m sh -c 'mount -t tmpfs none /sys/class && mkdir -p /sys/class/infin
 	out=$(unshare -m sh -c 'mount -t tmpfs none /sys && exec "$0" probe matrix -d telpher0 -s 64K -n 1' "$telpher" 2>&1)
 	expect "without sysfs" 0 $?
 	says "it is measured all the same" "^host memory +telpher0:1 +[0-9.]+ +[0-9.]+" "$out"
+	# A container's limit: cached files are no reason to refuse, what else it uses is.
+	# shellcheck disable=SC2016
+	limited='mount -t tmpfs none /sys && mkdir -p /sys/fs/cgroup && cd /sys/fs/cgroup && echo 1000000000 >memory.max && echo 999000000 >memory.current &&
+		printf "anon 1\nactive_file %s\ninactive_file 1\nslab_reclaimable 1\n" "$1" >memory.stat && exec "$0" probe reg -d telpher0 -s 4M -n 1 --mrs 4'
+	unshare -m sh -c "$limited" "$telpher" 500000000 >/dev/null 2>&1
+	expect "a container full of cached files" 0 $?
+	says "a container that is full" "no memory of [0-9]+ bytes: 1000[0-9]{3} are available" "$(unshare -m sh -c "$limited" "$telpher" 0 2>&1)"
 fi
 NCCL_IB_ADDR_RANGE=203.0.113.0/24 probe connect -d telpher0 >/dev/null
 says "a range without a GID" "an IPv4 address in NCCL_IB_ADDR_RANGE=203.0.113.0/24 that isn't link-local; the port has: \[0\]" "$(cat "$where/err")"

@@ -70,22 +70,30 @@ static int bind_to(void *at, size_t bytes, int numa)
 	return syscall(SYS_mbind, at, bytes, MPOL_BIND, mask, sizeof(mask) * 8, 0) == 0 ? 0 : errno;
 }
 
-/* What can be had without the kernel ending processes for it, in bytes: of the machine, and of a container's limit. */
-static size_t available_memory(void)
+/* The number after a word at a line's beginning; 0: no such line, or no such file. */
+static unsigned long long number_in(const char *path, const char *word)
 {
 	char line[128];
-	unsigned long long kb, most, used;
-	size_t bytes = SIZE_MAX;
-	FILE *file = fopen("/proc/meminfo", "re"), *now;
+	unsigned long long value = 0;
+	FILE *file = fopen(path, "re");
 	while (file && fgets(line, sizeof(line), file))
-		if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1) bytes = (size_t)kb * 1024;
+		if (strncmp(line, word, strlen(word)) == 0 && sscanf(line + strlen(word), "%llu", &value) == 1) break;
 	if (file) fclose(file);
-	file = fopen("/sys/fs/cgroup/memory.max", "re");
-	now = fopen("/sys/fs/cgroup/memory.current", "re");
-	if (file && now && fscanf(file, "%llu", &most) == 1 && fscanf(now, "%llu", &used) == 1) bytes = TP_MIN(bytes, most > used ? (size_t)(most - used) : 0);
-	if (file) fclose(file);
-	if (now) fclose(now);
-	return bytes;
+	return value;
+}
+
+/* What can be had without the kernel ending processes for it, in bytes: of the machine, and of a container's limit, which counts cached files that the kernel
+ * gives up for it. */
+static size_t available_memory(void)
+{
+	static const char stat[] = "/sys/fs/cgroup/memory.stat";
+	unsigned long long bytes = 1024 * number_in("/proc/meminfo", "MemAvailable:");
+	unsigned long long most = number_in("/sys/fs/cgroup/memory.max", ""), used = number_in("/sys/fs/cgroup/memory.current", "");
+	unsigned long long cached = number_in(stat, "active_file ") + number_in(stat, "inactive_file ") + number_in(stat, "slab_reclaimable ");
+	if (!bytes) bytes = SIZE_MAX;
+	used -= TP_MIN(used, cached);
+	if (most) bytes = TP_MIN(bytes, most > used ? most - used : 0);
+	return (size_t)bytes;
 }
 
 static int alloc_host(enum probe_kind kind, size_t bytes, int numa, struct probe_memory *out)
