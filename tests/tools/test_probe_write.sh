@@ -96,6 +96,14 @@ refuse "no such GID" "GID_INDEX=9: there is no such GID; the port has: \[0\]" -d
 refuse "no GPU" "--gpu 0: this machine has no GPU" -d telpher0 --gpu 0
 # Before anybody is waited for: nobody listens there.
 refuse "a picture that can't be written" "^telpher probe write: /nonexistent/x.svg can't be written: No such file" -d telpher0 -s 64K -p 1 --sweep --svg /nonexistent/x.svg 127.0.0.1
+refuse "a picture that is a folder" "^telpher probe write: / can't be written: Is a directory" -d telpher0 -s 64K -p 1 --sweep --svg / 127.0.0.1
+# Nor is anything made, lost or opened by looking: a pipe that nobody reads would be waited for.
+where_svg=$(mktemp -d)
+mkfifo "$where_svg/pipe"
+ln -s "$where_svg/none" "$where_svg/link"
+for svg in pipe link new; do NCCL_SOCKET_RETRY_CNT=2 refuse "a picture that is a $svg" "Connection refused" -d telpher0 -s 64K -p 1 --sweep --svg "$where_svg/$svg" 127.0.0.1; done
+expect "what there was" "link pipe" "$(ls "$where_svg" | xargs)"
+rm -r "$where_svg"
 NCCL_SOCKET_RETRY_CNT=2 refuse "no server" "can't be reached.*Connection refused" -d telpher0 -s 8 -p 1 127.0.0.1
 if [ -z "${SANITIZE-}" ]; then
 	LD_LIBRARY_PATH=$BUILD_DIR/lib/telpher-verbs refuse "the card where nobody asked for it" "software card, which is used only where it is asked for.*-d telpher0"

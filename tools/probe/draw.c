@@ -1,9 +1,11 @@
 /* A sweep as a picture: size against time above, against bandwidth below, both axes by powers of ten; the fitted line dashed, S* marked.
  * One SVG file that needs nothing from elsewhere. */
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "probe/sweep.h"
@@ -78,11 +80,18 @@ static void draw_text(FILE *out, const char *text)
 
 int probe_draw_can(const char *path)
 {
-	bool there = access(path, F_OK) == 0;
-	FILE *out = fopen(path, "ae");
-	if (!out) return probe_fail("%s can't be written: %s", path, strerror(errno));
-	fclose(out);
-	if (!there) unlink(path);
+	struct stat there;
+	/* What is there isn't opened: whoever reads a pipe would see its end. */
+	if (stat(path, &there) == 0) {
+		errno = S_ISDIR(there.st_mode) ? EISDIR : 0;
+		return !errno && access(path, W_OK) == 0 ? 0 : probe_fail("%s can't be written: %s", path, strerror(errno));
+	}
+	int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+	/* A link to what isn't there yet. */
+	if (fd < 0 && errno == EEXIST) return 0;
+	if (fd < 0) return probe_fail("%s can't be written: %s", path, strerror(errno));
+	close(fd);
+	unlink(path);
 	return 0;
 }
 
