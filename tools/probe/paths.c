@@ -172,6 +172,7 @@ static int measure_staged(const struct options *o, const struct probe_port *port
 	return status;
 }
 
+/* Many machines have no GPUDirect: the other two ways are worth knowing there. What fails once memory is registered is an error. */
 static int measure_direct(const struct options *o, const struct probe_port *port, const struct tp_gpu *gpu, struct row *row)
 {
 	struct probe_memory from = { 0 }, to = { 0 };
@@ -180,8 +181,11 @@ static int measure_direct(const struct options *o, const struct probe_port *port
 	bool dma_buf = false;
 	int status = probe_alloc(PROBE_GPU, gpu, o->bytes, -1, &from);
 	if (!status) status = probe_alloc(PROBE_GPU, gpu, o->bytes, -1, &to);
-	if (!status) status = probe_register_either(port, &from, &dma_buf);
-	if (!status) status = probe_register_either(port, &to, &dma_buf);
+	bool registered = !status && probe_register_either(port, &from, &dma_buf) == 0 && probe_register_either(port, &to, &dma_buf) == 0;
+	if (!status && !registered) {
+		snprintf(row->note, sizeof(row->note), "not run here: %.250s", probe_last_error());
+		goto free_memory;
+	}
 	if (!status) status = probe_loop_open(port, &from, &to, &loop);
 	if (!status) status = probe_loop_latency(&loop, 8, LATENCIES, &row->latency_us);
 	double before = probe_cpu_ns();
@@ -194,6 +198,7 @@ static int measure_direct(const struct options *o, const struct probe_port *port
 			port->verbs->software ? "; the software card copies" : "");
 	}
 	probe_loop_close(&loop);
+free_memory:
 	if (from.ptr) probe_free(&from);
 	if (to.ptr) probe_free(&to);
 	return status;
@@ -209,9 +214,7 @@ static int measure_rdma(const struct options *o, const struct probe_port *port, 
 		return 0;
 	}
 	if (measure_staged(o, port, gpu, staged)) return 1;
-	/* Many machines have no GPUDirect: the other two ways are worth knowing there. */
-	if (gpu && measure_direct(o, port, gpu, direct)) snprintf(direct->note, sizeof(direct->note), "not run here: %.250s", probe_last_error());
-	if (gpu) return 0;
+	if (gpu) return measure_direct(o, port, gpu, direct);
 	if (!direct->note[0]) snprintf(direct->note, sizeof(direct->note), "not run here: no GPU (--gpu N)");
 	return 0;
 }
