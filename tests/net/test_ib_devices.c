@@ -340,7 +340,7 @@ static void cant_register(void)
 	struct __user_cap_header_struct head = { .version = _LINUX_CAPABILITY_VERSION_3 };
 	struct __user_cap_data_struct caps[2] = { { 0 } };
 	syscall(SYS_capget, &head, caps);
-	CHILD_CHECK(!(caps[0].effective >> CAP_IPC_LOCK & 1) || strstr(tp_log_last_error(), "CAP_IPC_LOCK, which this process has, lifts that limit, except in a user namespace: then it is the card's"));
+	CHILD_CHECK(!(caps[0].effective >> CAP_IPC_LOCK & 1) || strstr(tp_log_last_error(), "this process has CAP_IPC_LOCK, which lifts that limit except in a user namespace: it may be the card's"));
 	CHILD_CHECK(strstr(tp_log_last_error(), "Cannot allocate memory") && strstr(tp_log_last_error(), "ulimit -l unlimited") && strstr(tp_log_last_error(), "may lock 8388608 bytes"));
 	ib_pair_close(&pair);
 }

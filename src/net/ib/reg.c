@@ -105,7 +105,7 @@ static struct tp_ib_mr_node *find(struct tp_ib_cache *cache, uint64_t id, uintpt
 }
 
 /* The limit isn't asked about for who has it in the first user namespace, which can't be told from here. */
-static const char *lifted(char text[160], int max_mr)
+static const char *lifted(char text[200], int max_mr)
 {
 	enum { CAP_IPC_LOCK_BIT = 14 };
 	unsigned long long capabilities = 0;
@@ -117,7 +117,7 @@ static const char *lifted(char text[160], int max_mr)
 		if (sscanf(line, "CapEff: %llx", &capabilities) == 1) break;
 	if (file) fclose(file);
 	if (capabilities >> CAP_IPC_LOCK_BIT & 1)
-		snprintf(text, 160, ". CAP_IPC_LOCK, which this process has, lifts that limit, except in a user namespace: then it is the card's registrations (max_mr %d) or memory itself", max_mr);
+		snprintf(text, 200, ". But this process has CAP_IPC_LOCK, which lifts that limit except in a user namespace: it may be the card's registrations (max_mr %d) or memory itself", max_mr);
 	return text;
 }
 
@@ -137,7 +137,7 @@ const char *tp_ib_memlock_hint(int error, char *text, size_t bytes)
 ncclResult_t tp_ib_reg_failed(const struct tp_ib_context *context, size_t bytes, const char *what, int error)
 {
 	struct rlimit limit = { 0 };
-	char text[160];
+	char text[200];
 
 	getrlimit(RLIMIT_MEMLOCK, &limit);
 	if (error == ENOMEM && limit.rlim_cur != RLIM_INFINITY)
