@@ -345,8 +345,8 @@ static ncclResult_t nothing_in_common(const struct tp_ib_comm *comm, const struc
 		any |= tp_ib_port_has_gid(tp_ib_port(i), &gid);
 		meet |= tp_ib_port(i)->attr.link_layer == peer->paths[0].link_layer;
 	}
-	/* It says why. */
-	if (!any) return tp_ib_port_gid(tp_ib_port(0), &gid);
+	/* It says why. An address that has come meanwhile is none that the peer was told of. */
+	if (!any) TP_TRY(tp_ib_port_gid(tp_ib_port(0), &gid));
 	tp_ib_describe_set(own, sizeof(own));
 	return TP_FAIL(ncclInvalidUsage, "NET/IB : rank %d -> rank %d: the ports of %s (%s) and those of %s (%s) have no pair in common%s. NCCL_IB_HCA names the ports to use, "
 		"NCCL_NET=Socket does without", comm->from, comm->to, tp_host_name(), own, peer->host, peer->set, meet ? "" : ": InfiniBand and RoCE don't meet");
