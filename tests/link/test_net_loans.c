@@ -283,6 +283,12 @@ static void *meddle(void *arg)
 	return NULL;
 }
 
+static void close_with(struct world *w, struct tp_net_buffer *buffer)
+{
+	tp_net_loans_deregister(&w->nets, &w->lock, buffer);
+	close_world(w);
+}
+
 static void buffers_come_and_go_while_kernels_lend_them(void **state)
 {
 	static struct world w;
@@ -307,6 +313,17 @@ static void register_buffer(struct world *w, struct tp_net_buffer **out)
 {
 	assert_int_equal(tp_net_loans_register(&w->nets, &w->lock, w->buffer.ptr, CHUNKS * CHUNK, out), ncclSuccess);
 	assert_non_null(*out);
+}
+
+/* One chunk lies ready to be sent from a registered buffer. */
+static struct tp_net_buffer *open_with_a_loan(struct world *w)
+{
+	struct tp_net_buffer *buffer;
+	open_world(w);
+	register_buffer(w, &buffer);
+	fill(w, 0);
+	publish(w, true);
+	return buffer;
 }
 
 static void pump(struct world *w)
@@ -412,50 +429,39 @@ static void what_a_connection_refuses_leaves_the_table(void **state)
 	assert_false(finds(&w, 0, CHUNK));
 	assert_true(table[buffer->index].begin == 0 && table[buffer->index].end == 0);
 	refuses = 0;
-	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
-	close_world(&w);
+	close_with(&w, buffer);
 }
 
 /* Flags that can't be registered end the operation, as slots do: they would be tried again with each chunk, and each be copied by the engine. */
 static void flags_that_cannot_be_registered_are_an_error(void **state)
 {
 	static struct world w;
-	struct tp_net_buffer *buffer;
 	bool moved;
 	(void)state;
-	open_world(&w);
-	register_buffer(&w, &buffer);
+	struct tp_net_buffer *buffer = open_with_a_loan(&w);
 	refuses = TP_NET_HOST;
-	fill(&w, 0);
-	publish(&w, true);
 	assert_int_equal(tp_net_links_progress(&w.nets, &moved), ncclSystemError);
 	assert_true(nsent == 0 && w.nets.loans);
 	refuses = 0;
 	tp_net_links_recall(&w.nets);
 	assert_int_equal(w.end.state, TP_NET_RECALLED);
-	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
-	close_world(&w);
+	close_with(&w, buffer);
 }
 
 /* It isn't in its slot, from which it must not be sent either. */
 static void what_could_not_be_sent_is_still_lent(void **state)
 {
 	static struct world w;
-	struct tp_net_buffer *buffer;
 	bool moved;
 	(void)state;
-	open_world(&w);
-	register_buffer(&w, &buffer);
-	fill(&w, 0);
-	publish(&w, true);
+	struct tp_net_buffer *buffer = open_with_a_loan(&w);
 	breaks = true;
 	assert_int_equal(tp_net_links_progress(&w.nets, &moved), ncclRemoteError);
 	breaks = false;
 	assert_true(tp_net_link_has_loan(&w.end));
 	pump(&w);
 	assert_true(ndone == 1 && atomic_load(&wrong) == 0);
-	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
-	close_world(&w);
+	close_with(&w, buffer);
 }
 
 /* So much has been sent, and all that was lent came before a number. */
@@ -494,8 +500,7 @@ static void counters_wrap(void **state)
 		assert_true(ndone == begins[b].from + 5 + 3 * CHUNKS && atomic_load(&wrong) == 0);
 		tp_net_links_recall(&w.nets);
 		assert_int_equal(w.end.state, TP_NET_READY);
-		tp_net_loans_deregister(&w.nets, &w.lock, buffer);
-		close_world(&w);
+		close_with(&w, buffer);
 	}
 }
 
@@ -520,20 +525,15 @@ static void what_is_recalled_is_never_sent(void **state)
 		pump(&w);
 		tp_net_links_recall(&w.nets);
 		assert_true(nsent == 0 && nclosed == (uint32_t)connected && !tp_net_links_need_progress(&w.nets));
-		tp_net_loans_deregister(&w.nets, &w.lock, buffer);
-		close_world(&w);
+		close_with(&w, buffer);
 	}
 }
 
 static void a_connection_with_nothing_on_loan_stays(void **state)
 {
 	static struct world w;
-	struct tp_net_buffer *buffer;
 	(void)state;
-	open_world(&w);
-	register_buffer(&w, &buffer);
-	fill(&w, 0);
-	publish(&w, true);
+	struct tp_net_buffer *buffer = open_with_a_loan(&w);
 	pump(&w);
 	assert_int_equal(ndone, 1);
 	fill(&w, 1);
@@ -542,8 +542,7 @@ static void a_connection_with_nothing_on_loan_stays(void **state)
 	assert_int_equal(w.end.state, TP_NET_READY);
 	pump(&w);
 	assert_true(ndone == 2 && atomic_load(&wrong) == 0);
-	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
-	close_world(&w);
+	close_with(&w, buffer);
 }
 
 /* A trial of another communicator's, which calls CUDA, and so may wait for a kernel that waits for the engine. */
@@ -552,8 +551,8 @@ static ncclResult_t slow_hold(int dev, const struct tp_net_gpu_memory *memory, v
 {
 	(void)dev, (void)memory;
 	atomic_store(&tries, true);
-	for (int ms = 0; ms < 10000 && !atomic_load(&may_end); ms++) usleep(1000);
-	if (!atomic_load(&may_end)) atomic_fetch_add(&wrong, 1);
+	for (int ms = 0; !atomic_load(&may_end); ms++, usleep(1000))
+		if (ms == 10000) return atomic_fetch_add(&wrong, 1), ncclInternalError;
 	*held = NULL;
 	return ncclSuccess;
 }
@@ -587,23 +586,17 @@ static void nobody_waits_for_trials_of_other_devices(void **state)
 	atomic_store(&may_end, true);
 	assert_int_equal(pthread_join(thread, NULL), 0);
 	assert_true(ndone == 1 && atomic_load(&wrong) == 0);
-	tp_net_loans_deregister(&w.nets, &w.lock, buffer);
-	close_world(&w);
+	close_with(&w, buffer);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(buffers_come_and_go_while_kernels_lend_them),
-		cmocka_unit_test(what_a_kernel_has_found_is_sent_until_it_is_over),
-		cmocka_unit_test(the_table_says_what_is_registered),
-		cmocka_unit_test(a_full_table_refuses_and_no_more),
-		cmocka_unit_test(what_a_connection_refuses_leaves_the_table),
-		cmocka_unit_test(flags_that_cannot_be_registered_are_an_error),
-		cmocka_unit_test(what_could_not_be_sent_is_still_lent),
-		cmocka_unit_test(counters_wrap),
-		cmocka_unit_test(what_is_recalled_is_never_sent),
-		cmocka_unit_test(a_connection_with_nothing_on_loan_stays),
+		cmocka_unit_test(buffers_come_and_go_while_kernels_lend_them), cmocka_unit_test(what_a_kernel_has_found_is_sent_until_it_is_over),
+		cmocka_unit_test(the_table_says_what_is_registered), cmocka_unit_test(a_full_table_refuses_and_no_more),
+		cmocka_unit_test(what_a_connection_refuses_leaves_the_table), cmocka_unit_test(flags_that_cannot_be_registered_are_an_error),
+		cmocka_unit_test(what_could_not_be_sent_is_still_lent), cmocka_unit_test(counters_wrap),
+		cmocka_unit_test(what_is_recalled_is_never_sent), cmocka_unit_test(a_connection_with_nothing_on_loan_stays),
 		cmocka_unit_test(nobody_waits_for_trials_of_other_devices),
 	};
 	use_fake_driver(1);
