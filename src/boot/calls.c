@@ -92,7 +92,8 @@ static void make_event(int rank_a, const struct tp_call *a, int rank_b, const st
 	bool windows = a->hash == b->hash;
 	*out = (struct tp_event){ .kind = TP_EVENT_MISMATCH, .rank = rank_b, .result = ncclInvalidUsage };
 	if (windows && a->windows == b->windows) {
-		describe_places(rank_a, a, rank_b, b, out);
+		if (rank_a < rank_b) describe_places(rank_a, a, rank_b, b, out);
+		else describe_places(rank_b, b, rank_a, a, out);
 		return;
 	}
 	describe(a, windows, one);

@@ -398,7 +398,9 @@ static void places_differ(struct gpu_rank *g)
 	/* One sees it, the other may hear of that first. */
 	result = wait_for_error(g);
 	REQUIRE(result == ncclInvalidUsage || result == ncclRemoteError);
-	SAYS("rank 0's output lies at 131072 of window 0, rank 1's at 65536 of window 0");
+	/* Beside rank 0, whichever other one it was seen of. */
+	SAYS("rank 0's output lies at 131072 of window 0, rank ");
+	SAYS("'s at 65536 of window 0");
 	give_up(g);
 }
 
