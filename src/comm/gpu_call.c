@@ -48,8 +48,7 @@ static ncclResult_t launch_entered(struct ncclComm *comm, struct tp_gpu_place *p
 	struct tp_cuda_status before, after;
 	if (tp_unlikely(rank->counts)) tp_cuda_exec_status(exec, &before);
 	bool timed = tp_unlikely(rank->paced) && work->ncalls == 1 && !place->capture && tp_gpu_pace_begin(comm, place->stream, &work->calls[0]);
-	/* A rank alone may copy by a kernel, but in a graph, which costs the host nothing, by the copy engine. */
-	TP_TRY(work->ready && tp_likely(!place->capture) ? tp_cuda_exec_launch_ready(exec, place->stream, work->ready, &work->calls[0])
+	TP_TRY(work->ready ? tp_cuda_exec_launch_ready(exec, place->stream, work->ready, &work->calls[0])
 		: tp_cuda_exec_launch(exec, place->stream, work->calls, work->ncalls));
 	if (tp_unlikely(timed)) tp_gpu_pace_end(comm, place->stream);
 	uint64_t kernels = 0;
