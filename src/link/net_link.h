@@ -54,18 +54,16 @@ struct tp_net_buffer {
 	struct tp_net_shown shown;
 };
 
-static inline bool tp_net_buffer_covers(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
+static inline bool tp_net_buffer_spans(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
 {
 	uintptr_t at = (uintptr_t)memory;
-	return !buffer->gone && !buffer->freed && at >= buffer->begin && at <= buffer->end && bytes <= buffer->end - at;
+	return !buffer->freed && at >= buffer->begin && at <= buffer->end && bytes <= buffer->end - at;
 }
 
+static inline bool tp_net_buffer_covers(const struct tp_net_buffer *buffer, const void *memory, size_t bytes) { return !buffer->gone && tp_net_buffer_spans(buffer, memory, bytes); }
+
 /* It did when a kernel that may still lend it looked. */
-static inline bool tp_net_buffer_lingers_over(const struct tp_net_buffer *buffer, const void *memory, size_t bytes)
-{
-	uintptr_t at = (uintptr_t)memory;
-	return buffer->gone && !buffer->freed && at >= buffer->begin && at <= buffer->end && bytes <= buffer->end - at;
-}
+static inline bool tp_net_buffer_lingers_over(const struct tp_net_buffer *buffer, const void *memory, size_t bytes) { return buffer->gone && tp_net_buffer_spans(buffer, memory, bytes); }
 
 /* The proxy's side of one end. */
 struct tp_link_net {
